@@ -1,0 +1,40 @@
+# shardmill: a Hugging Face checkpoint to gated Core ML programs.  snakemake --cores 4 all [--configfile configs/NAME.yaml]
+
+from pathlib import Path
+
+from snakemake.utils import min_version
+
+from shardmill import workflow as sm
+
+min_version("9.27")
+
+if "model" not in config:
+
+    configfile: "configs/demo.yaml"
+
+
+C = sm.checked(config, workflow)
+TOOLS = sm.watched()
+STORE = "build/.store"
+
+
+wildcard_constraints:
+    model=C.model,
+    part="|".join(C.parts),
+
+
+include: "rules/source.smk"
+include: "rules/programs.smk"
+include: "rules/gates.smk"
+include: "rules/outcome.smk"
+
+
+onstart:
+    sm.hold_lock("build")
+
+
+rule all:
+    input:
+        f"build/{C.model}/report.html",
+        f"build/{C.model}/provenance.json",
+    default_target: True

@@ -1,0 +1,77 @@
+# Gates: a job that misses a threshold fails, and nothing after it is built.
+
+
+# Where each operation runs: measured on a Mac, predicted elsewhere.
+rule residency:
+    input:
+        part="build/{model}/parts/{part}.json",
+        package=ancient("build/{model}/packages/{part}.mlpackage"),
+        made="build/{model}/packages/{part}.receipt.json",
+    output:
+        verdict="build/{model}/residency/{part}.json",
+        receipt="build/{model}/residency/{part}.receipt.json",
+    log:
+        "build/{model}/logs/residency_{part}.log",
+    params:
+        store=STORE,
+        tools=TOOLS["residency"],
+    resources:
+        mem_mb=1000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/residency.py"
+
+
+# A part against transformers: is it the graph, is every T the same, what did INT8 and fp16 cost.
+rule parity:
+    input:
+        summary="build/{model}/plan.json",
+        part="build/{model}/parts/{part}.json",
+        record=ancient("build/{model}/source.receipt.json"),
+        states="build/{model}/reference.safetensors",
+        expected="build/{model}/reference.receipt.json",
+        package=ancient("build/{model}/packages/{part}.mlpackage"),
+        made="build/{model}/packages/{part}.receipt.json",
+    output:
+        verdict="build/{model}/parity/{part}.json",
+        receipt="build/{model}/parity/{part}.receipt.json",
+    log:
+        "build/{model}/logs/parity_{part}.log",
+    params:
+        store=STORE,
+        tools=TOOLS["parity"],
+    resources:
+        mem_mb=4000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/parity.py"
+
+
+# All parts chained, against transformers, in logits.
+rule parity_stack:
+    input:
+        summary="build/{model}/plan.json",
+        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
+        record=ancient("build/{model}/source.receipt.json"),
+        states="build/{model}/reference.safetensors",
+        expected="build/{model}/reference.receipt.json",
+        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        made=expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
+        table="build/{model}/embedding.safetensors",
+    output:
+        verdict="build/{model}/parity/stack.json",
+        receipt="build/{model}/parity/stack.receipt.json",
+    log:
+        "build/{model}/logs/parity_stack.log",
+    params:
+        store=STORE,
+        tools=TOOLS["parity"],
+    threads: 2
+    resources:
+        mem_mb=4000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/parity_stack.py"

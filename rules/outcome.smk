@@ -1,0 +1,93 @@
+# What a built and gated model is: measured, described, attested, shown.
+
+
+# Speed on this machine, of what has passed its gates.
+rule benchmark:
+    input:
+        summary="build/{model}/plan.json",
+        record=ancient("build/{model}/source.receipt.json"),
+        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        table=ancient("build/{model}/embedding.safetensors"),
+        text=C.benchmark.text,
+        gates=sm.gate_receipts(C),
+    output:
+        speed="build/{model}/benchmark/speed.json",
+    log:
+        "build/{model}/logs/benchmark.log",
+    params:
+        settings=sm.settings(C)["benchmark"],
+        tools=TOOLS["benchmark"],
+    threads: workflow.cores  # alone on the machine, or the figures mean nothing
+    resources:
+        mem_mb=4000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/benchmark.py"
+
+
+# What a runtime needs to load and run the model.
+rule manifest:
+    input:
+        summary="build/{model}/plan.json",
+        record="build/{model}/source.receipt.json",
+        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        table="build/{model}/embedding.safetensors",
+        gates=sm.gate_receipts(C),
+    output:
+        made="build/{model}/model.json",
+    log:
+        "build/{model}/logs/manifest.log",
+    params:
+        store=STORE,
+        tools=TOOLS["manifest"],
+    resources:
+        mem_mb=500,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/manifest.py"
+
+
+# Who was built from what, with which tools.
+rule provenance:
+    input:
+        record="build/{model}/source.receipt.json",
+        manifest="build/{model}/model.json",
+        receipts=sm.all_receipts(C),
+    output:
+        made="build/{model}/provenance.json",
+    log:
+        "build/{model}/logs/provenance.log",
+    params:
+        tools=TOOLS["provenance"],
+    resources:
+        mem_mb=500,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/provenance.py"
+
+
+# One page for a person.
+rule report:
+    input:
+        manifest="build/{model}/model.json",
+        summary="build/{model}/plan.json",
+        residency=expand("build/{{model}}/residency/{part}.json", part=C.parts),
+        parity=expand("build/{{model}}/parity/{part}.json", part=[*C.parts, "stack"]),
+        speed="build/{model}/benchmark/speed.json",
+        receipts=sm.all_receipts(C),
+    output:
+        page="build/{model}/report.html",
+    log:
+        "build/{model}/logs/report.log",
+    params:
+        settings=sm.settings(C),
+        tools=TOOLS["report"],
+    resources:
+        mem_mb=1000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/report.py"

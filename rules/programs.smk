@@ -1,0 +1,65 @@
+# From parts to programs.
+
+
+# The host's embedding table.
+rule embedding:
+    input:
+        part="build/{model}/parts/embedding.json",
+        record="build/{model}/source.receipt.json",
+    output:
+        table="build/{model}/embedding.safetensors",
+        receipt="build/{model}/embedding.receipt.json",
+    log:
+        "build/{model}/logs/embedding.log",
+    params:
+        store=STORE,
+        tools=TOOLS["embedding"],
+    resources:
+        mem_mb=4000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/embedding.py"
+
+
+# One part's Core ML package, the same bytes wherever it is made.
+rule convert:
+    input:
+        part="build/{model}/parts/{part}.json",
+        record=ancient("build/{model}/source.receipt.json"),
+    output:
+        package=directory("build/{model}/packages/{part}.mlpackage"),
+        receipt="build/{model}/packages/{part}.receipt.json",
+    log:
+        "build/{model}/logs/convert_{part}.log",
+    params:
+        store=STORE,
+        weights=C.convert.weights,
+        tools=TOOLS["convert"],
+    resources:
+        mem_mb=2000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/convert.py"
+
+
+# The package as a device loads it: by Apple's compiler on a Mac, by the portable one elsewhere.
+rule compile:
+    input:
+        package=ancient("build/{model}/packages/{part}.mlpackage"),
+        made="build/{model}/packages/{part}.receipt.json",
+    output:
+        bundle=directory("build/{model}/compiled/{part}.mlmodelc"),
+        receipt="build/{model}/compiled/{part}.receipt.json",
+    log:
+        "build/{model}/logs/compile_{part}.log",
+    params:
+        store=STORE,
+        tools=TOOLS["compile"],
+    resources:
+        mem_mb=1000,
+    conda:
+        "../envs/shardmill.yaml"
+    script:
+        "../scripts/compile.py"

@@ -1,0 +1,1 @@
+"""Measurements of a built model, in one resident process."""

@@ -1,0 +1,83 @@
+"""T=1 decode, T=max chunked prefill and n-gram speculation of one resident engine, on prompts of several lengths.
+
+The prompts are one dense code text tiled to length, as in the experiment this follows: the best case for n-grams, and
+said so. Every number is a median over repetitions; the speculated tokens are compared with those of plain decoding.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardmill.decode import Engine, GenerationResult, Session, create_drafter, run
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt length."""
+
+    prompt_tokens: int
+    new_tokens: int
+    decode_tok_s: float  # T = 1
+    prefill_tok_s: float  # T = upper bound
+    ngram_tok_s: float
+    speedup: float  # of n-gram speculation over T = 1
+    tokens_per_pass: float
+    acceptance: float  # drafted tokens that were accepted
+    exact: bool  # the same tokens as T = 1
+    stops: str  # why generation ended
+
+
+def tile(tokens: Sequence[int], length: int) -> list[int]:
+    """The text repeated and cut to `length` tokens."""
+    return (list(tokens) * (length // len(tokens) + 1))[:length]
+
+
+def generate_once(engine: Engine, prompt: Sequence[int], new_tokens: int, drafter: str) -> GenerationResult:
+    """One request in a fresh session."""
+    return run(Session(engine), prompt, max_new_tokens=new_tokens, drafter=create_drafter(drafter))
+
+
+def measure(engine: Engine, text: Sequence[int], length: int, new_tokens: int, repetitions: int) -> Row:
+    """Medians for one prompt length. The two kinds of decoding take turns, so that a slow moment hits both."""
+    prompt = tile(text, length)
+    plain, drafted = [], []
+    for _ in range(repetitions):
+        plain.append(generate_once(engine, prompt, new_tokens, "none"))
+        drafted.append(generate_once(engine, prompt, new_tokens, "ngram"))
+    decode = statistics.median(speed(r) for r in plain)
+    ngram = statistics.median(speed(r) for r in drafted)
+    last = drafted[-1]
+    return Row(
+        prompt_tokens=length,
+        new_tokens=len(last.tokens),
+        decode_tok_s=decode,
+        prefill_tok_s=statistics.median(r.prompt_tokens / r.prefill_seconds for r in plain),
+        ngram_tok_s=ngram,
+        speedup=ngram / decode,
+        tokens_per_pass=last.tokens_per_pass,
+        acceptance=sum(last.accepted) / max(sum(last.drafted), 1),
+        exact=all(r.tokens == plain[0].tokens for r in (*plain, *drafted)),
+        stops=last.finish_reason,
+    )
+
+
+def speed(result: GenerationResult) -> float:
+    """Decoded tokens per second; the first token comes out of the prefill."""
+    return (len(result.tokens) - 1) / result.decode_seconds
+
+
+def sweep(engine: Engine, text: Sequence[int], settings: Any) -> dict[str, Any]:
+    """All prompt lengths that the context has room for, after a warm-up; lengths without room are named."""
+    room = engine.slots - settings.new_tokens - max(engine.widths)
+    fitting = [n for n in settings.prompt_tokens if n <= room]
+    for drafter in ("none", "ngram"):
+        generate_once(engine, tile(text, min(64, room)), 8, drafter)
+    rows = [measure(engine, text, n, settings.new_tokens, settings.repetitions) for n in fitting]
+    return {
+        "rows": [asdict(row) for row in rows],
+        "prefill_over_decode": statistics.median(r.prefill_tok_s / r.decode_tok_s for r in rows) if rows else None,
+        "not_run": {str(n): f"context has room for {room} prompt tokens" for n in settings.prompt_tokens if n > room},
+    }

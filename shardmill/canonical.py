@@ -1,0 +1,49 @@
+"""JSON with one spelling, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def dumps(content: Any) -> str:
+    """Sorted keys, one space, a final newline; NaN is refused, since JSON has none."""
+    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def digest(content: Any) -> str:
+    """sha256 of the canonical JSON of `content`."""
+    return hashlib.sha256(dumps(content).encode()).hexdigest()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes canonical JSON by atomic rename."""
+    write_text(path, dumps(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8 text by atomic rename."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write a file or a folder to; it takes `path`'s place on success, else it is gone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        temporary = scratch / path.name
+        yield temporary
+        if path.is_dir() and not path.is_symlink():  # a folder can't be renamed over one that is not empty
+            path.rename(scratch / "old")
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""`shardmill ...`: the command line. One file per command under `commands/`, registered here and nowhere else.
+
+Exit codes: 0; 1 with one line on stderr when a command fails; 2 for a wrong command line; 130 after Ctrl-C. A traceback
+is shown only with `--traceback`. A command imports what is heavy when it runs, so that `--help` comes at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from shardmill import __version__
+from shardmill.commands import doctor, generate, inspect
+
+HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
+HINT = "(unexpected; `shardmill --traceback ...` shows where)"
+
+
+class Commands(TyperGroup):
+    """The group that turns errors into one line; typer would print a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; an error of its work becomes one line and exit code 1, Ctrl-C exit code 130."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if ctx.params["traceback"] or _belongs_to_typer(error):
+                raise
+            sys.stdout.flush()  # text streamed so far comes first, also where both streams are one file
+            typer.echo(f"shardmill: {one_line(error)}", err=True)
+            raise typer.Exit(1) from error
+
+
+def _belongs_to_typer(error: Exception) -> bool:
+    return isinstance(error, typer.Exit | typer.Abort | TyperException | BrokenPipeError)
+
+
+def one_line(error: Exception) -> str:
+    """What a person should read of an error."""
+    text = " ".join(str(error).split())
+    if is_expected(error):
+        return text
+    return f"{type(error).__name__}: {text} {HINT}" if text else f"{type(error).__name__} {HINT}"
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether the error was raised for a person to read: all of them are classes of this package."""
+    return type(error).__module__.partition(".")[0] == "shardmill"
+
+
+def show_version(wanted: bool) -> None:
+    """Prints the version and ends."""
+    if wanted:
+        typer.echo(f"shardmill {__version__}")
+        raise typer.Exit()
+
+
+app = typer.Typer(cls=Commands, help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def options(
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that stand before the command; `Commands.invoke` reads them."""
+
+
+for name, command in (("generate", generate.generate), ("inspect", inspect.inspect), ("doctor", doctor.doctor)):
+    app.command(name)(command)
+
+
+def main() -> None:
+    """Entry point of the `shardmill` command."""
+    app()

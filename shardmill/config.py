@@ -1,0 +1,222 @@
+"""configs/*.yaml -> validated, frozen dataclasses.
+
+Whatever can be known to be wrong is wrong here, in one line that names the file, the key and the remedy, before any
+work starts. Keys that do not exist are errors. configs/schema.json is this module's schema, for editors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from shardmill.errors import ConfigError
+
+STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
+STATE_ALIGNMENT = (
+    32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)
+)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
+
+Layers = Annotated[tuple[int, int], Field(description="Half-open range of layers: [first, last + 1].")]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Source:
+    """Where the checkpoint comes from: a folder, or a Hugging Face repository at a pinned commit."""
+
+    path: Annotated[
+        str | None, Field(description="Folder in Hugging Face layout, relative to the project.")
+    ] = None
+    repo: Annotated[str | None, Field(description="owner/name on the hub.")] = None
+    revision: Annotated[str | None, Field(description="Commit of the repository, 40 hexadecimal digits.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class Tokens:
+    """How many tokens one pass may carry."""
+
+    max: Annotated[
+        int, Field(ge=1, le=64, description="Upper bound of RangeDim T; the lower bound is 1.")
+    ] = 4
+
+
+@dataclass(frozen=True, config=STRICT)
+class Head:
+    """The LM head."""
+
+    slices: Annotated[int, Field(ge=1, description="Programs the vocabulary is cut into, of equal size.")] = 4
+
+
+@dataclass(frozen=True, config=STRICT)
+class Convert:
+    """How programs are made."""
+
+    weights: Annotated[
+        Literal["int8", "fp16"], Field(description="int8: symmetric, one scale per output channel.")
+    ] = "int8"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Parity:
+    """What the parity gates run on."""
+
+    text: Annotated[str, Field(description="Text file whose tokens are fed.")] = "resources/text/parity.txt"
+    positions: Annotated[int, Field(ge=8, description="Tokens compared, from the start of the text.")] = 64
+    perplexity_positions: Annotated[int, Field(ge=8, description="Tokens for KL, top-1 and perplexity.")] = (
+        256
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class Benchmark:
+    """What the benchmark measures."""
+
+    text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = (
+        "resources/text/code.txt"
+    )
+    prompt_tokens: Annotated[tuple[int, ...], Field(min_length=1)] = (100, 200, 372, 800)
+    new_tokens: Annotated[int, Field(ge=1)] = 80
+    repetitions: Annotated[int, Field(ge=1)] = 5
+
+
+@dataclass(frozen=True, config=STRICT)
+class Config:
+    """One model to build."""
+
+    model: Annotated[
+        str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the folder under build/.")
+    ]
+    source: Source
+    context: Annotated[int, Field(ge=8, description="Key/value slots S.")]
+    topology: Annotated[tuple[Layers, ...], Field(min_length=1, description="Layers of each part, in order.")]
+    tokens: Tokens = Tokens()
+    head: Head = Head()
+    convert: Convert = Convert()
+    parity: Parity = Parity()
+    benchmark: Benchmark = Benchmark()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of all parts, in the order in which a pass runs them."""
+        layers = tuple(f"layers_{start:02d}_{end:02d}" for start, end in self.topology)
+        return layers + tuple(f"head_{j}" for j in range(self.head.slices))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Token counts that a runtime uses: each costs a specialisation per process."""
+        return (1,) if self.tokens.max == 1 else (1, self.tokens.max)
+
+
+def load(path: Path, root: Path = Path(".")) -> Config:
+    """The config in the file `path`; raises ConfigError. `root` is where relative paths in it start."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    return parse(content, str(path), root)
+
+
+def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
+    """A mapping (as Snakemake hands it over) as a Config; raises ConfigError with `name` in front."""
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{name}: expected a mapping of keys, see configs/README.md")
+    try:
+        config = TypeAdapter(Config).validate_python(dict(content))
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {'; '.join(describe(e) for e in error.errors())}") from error
+    for problem in (
+        *source_problems(config.source),
+        *topology_problems(config),
+        *local_problems(config, root),
+    ):
+        raise ConfigError(f"{name}: {problem}")
+    return config
+
+
+def describe(error: Mapping[str, Any]) -> str:
+    """One pydantic error as `key.key: what is wrong`."""
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "unexpected_keyword_argument":
+        return f"{where}: unknown key"
+    if error["type"] in ("missing", "missing_argument"):
+        return f"{where}: missing"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{where}: {message}, is {error['input']!r}"
+
+
+def source_problems(source: Source) -> list[str]:
+    """What is wrong with where the checkpoint comes from."""
+    if (source.path is None) == (source.repo is None):
+        return ["source: give either path (a folder) or repo and revision (the hub)"]
+    if source.repo and not COMMIT.fullmatch(source.revision or ""):
+        how = HOW_TO_PIN.format(repo=source.repo)
+        return [f"source.revision: needs the repository's commit, 40 hexadecimal digits; `{how}` prints it"]
+    if source.path and source.revision:
+        return ["source.revision: only a repo has one, a path does not"]
+    return []
+
+
+def topology_problems(config: Config) -> list[str]:
+    """Gaps, overlaps and empty parts, as far as the config alone tells."""
+    expected = 0
+    for start, end in config.topology:
+        if end <= start:
+            return [f"topology: [{start}, {end}] holds no layer"]
+        if start < expected:
+            return [f"topology: [{start}, {end}] overlaps the part before it, which ends at {expected}"]
+        if start > expected:
+            return [f"topology: layers {expected}..{start - 1} are in no part"]
+        expected = end
+    return []
+
+
+def local_problems(config: Config, root: Path) -> list[str]:
+    """What a local checkpoint's config.json contradicts, so that it is said before any work.
+
+    For a repository on the hub the same is checked by the split step, right after the download.
+    """
+    if config.source.path is None:
+        return []
+    file = root / config.source.path / "config.json"
+    if not file.is_file():
+        return [
+            f"source.path: {config.source.path} holds no config.json; give a folder in Hugging Face layout"
+        ]
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        return [f"{file}: not JSON: {error}"]
+    heads = content.get("num_attention_heads") or 1
+    head_dim = content.get("head_dim") or content.get("hidden_size", 0) // heads
+    return model_problems(config, content.get("num_hidden_layers", 0), head_dim, content.get("vocab_size", 0))
+
+
+def model_problems(config: Config, layers: int, head_dim: int, vocab: int) -> list[str]:
+    """What the model's numbers contradict."""
+    if config.topology[-1][1] != layers:
+        return [f"topology: ends at layer {config.topology[-1][1]}, the model has {layers}"]
+    if head_dim % STATE_ALIGNMENT:
+        return [
+            f"head_dim {head_dim}: a key/value state whose width is no multiple of {STATE_ALIGNMENT} fails on the "
+            "Neural Engine (rule S8); this model can't be built"
+        ]
+    if vocab % config.head.slices:
+        return [f"head.slices: {config.head.slices} does not divide the vocabulary of {vocab}"]
+    return []
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a config file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(Config).json_schema()}

@@ -1,0 +1,1 @@
+"""Parts of a checkpoint -> canonical Core ML packages."""

@@ -1,0 +1,87 @@
+"""What decides a step's result besides its inputs: the digest of the library code it uses, and package versions.
+
+The code of a step is the closure of its module over `import shardmill...`, wherever the import statement stands.
+Comments, formatting, docstrings and log messages do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LOG_CALLS = {"debug", "info", "warning", "error"}
+
+
+def code_digest(modules: Iterable[str]) -> str:
+    """sha256 over the code of the modules and of every shardmill module they import, directly or not."""
+    found: dict[str, str] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        file = module_file(name)
+        if file is None or name in found:
+            continue
+        found[name], imported = read_module(file)
+        waiting += imported
+    text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions of the packages that decide a step's bytes."""
+    return {name: version(name) for name in sorted(names)}
+
+
+def module_file(name: str) -> Path | None:
+    """The source of a shardmill module; None for a name that is an attribute of one."""
+    path = ROOT.joinpath(*name.split("."))
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+@cache
+def read_module(file: Path) -> tuple[str, tuple[str, ...]]:
+    """(digest of the code, names of what it imports from shardmill)."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    package = file.relative_to(ROOT).with_suffix("").parts
+    imported = tuple(sorted(set(imports(tree, package if file.name == "__init__.py" else package[:-1]))))
+    code = ast.dump(Normalizer().visit(tree))
+    return hashlib.sha256(code.encode()).hexdigest(), imported
+
+
+def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    """Every shardmill module or attribute that a module imports; also the packages it lies in."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module or "")))
+            names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            if name.split(".")[0] == "shardmill":
+                parts = name.split(".")
+                yield from (".".join(parts[:i]) for i in range(1, len(parts) + 1))
+
+
+class Normalizer(ast.NodeTransformer):
+    """Drops what does not decide results: docstrings and statements that only log."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:  # noqa: N802 (the name is ast's)
+        if isinstance(node.value, ast.Constant) or is_log_call(node.value):
+            return ast.Pass()
+        return node
+
+
+def is_log_call(node: ast.expr) -> bool:
+    """log.info(...) and its like."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    owner = node.func.value
+    return isinstance(owner, ast.Name) and owner.id == "log" and node.func.attr in LOG_CALLS

@@ -1,0 +1,1 @@
+"""Gates: what must hold before an artifact counts, each a number beside its threshold."""

@@ -1,0 +1,145 @@
+"""Parity of one part: the three questions, each a separate number, against transformers and never our own code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from shardmill.engine import NEVER, Floats, Program, attention_mask, write_mask
+from shardmill.gates.passes import Pass, cut, schedules
+from shardmill.gates.reference import Reference
+from shardmill.gates.thresholds import Measurement
+from shardmill.gates.weights import PackageWeights, weight_steps
+from shardmill.host import is_portable, load_programs_as
+from shardmill.plan import Part
+
+
+def relative_error(value: Any, expected: Any) -> float:
+    """Largest |value - expected| / |expected| over the rows, in the Euclidean norm. NaN stays NaN."""
+    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
+    norm = np.linalg.norm(b, axis=-1)
+    return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
+
+
+def psnr(value: Any, expected: Any) -> float:
+    """Peak signal-to-noise ratio in dB, the peak being the largest magnitude expected."""
+    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
+    noise = float(np.mean((a - b) ** 2))
+    return float(20 * np.log10(np.abs(b).max()) - 10 * np.log10(max(noise, 1e-30)))
+
+
+class Runner:
+    """A layers part fed by hand through MLModel.predict, with the host's work done here."""
+
+    def __init__(self, package: Path, part: Part, rope: tuple[Floats, Floats]) -> None:
+        self.package, self.part, self.rope = package, part, rope
+
+    def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
+        """Outputs [n, d] for inputs [n, d], and the states' first n slots [kv_heads, n, head_dim] by name."""
+        program = Program(self.package, stateful=True, compute_units="CPU_AND_NE")
+        held = np.full(self.part.slots, NEVER)
+        outputs = np.zeros_like(rows)
+        for p in passes:
+            at = np.asarray(p.positions)
+            held[at] = at
+            inputs = {
+                "x": rows[list(p.tokens)].T[None, :, :, None],  # [1, d, T, 1]
+                "rope_cos": self.rope[0][at],
+                "rope_sin": self.rope[1][at],
+                "attn_mask": attention_mask(held, at),
+                "kv_write_mask": write_mask(self.part.slots, at),
+            }
+            result = program(inputs)[0, :, :, 0].T  # [T, d]
+            outputs[at[: p.kept]] = result[: p.kept]
+        return outputs, self.states(program, len(rows))
+
+    def states(self, program: Program, used: int) -> dict[str, Floats]:
+        """The key/value rows of the slots that were used."""
+        names = [f"{kind}_{i}" for i in range(self.part.start, self.part.end) for kind in "kv"]
+        assert program.state is not None
+        return {name: program.state.read_state(name)[0, :, :used].astype(np.float32) for name in names}
+
+
+def layers_parity(
+    runner: Runner, reference: Reference, boundaries: Tensor, original: Mapping[str, Tensor]
+) -> Iterator[Measurement]:
+    """All measurements of a layers part.
+
+    Args: boundaries [layers + 1, n, d], transformers' hidden states with the original weights; original the part's
+    weights in fp32.
+    """
+    part, indices = runner.part, range(runner.part.start, runner.part.end)
+    stored = PackageWeights(runner.package, part)
+    yield Measurement("weight_steps", *weight_steps(stored, original))
+
+    x = boundaries[part.start]
+    with load_programs_as("fp32"):
+        plain, states = runner.run(x.numpy(), cut(len(x), [1]))
+        if is_portable():
+            expected = reference.layers(x, indices, stored)[-1]
+            yield Measurement("program_error", relative_error(plain, expected))
+        yield from width_measurements(runner, x.numpy(), plain, states)
+    with load_programs_as("fp16"):
+        shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
+    yield Measurement("psnr", psnr(shipped, boundaries[part.end]))
+
+
+def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:
+    """Question 2: every other way to cut the sequence, compared with one token a pass."""
+    for name, passes in schedules(len(x), runner.part.tokens).items():
+        outputs, left = runner.run(x, passes)
+        yield Measurement(width_measure(name), relative_error(outputs, plain), name)
+        worst = max(relative_error(left[key].ravel(), states[key].ravel()) for key in states)
+        yield Measurement("width_state_error" if is_portable() else "width_error_fp16", worst, f"state, {name}")
+
+
+def width_measure(schedule: str) -> str:
+    """The measurement's name: Core ML has no fp32, so there the threshold is that of fp16 rounding."""
+    if not is_portable():
+        return "width_error_fp16"
+    return "rejected_draft_error" if schedule == "rejected drafts" else "width_error"
+
+
+# What only an engine with an fp32 mode can answer, and what to do about it.
+NOT_RUN = {
+    "program_error": "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package",
+    "argmax_mismatches": "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package",
+}
+
+
+def not_run() -> dict[str, str]:
+    """Measurements that this machine can't make, each with the reason."""
+    return {} if is_portable() else NOT_RUN
+
+
+def head_parity(
+    package: Path, part: Part, reference: Reference, hidden: Tensor, logits: Tensor, original: Mapping[str, Tensor]
+) -> Iterator[Measurement]:
+    """All measurements of a head part.
+
+    Args: hidden [n, d] the last layer's output and logits [n, vocab] with the original weights.
+    """
+    stored = PackageWeights(package, part)
+    yield Measurement("weight_steps", *weight_steps(stored, original))
+    head_name = part.tensors[1].name.split("[")[0]
+    expected = reference.norm(hidden, stored) @ stored(head_name).T
+
+    def run(width: int) -> Floats:
+        program = Program(package, stateful=False)
+        rows = hidden.numpy()
+        chunks = [rows[list(p.tokens)].T[None, :, :, None] for p in cut(len(rows), [width])]
+        return np.concatenate([program({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
+
+    with load_programs_as("fp32"):
+        plain = run(1)
+        if is_portable():
+            yield Measurement("program_error", relative_error(plain, expected))
+        for width in range(2, part.tokens + 1):
+            yield Measurement(width_measure(f"T={width}"), relative_error(run(width), plain), f"T={width}")
+    with load_programs_as("fp16"):
+        yield Measurement("psnr", psnr(run(part.tokens), logits[:, part.start : part.end]))
+

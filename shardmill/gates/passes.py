@@ -1,0 +1,50 @@
+"""Ways to cut a sequence into passes, and what must come out the same whichever is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One call: which tokens of the sequence are fed at which positions, and how many of its rows are kept."""
+
+    tokens: tuple[int, ...]  # indices into the sequence; a wrong draft is another index than its position
+    positions: tuple[int, ...]
+    kept: int
+
+
+def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
+    """Passes of the given widths in rotation over `length` tokens; the last one may be narrower."""
+    start = turn = 0
+    while start < length:
+        end = min(start + widths[turn % len(widths)], length)
+        span = tuple(range(start, end))
+        yield Pass(span, span, end - start)
+        start, turn = end, turn + 1
+
+
+def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
+    """Passes of `width` whose first token is right and whose drafts are wrong: one row is kept of each.
+
+    The drafts are tokens from elsewhere in the sequence. Every third pass is an undisturbed one, as in decoding.
+    """
+    start = turn = 0
+    while start < length:
+        end = min(start + width, length)
+        positions = tuple(range(start, end))
+        wrong = turn % 3 != 2
+        tokens = (start, *((7 * p + 3) % length for p in positions[1:])) if wrong else positions
+        kept = 1 if wrong else end - start
+        yield Pass(tokens, positions, kept)
+        start, turn = start + kept, turn + 1
+
+
+def schedules(length: int, upper: int) -> dict[str, list[Pass]]:
+    """Every width from 2 to the upper bound, a mixture, and rejected drafts; all must equal one token a pass."""
+    ways = {f"T={t}": list(cut(length, [t])) for t in range(2, upper + 1)}
+    if upper > 1:
+        ways["mixed"] = list(cut(length, [1, upper, 2, upper - 1 or 1, 1, 1, upper]))
+        ways["rejected drafts"] = list(with_rejected_drafts(length, upper))
+    return ways

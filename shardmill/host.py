@@ -1,0 +1,58 @@
+"""What this machine runs Core ML programs with: Apple's Core ML, or the portable engine."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def engine() -> dict[str, str]:
+    """The engine's identity as receipts carry it: its name, and on a Mac the system's build and the chip."""
+    if platform.system() != "Darwin":
+        return {"name": "portable"}
+    return {
+        "name": "coreml",
+        "macos": platform.mac_ver()[0],
+        "build": _ask("sw_vers", "-buildVersion"),
+        "chip": _ask("sysctl", "-n", "machdep.cpu.brand_string"),
+    }
+
+
+def is_portable() -> bool:
+    """Whether programs run on the portable engine here."""
+    return engine()["name"] == "portable"
+
+
+@contextmanager
+def load_programs_as(precision: str) -> Iterator[None]:
+    """Programs loaded inside compute in "fp32" or "fp16". Core ML itself has no such choice, so there it is fp16."""
+    import shardmill.portable
+
+    shardmill.portable.install(precision=precision)
+    yield
+
+
+def _ask(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine() -> dict[str, str | int]:
+    """What a measured speed depends on; goes beside benchmark figures only."""
+    import os
+
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    if platform.system() == "Darwin":
+        return _ask("sysctl", "-n", "machdep.cpu.brand_string")
+    with open("/proc/cpuinfo") as info:
+        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    return names[0] if names else platform.processor()

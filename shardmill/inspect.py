@@ -1,0 +1,218 @@
+"""What is in an ML Program: inputs, outputs, states, operations and weights, read from the package's protobuf.
+
+Works on any .mlpackage or .mlmodel that holds an ML Program, on every machine: nothing is compiled, loaded or run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ShardmillError
+
+
+class InspectError(ShardmillError):
+    """A path that holds no readable ML Program."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An input, output or state. `shape` reads [1, 96, 1..4, 1] for a range, [1, 2] | [1, 4] for listed shapes."""
+
+    name: str
+    dtype: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of a program; `operations` are (type, count), most frequent first, nested blocks included."""
+
+    name: str
+    opset: str
+    inputs: tuple[Feature, ...]
+    outputs: tuple[Feature, ...]
+    states: tuple[Feature, ...]
+    operations: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All tensors of one dtype that lie in weight files; a tensor that several operations share counts once."""
+
+    dtype: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a package holds; `bytes` is its size on disk."""
+
+    path: str
+    specification: int
+    bytes: int
+    functions: tuple[Function, ...]
+    weights: tuple[Weights, ...]
+
+
+def read(path: Path) -> Contents:
+    """The contents of the .mlpackage or .mlmodel at `path`; raises InspectError."""
+    spec = load_spec(model_file(path), path)
+    kind = spec.WhichOneof("Type")
+    if kind != "mlProgram":
+        raise InspectError(f"{path}: holds a model of type {kind or 'unknown'}, not an ML Program")
+    functions = spec.mlProgram.functions
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    return Contents(
+        path=str(path),
+        specification=spec.specificationVersion,
+        bytes=sum(file.stat().st_size for file in files),
+        functions=tuple(_function(name, functions[name], spec.description) for name in sorted(functions)),
+        weights=weights(op for name in functions for op in operations(_block(functions[name]))),
+    )
+
+
+def model_file(path: Path) -> Path:
+    """The protobuf of the model at `path`."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise InspectError(f"{path}: no such file or folder")
+    manifest = path / "Manifest.json"
+    if path.suffix == ".mlmodelc" or (path / "coremldata.bin").is_file():
+        raise InspectError(f"{path}: a compiled model; inspect the .mlpackage that it was compiled from")
+    if not manifest.is_file():
+        raise InspectError(f"{path}: no .mlpackage, it has no Manifest.json")
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        return path / "Data" / str(content["itemInfoEntries"][content["rootModelIdentifier"]]["path"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InspectError(f"{manifest}: damaged, it does not say where the model is") from error
+
+
+def load_spec(file: Path, path: Path) -> Any:
+    """The Model message in `file`; `path` is what errors name."""
+    message, decode_error = _protobuf()
+    spec = message()
+    try:
+        spec.ParseFromString(file.read_bytes())
+    except OSError as error:
+        raise InspectError(f"{path}: {file.name} can't be read: {error.strerror}") from error
+    except decode_error as error:
+        raise InspectError(f"{path}: {file.name} is damaged or no Core ML model") from error
+    return spec
+
+
+def _protobuf() -> tuple[Any, type[Exception]]:
+    logger = logging.getLogger("coremltools")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # importing it warns of what a machine without Core ML lacks; not needed here
+    try:
+        from coremltools.proto import Model_pb2
+    finally:
+        logger.setLevel(level)
+    from google.protobuf.message import DecodeError
+
+    return Model_pb2.Model, DecodeError
+
+
+def _function(name: str, function: Any, description: Any) -> Function:
+    described = next((d for d in description.functions if d.name == name), description)
+    counts = Counter(op.type for op in operations(_block(function)))
+    return Function(
+        name=name,
+        opset=function.opset,
+        inputs=features(described.input),
+        outputs=features(described.output),
+        states=features(described.state),
+        operations=tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def features(described: Iterable[Any]) -> tuple[Feature, ...]:
+    """Features of a model description."""
+    return tuple(Feature(feature.name, *_type(feature.type)) for feature in described)
+
+
+def _type(kind: Any) -> tuple[str, str]:
+    which = kind.WhichOneof("Type") or "unknown"
+    if which == "stateType":
+        kind, which = kind.stateType, kind.stateType.WhichOneof("Type")
+        array = kind.arrayType
+    elif which == "multiArrayType":
+        array = kind.multiArrayType
+    elif which == "imageType":
+        return "image", f"[{kind.imageType.height}, {kind.imageType.width}]"
+    else:
+        return which.removesuffix("Type"), ""
+    return type(array).ArrayDataType.Name(array.dataType).lower(), _shape(array)
+
+
+def _shape(array: Any) -> str:
+    flexibility = array.WhichOneof("ShapeFlexibility")
+    if flexibility == "enumeratedShapes":
+        return " | ".join(_joined(str(size) for size in shape.shape) for shape in array.enumeratedShapes.shapes)
+    if flexibility == "shapeRange":
+        return _joined(_bounds(size) for size in array.shapeRange.sizeRanges)
+    return _joined(str(size) for size in array.shape) if array.shape else "not declared"
+
+
+def _bounds(size: Any) -> str:
+    if size.upperBound == size.lowerBound:
+        return str(size.lowerBound)
+    return f"{size.lowerBound}..{size.upperBound if size.upperBound >= 0 else ''}"  # -1: no upper bound
+
+
+def _joined(sizes: Iterable[str]) -> str:
+    return f"[{', '.join(sizes)}]"
+
+
+def _block(function: Any) -> Any:
+    return function.block_specializations[function.opset]
+
+
+def operations(block: Any) -> Iterator[Any]:
+    """Every operation of a block, those of nested blocks too."""
+    for op in block.operations:
+        yield op
+        for nested in op.blocks:
+            yield from operations(nested)
+
+
+def weights(ops: Iterable[Any]) -> tuple[Weights, ...]:
+    """The tensors in weight files by dtype, largest first."""
+    found = {(v.blobFileValue.fileName, v.blobFileValue.offset): v.type.tensorType for op in ops for v in _stored(op)}
+    sizes: dict[str, list[int]] = {}
+    for tensor in found.values():
+        sizes.setdefault(_dtype(tensor), []).append(math.prod(d.constant.size for d in tensor.dimensions))
+    rows = (
+        Weights(dtype, len(counts), sum(counts), sum((count * bits(dtype) + 7) // 8 for count in counts))
+        for dtype, counts in sizes.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.dtype)))
+
+
+def _stored(op: Any) -> Iterator[Any]:
+    bound = (binding.value for argument in op.inputs.values() for binding in argument.arguments)
+    return (value for value in (*op.attributes.values(), *bound) if value.WhichOneof("value") == "blobFileValue")
+
+
+def _dtype(tensor: Any) -> str:
+    from coremltools.proto import MIL_pb2
+
+    return str(MIL_pb2.DataType.Name(tensor.dataType)).lower()
+
+
+def bits(dtype: str) -> int:
+    """Bits of one element; the name says it, but for booleans, which take a byte."""
+    digits = re.search(r"\d+", dtype)
+    return int(digits.group()) if digits else 8

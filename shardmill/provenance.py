@@ -1,0 +1,51 @@
+"""Attestation: model.json's files as subjects, the checkpoint's files as materials, every step with its action key.
+
+The form is an in-toto statement (https://in-toto.io/Statement/v1) with SLSA's provenance predicate
+(https://slsa.dev/provenance/v1). Nothing in it varies from run to run; what is not known is absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmill import __version__
+from shardmill.checkpoint.hashing import hash_file
+
+BUILD_TYPE = "urn:shardmill:build:v1"
+
+
+def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[str, Any]:
+    """provenance.json's content. Args: source.json, model.json, the receipts of all steps."""
+    source, model = json.loads(record.read_text()), json.loads(manifest.read_text())
+    steps = {path.name.removesuffix(".receipt.json"): json.loads(path.read_text()) for path in receipts}
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "subject": [{"name": n, "digest": {"sha256": s}} for n, s in subjects(model, manifest)],
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {"model": model["model"], "repo": source["repo"], "commit": source["commit"]},
+                "resolvedDependencies": [
+                    {"name": name, "digest": {"sha256": file["sha256"]}} for name, file in source["files"].items()
+                ],
+            },
+            "runDetails": {
+                "builder": {"id": "shardmill", "version": {"shardmill": __version__}},
+                "metadata": {"steps": steps},
+            },
+        },
+    }
+
+
+def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
+    """(path, sha256) of model.json and of every file it names."""
+    yield manifest.name, hash_file(manifest)
+    for entry in (model["embedding"], model["tokenizer"], *(part["program"] for part in model["parts"])):
+        if "sha256" in entry:
+            yield entry["path"], entry["sha256"]
+        for name, sha in entry.get("files", {}).items():
+            yield f"{entry['path']}/{name}", sha

@@ -1,0 +1,61 @@
+"""The steps of the pipeline: each reads paths, asks the store whether there is work, and writes its artifacts.
+
+Nothing heavy is imported here or at the top of a step, so that a step without work is done in well under a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.fingerprint import code_digest, package_versions
+from shardmill.models import SUPPORTED
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What does a step's work: library modules, and the packages that decide its bytes."""
+
+    modules: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+GRAPHS = tuple(f"shardmill.models.{name}" for name in SUPPORTED)
+
+TOOLS = {
+    "fetch": Tools(("shardmill.steps.fetch",), ("huggingface-hub",)),
+    "split": Tools(("shardmill.steps.split", *GRAPHS), ("transformers",)),
+    "embedding": Tools(("shardmill.steps.embedding",), ("numpy", "safetensors")),
+    "convert": Tools(("shardmill.steps.convert", *GRAPHS), ("coremltools", "numpy", "protobuf", "torch")),
+    "compile": Tools(("shardmill.steps.compile",), ("coremltools", "protobuf")),
+    "reference": Tools(("shardmill.steps.reference",), ("tokenizers", "torch", "transformers")),
+    "residency": Tools(("shardmill.steps.residency",), ("coremltools", "protobuf")),
+    "parity": Tools(("shardmill.steps.parity",), ("coremltools", "numpy", "torch", "transformers")),
+    "benchmark": Tools(("shardmill.steps.benchmark",), ("coremltools", "numpy", "torch")),
+    "manifest": Tools(("shardmill.steps.manifest",), ()),
+    "provenance": Tools(("shardmill.steps.provenance",), ()),
+    "report": Tools(("shardmill.steps.report",), ("jinja2", "matplotlib")),
+}
+
+
+def ingredients(step: str) -> dict[str, Any]:
+    """Code digest and package versions of a step, as its action key has them."""
+    tools = TOOLS[step]
+    return {"code": code_digest(tools.modules), "packages": package_versions(tools.packages)}
+
+
+def watched() -> dict[str, str]:
+    """One short digest per step: given to Snakemake as a parameter, so that a change of the library reruns the step."""
+    from shardmill.canonical import digest
+
+    return {step: digest(ingredients(step))[:16] for step in TOOLS}
+
+
+def source_folder(record: Path) -> Path:
+    """Where the checkpoint's files lie, given source.receipt.json.
+
+    The receipt stands beside the folder, not in it: Snakemake removes a job's outputs before it runs, and the folder
+    must not lose its source.json by that.
+    """
+    return record.parent / "source"

@@ -1,0 +1,26 @@
+"""embedding: the host's embedding table, fp16 as the programs' inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardmill import canonical, plan
+from shardmill.steps import ingredients, source_folder
+from shardmill.store import Action, Store
+
+
+def run(part: Path, record: Path, table: Path, receipt: Path, store: str) -> None:
+    """Args: part parts/embedding.json; record source.receipt.json; table embedding.safetensors."""
+    embedding = plan.load_part(part)
+    action = Action("embedding", {"part": canonical.digest(embedding.content)}, **ingredients("embedding"))
+
+    def work(made: Mapping[str, Path]) -> None:
+        from safetensors.torch import save_file
+
+        from shardmill.convert.weights import read_all
+
+        (values,) = read_all(embedding, source_folder(record)).values()
+        save_file({"embedding": values.half()}, made["table"])
+
+    Store(Path(store)).perform(action, {"table": table}, receipt, work)

@@ -1,0 +1,75 @@
+"""split: plan.json and parts/*.json from the safetensors headers; every tensor hashed and checked, none copied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardmill import canonical, config, plan
+from shardmill.checkpoint.cache import HashCache
+from shardmill.errors import ConfigError
+from shardmill.steps import ingredients, source_folder
+from shardmill.store import Action, Store
+
+log = logging.getLogger(__name__)
+
+
+def run(record: Path, summary: Path, parts: list[Path], receipt: Path, store: str, settings: Mapping[str, Any]) -> None:
+    """Args: record source.receipt.json; summary plan.json; parts the parts/*.json; settings the whole config."""
+    shop = Store(Path(store))
+    relevant = {name: settings[name] for name in ("model", "context", "topology", "tokens", "head")}
+    inputs = {"source": canonical.digest(_content(record))}
+    action = Action("split", inputs, relevant, **ingredients("split"))
+    outputs = {"plan": summary} | {part.stem: part for part in parts}
+
+    def work(made: Mapping[str, Path]) -> None:
+        made_parts, content = split(source_folder(record), config.parse(settings), shop.hashes)
+        for part in made_parts:
+            plan.write_part(made[part.name], part)
+        canonical.write_json(made["plan"], content)
+
+    shop.perform(action, outputs, receipt, work)
+
+
+def _content(record: Path) -> Any:
+    import json
+
+    return json.loads(record.read_text())["files"]
+
+
+def split(source: Path, settings: config.Config, hashes: HashCache) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
+    """The parts and plan.json's content. Raises ConfigError or CheckpointError."""
+    from shardmill.checkpoint.expect import check_tensors
+    from shardmill.checkpoint.hashing import scan_checkpoint
+    from shardmill.checkpoint.headers import read_tensors
+    from shardmill.models import family
+    from shardmill.models.architecture import load_hf_config
+
+    hf = load_hf_config(source)
+    models = family(hf.model_type)
+    architecture = models.architecture(hf, settings.context)
+    graph = architecture.graph
+    for problem in config.model_problems(settings, architecture.layers, graph.head_dim, architecture.vocab):
+        raise ConfigError(f"{settings.model}: {problem}")
+    if architecture.rope.factors == "long":
+        log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.context)
+    tensors = read_tensors(source)
+    check_tensors(tensors, models.tensor_shapes(architecture), optional=(models.LM_HEAD,) if architecture.tied else ())
+    drafts = plan.draft_parts(settings, architecture, tensors, models.names(architecture))
+    wanted = {t.name: t for part in drafts for t in part.tensors}
+    scan = scan_checkpoint(source, wanted, hashes)
+    parts = plan.with_hashes(drafts, scan.tensors)
+    host = {"eos_token_ids": eos_token_ids(source, hf), "source": canonical.digest(_content(source / "source.json"))}
+    return parts, plan.plan_json(settings, architecture, parts) | host
+
+
+def eos_token_ids(source: Path, hf: Any) -> list[int]:
+    """Tokens that end a generation: generation_config.json's, else config.json's."""
+    from transformers import GenerationConfig
+
+    ids = hf.eos_token_id
+    if (source / "generation_config.json").is_file():
+        ids = GenerationConfig.from_pretrained(source).eos_token_id or ids
+    return [ids] if isinstance(ids, int) else list(ids or [])

@@ -1,0 +1,70 @@
+"""What the Snakefile asks of the library: the checked config, lists of files, the build's lock."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from shardmill.config import Config, parse
+from shardmill.errors import ConfigError, ShardmillError
+from shardmill.steps import watched
+
+__all__ = ["all_receipts", "checked", "gate_receipts", "hold_lock", "settings", "source_files", "watched"]
+
+
+def checked(config: Mapping[str, Any], workflow: Any) -> Config:
+    """The validated config; what is wrong with it ends the run with one line, before any work."""
+    name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
+    try:
+        return parse(config, name)
+    except ConfigError as error:
+        sys.exit(f"shardmill: {error}")
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """The config as plain data, as Snakemake compares and passes parameters."""
+    plain: dict[str, Any] = json.loads(TypeAdapter(Config).dump_json(config))
+    return plain
+
+
+def source_files(config: Config) -> list[str]:
+    """Files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
+    if config.source.path is None:
+        return []
+    return sorted(str(file) for file in Path(config.source.path).iterdir() if file.is_file())
+
+
+def gate_receipts(config: Config) -> list[str]:
+    """Receipts that exist only when every gate has passed; {model} is left as a wildcard."""
+    gates = [f"residency/{part}" for part in config.parts]
+    gates += [f"parity/{part}" for part in (*config.parts, "stack")]
+    return [f"build/{{model}}/{gate}.receipt.json" for gate in gates]
+
+
+def all_receipts(config: Config) -> list[str]:
+    """Receipts of every step that has one."""
+    names = ["plan", "reference", "embedding"]
+    names += [f"{folder}/{part}" for folder in ("packages", "compiled") for part in config.parts]
+    return [f"build/{{model}}/{name}.receipt.json" for name in names] + gate_receipts(config)
+
+
+_held: list[Any] = []  # open until the process ends, however it ends
+
+
+def hold_lock(build: str) -> None:
+    """Makes this the only build in the folder. Unlike a lock file, the lock dies with its process."""
+    Path(build).mkdir(exist_ok=True)
+    lock = open(Path(build) / ".lock", "w")  # noqa: SIM115 (held for the process' life)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ShardmillError(f"{build}: another build is running there; wait for it or stop it") from None
+    _held.append(lock)
