@@ -6,7 +6,9 @@ rule residency:
     input:
         part="build/{model}/parts/{part}.json",
         package=ancient("build/{model}/packages/{part}.mlpackage"),
+        bundle=ancient("build/{model}/compiled/{part}.mlmodelc"),
         made="build/{model}/packages/{part}.receipt.json",
+        compiled="build/{model}/compiled/{part}.receipt.json",
     output:
         verdict="build/{model}/residency/{part}.json",
         receipt="build/{model}/residency/{part}.receipt.json",
@@ -32,7 +34,9 @@ rule parity:
         states="build/{model}/reference.safetensors",
         expected="build/{model}/reference.receipt.json",
         package=ancient("build/{model}/packages/{part}.mlpackage"),
+        bundle=ancient("build/{model}/compiled/{part}.mlmodelc"),
         made="build/{model}/packages/{part}.receipt.json",
+        compiled="build/{model}/compiled/{part}.receipt.json",
     output:
         verdict="build/{model}/parity/{part}.json",
         receipt="build/{model}/parity/{part}.receipt.json",
@@ -58,7 +62,9 @@ rule parity_stack:
         states="build/{model}/reference.safetensors",
         expected="build/{model}/reference.receipt.json",
         packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
         made=expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
+        compiled=expand("build/{{model}}/compiled/{part}.receipt.json", part=C.parts),
         table="build/{model}/embedding.safetensors",
     output:
         verdict="build/{model}/parity/stack.json",

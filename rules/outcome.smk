@@ -6,7 +6,7 @@ rule benchmark:
     input:
         summary="build/{model}/plan.json",
         record=ancient("build/{model}/source.receipt.json"),
-        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
         table=ancient("build/{model}/embedding.safetensors"),
         text=C.benchmark.text,
         gates=sm.gate_receipts(C),
@@ -32,6 +32,7 @@ rule manifest:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
         table="build/{model}/embedding.safetensors",
         gates=sm.gate_receipts(C),
     output:

@@ -34,7 +34,7 @@ rule convert:
         "build/{model}/logs/convert_{part}.log",
     params:
         store=STORE,
-        weights=C.convert.weights,
+        settings=sm.settings(C)["convert"],
         tools=TOOLS["convert"],
     resources:
         mem_mb=2000,

@@ -42,8 +42,20 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         temporary = scratch / path.name
         yield temporary
-        if path.is_dir() and not path.is_symlink():  # a folder can't be renamed over one that is not empty
-            path.rename(scratch / "old")
-        os.replace(temporary, path)
+        replace(temporary, path, scratch / "old")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def replace(new: Path, target: Path, aside: Path) -> None:
+    """Renames `new` to `target`; a folder there, over which nothing can be renamed, waits aside meanwhile."""
+    if not target.is_dir() or target.is_symlink():
+        os.replace(new, target)
+        return
+    new.lstat()  # nothing made: the old folder stays
+    target.rename(aside)
+    try:
+        os.replace(new, target)
+    except OSError:
+        aside.rename(target)
+        raise

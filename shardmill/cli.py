@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from shardmill import __version__
-from shardmill.commands import doctor, generate, inspect
+from shardmill.commands import doctor, gc, generate, inspect, synth_checkpoint, verify, why
 
 HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
 HINT = "(unexpected; `shardmill --traceback ...` shows where)"
@@ -72,8 +72,9 @@ def options(
     """Options that stand before the command; `Commands.invoke` reads them."""
 
 
-for name, command in (("generate", generate.generate), ("inspect", inspect.inspect), ("doctor", doctor.doctor)):
-    app.command(name)(command)
+COMMANDS = (generate.generate, inspect.inspect, verify.verify, why.why, gc.gc, doctor.doctor, synth_checkpoint.synth_checkpoint)
+for command in COMMANDS:
+    app.command(command.__name__.replace("_", "-"))(command)
 
 
 def main() -> None:

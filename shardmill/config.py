@@ -19,9 +19,7 @@ from pydantic.dataclasses import dataclass
 from shardmill.errors import ConfigError
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
-STATE_ALIGNMENT = (
-    32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)
-)
+STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
@@ -32,22 +30,16 @@ Layers = Annotated[tuple[int, int], Field(description="Half-open range of layers
 class Source:
     """Where the checkpoint comes from: a folder, or a Hugging Face repository at a pinned commit."""
 
-    path: Annotated[
-        str | None, Field(description="Folder in Hugging Face layout, relative to the project.")
-    ] = None
+    path: Annotated[str | None, Field(description="Folder in Hugging Face layout, relative to the project.")] = None
     repo: Annotated[str | None, Field(description="owner/name on the hub.")] = None
-    revision: Annotated[str | None, Field(description="Commit of the repository, 40 hexadecimal digits.")] = (
-        None
-    )
+    revision: Annotated[str | None, Field(description="Commit of the repository, 40 hexadecimal digits.")] = None
 
 
 @dataclass(frozen=True, config=STRICT)
 class Tokens:
     """How many tokens one pass may carry."""
 
-    max: Annotated[
-        int, Field(ge=1, le=64, description="Upper bound of RangeDim T; the lower bound is 1.")
-    ] = 4
+    max: Annotated[int, Field(ge=1, le=64, description="Upper bound of RangeDim T; the lower bound is 1.")] = 4
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -61,9 +53,13 @@ class Head:
 class Convert:
     """How programs are made."""
 
-    weights: Annotated[
-        Literal["int8", "fp16"], Field(description="int8: symmetric, one scale per output channel.")
-    ] = "int8"
+    method: Annotated[
+        Literal["stamped", "plain"],
+        Field(description="stamped: one template per layer graph, weights streamed; plain: all by coremltools."),
+    ] = "stamped"
+    weights: Annotated[Literal["int8", "fp16"], Field(description="int8: symmetric, one scale per output channel.")] = (
+        "int8"
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -72,18 +68,14 @@ class Parity:
 
     text: Annotated[str, Field(description="Text file whose tokens are fed.")] = "resources/text/parity.txt"
     positions: Annotated[int, Field(ge=8, description="Tokens compared, from the start of the text.")] = 64
-    perplexity_positions: Annotated[int, Field(ge=8, description="Tokens for KL, top-1 and perplexity.")] = (
-        256
-    )
+    perplexity_positions: Annotated[int, Field(ge=8, description="Tokens for KL, top-1 and perplexity.")] = 256
 
 
 @dataclass(frozen=True, config=STRICT)
 class Benchmark:
     """What the benchmark measures."""
 
-    text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = (
-        "resources/text/code.txt"
-    )
+    text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = "resources/text/code.txt"
     prompt_tokens: Annotated[tuple[int, ...], Field(min_length=1)] = (100, 200, 372, 800)
     new_tokens: Annotated[int, Field(ge=1)] = 80
     repetitions: Annotated[int, Field(ge=1)] = 5
@@ -93,9 +85,7 @@ class Benchmark:
 class Config:
     """One model to build."""
 
-    model: Annotated[
-        str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the folder under build/.")
-    ]
+    model: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the folder under build/.")]
     source: Source
     context: Annotated[int, Field(ge=8, description="Key/value slots S.")]
     topology: Annotated[tuple[Layers, ...], Field(min_length=1, description="Layers of each part, in order.")]
@@ -126,6 +116,15 @@ def load(path: Path, root: Path = Path(".")) -> Config:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     return parse(content, str(path), root)
+
+
+def find(model: str, folder: Path = Path("configs")) -> Path:
+    """The config in `folder` that names a model; raises ConfigError where none or more than one does."""
+    named = [f for f in sorted(folder.glob("*.yaml")) if (yaml.safe_load(f.read_text()) or {}).get("model") == model]
+    if len(named) != 1:
+        found = ", ".join(map(str, named)) or "none"
+        raise ConfigError(f"{folder}: {found} names the model {model}; say which with --configfile")
+    return named[0]
 
 
 def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
@@ -191,9 +190,7 @@ def local_problems(config: Config, root: Path) -> list[str]:
         return []
     file = root / config.source.path / "config.json"
     if not file.is_file():
-        return [
-            f"source.path: {config.source.path} holds no config.json; give a folder in Hugging Face layout"
-        ]
+        return [f"source.path: {config.source.path} holds no config.json; give a folder in Hugging Face layout"]
     try:
         content = json.loads(file.read_text())
     except ValueError as error:

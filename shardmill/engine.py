@@ -30,13 +30,14 @@ def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats
 
 
 class Program:
-    """One loaded Core ML program with its state."""
+    """One loaded Core ML program, a compiled bundle or a package, with its state."""
 
     def __init__(self, path: Path, stateful: bool, compute_units: str = "CPU_AND_NE") -> None:
         import coremltools as ct
 
         try:
-            self.model = ct.models.MLModel(str(path), compute_units=ct.ComputeUnit[compute_units])
+            load = ct.models.CompiledMLModel if path.suffix == ".mlmodelc" else ct.models.MLModel
+            self.model = load(str(path), compute_units=ct.ComputeUnit[compute_units])
             self.state = self.model.make_state() if stateful else None
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -49,8 +49,8 @@ def read_module(file: Path) -> tuple[str, tuple[str, ...]]:
     """(digest of the code, names of what it imports from shardmill)."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     package = file.relative_to(ROOT).with_suffix("").parts
-    imported = tuple(sorted(set(imports(tree, package if file.name == "__init__.py" else package[:-1]))))
-    code = ast.dump(Normalizer().visit(tree))
+    imported = tuple(sorted(set(imports(tree, package[:-1]))))
+    code = ast.unparse(Normalizer().visit(tree))  # dump() differs more between versions of Python
     return hashlib.sha256(code.encode()).hexdigest(), imported
 
 
@@ -71,12 +71,22 @@ def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
 
 
 class Normalizer(ast.NodeTransformer):
-    """Drops what does not decide results: docstrings and statements that only log."""
+    """Drops what does not decide results: docstrings, `pass`, and statements that only log."""
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:  # noqa: N802 (the name is ast's)
-        if isinstance(node.value, ast.Constant) or is_log_call(node.value):
-            return ast.Pass()
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            kept = [statement for statement in body if not is_idle(statement)]
+            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
         return node
+
+
+def is_idle(statement: ast.stmt) -> bool:
+    """A docstring, `pass`, or a call that logs."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant) or is_log_call(statement.value)
+    return isinstance(statement, ast.Pass)
 
 
 def is_log_call(node: ast.expr) -> bool:

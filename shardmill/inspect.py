@@ -6,7 +6,6 @@ Works on any .mlpackage or .mlmodel that holds an ML Program, on every machine: 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
+from shardmill.quiet import quiet_coremltools
 
 
 class InspectError(ShardmillError):
@@ -113,13 +113,8 @@ def load_spec(file: Path, path: Path) -> Any:
 
 
 def _protobuf() -> tuple[Any, type[Exception]]:
-    logger = logging.getLogger("coremltools")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # importing it warns of what a machine without Core ML lacks; not needed here
-    try:
+    with quiet_coremltools():
         from coremltools.proto import Model_pb2
-    finally:
-        logger.setLevel(level)
     from google.protobuf.message import DecodeError
 
     return Model_pb2.Model, DecodeError

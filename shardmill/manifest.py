@@ -9,11 +9,13 @@ from typing import Any
 FORMAT = 1
 
 
-def runtime_manifest(plan: Mapping[str, Any], programs: Mapping[str, Mapping[str, Any]], embedding: Any) -> dict[str, Any]:
+def runtime_manifest(
+    plan: Mapping[str, Any], programs: Mapping[str, Mapping[str, Any]], embedding: Any
+) -> dict[str, Any]:
     """The part of model.json that an engine reads.
 
-    Args: plan plan.json's content; programs by part name, each {"path": ...} and whatever describes the bytes; embedding the
-    same for the host's table.
+    Args: plan plan.json's content; programs by part name, each {"path": ...} and whatever describes the bytes;
+    embedding the same for the host's table.
     """
     architecture = plan["architecture"]
     parts = [

@@ -33,6 +33,11 @@ class Tensor:
     shape: tuple[int, ...]
     sha256: str
 
+    @property
+    def info(self) -> TensorInfo:
+        """The place alone."""
+        return TensorInfo(self.name, self.file, self.start, self.end, self.dtype, self.shape)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -81,18 +86,14 @@ def write_part(path: Path, part: Part) -> None:
     canonical.write_json(path, asdict(part))
 
 
-def draft_parts(
-    config: Config, a: Architecture, tensors: Mapping[str, TensorInfo], names: Names
-) -> tuple[Part, ...]:
+def draft_parts(config: Config, a: Architecture, tensors: Mapping[str, TensorInfo], names: Names) -> tuple[Part, ...]:
     """All parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
 
     def part(name: str, kind: str, start: int, end: int, slots: int, chosen: Sequence[Tensor]) -> Part:
         return Part(name, kind, start, end, slots, config.tokens.max, a.graph, tuple(chosen))
 
     parts = [
-        part(
-            name, "layers", start, end, config.context, [whole(tensors[n]) for n in names.layers(start, end)]
-        )
+        part(name, "layers", start, end, config.context, [whole(tensors[n]) for n in names.layers(start, end)])
         for name, (start, end) in zip(config.parts, config.topology, strict=False)
     ]
     rows = a.vocab // config.head.slices
@@ -119,16 +120,13 @@ def slice_rows(info: TensorInfo, first: int, last: int) -> Tensor:
 
 def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part, ...]:
     """The parts with every tensor's sha256 filled in, from a mapping by tensor name."""
-    return tuple(
-        replace(p, tensors=tuple(replace(t, sha256=hashes[t.name]) for t in p.tensors)) for p in parts
-    )
+    return tuple(replace(p, tensors=tuple(replace(t, sha256=hashes[t.name]) for t in p.tensors)) for p in parts)
 
 
 def plan_json(config: Config, a: Architecture, parts: Sequence[Part]) -> dict[str, Any]:
     """plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
     rows = [
-        {"name": p.name, "kind": p.kind, "start": p.start, "end": p.end, "weight_bytes": p.weight_bytes}
-        for p in parts
+        {"name": p.name, "kind": p.kind, "start": p.start, "end": p.end, "weight_bytes": p.weight_bytes} for p in parts
     ]
     return {
         "model": config.model,

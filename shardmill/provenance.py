@@ -13,6 +13,7 @@ from typing import Any
 
 from shardmill import __version__
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.errors import ShardmillError
 
 BUILD_TYPE = "urn:shardmill:build:v1"
 
@@ -20,7 +21,8 @@ BUILD_TYPE = "urn:shardmill:build:v1"
 def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[str, Any]:
     """provenance.json's content. Args: source.json, model.json, the receipts of all steps."""
     source, model = json.loads(record.read_text()), json.loads(manifest.read_text())
-    steps = {path.name.removesuffix(".receipt.json"): json.loads(path.read_text()) for path in receipts}
+    names = {path: path.relative_to(manifest.parent).as_posix().removesuffix(".receipt.json") for path in receipts}
+    steps = {names[path]: json.loads(path.read_text()) for path in receipts}
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "predicateType": "https://slsa.dev/provenance/v1",
@@ -44,8 +46,25 @@ def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[st
 def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
     """(path, sha256) of model.json and of every file it names."""
     yield manifest.name, hash_file(manifest)
-    for entry in (model["embedding"], model["tokenizer"], *(part["program"] for part in model["parts"])):
+    programs = [part["program"] for part in model["parts"]]
+    for entry in (model["embedding"], model["tokenizer"], *programs, *model["packages"].values()):
         if "sha256" in entry:
             yield entry["path"], entry["sha256"]
         for name, sha in entry.get("files", {}).items():
             yield f"{entry['path']}/{name}", sha
+
+
+def mismatches(build: Path) -> tuple[int, list[tuple[str, str]]]:
+    """(files checked, [(path, what is wrong)]) of a finished build. Raises ShardmillError where there is none."""
+    manifest = build / "model.json"
+    if not manifest.is_file():
+        raise ShardmillError(f"{build}: no model.json there; build the model first: snakemake --cores 4 all")
+    named = list(subjects(json.loads(manifest.read_text()), manifest))
+    wrong = []
+    for name, sha in named:
+        path = build / name
+        if not path.is_file():
+            wrong.append((name, "missing"))
+        elif hash_file(path) != sha:
+            wrong.append((name, "not the bytes that model.json names"))
+    return len(named), wrong

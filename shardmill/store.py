@@ -14,7 +14,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,11 @@ from typing import Any
 from shardmill import canonical
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import tree_hash
+from shardmill.errors import ShardmillError
 
 log = logging.getLogger(__name__)
 
-ENTRY = "entry.json"
+ENTRY, STAMPS = "entry.json", "stamps.json"
 Work = Callable[[Mapping[str, Path]], None]
 
 
@@ -57,18 +57,18 @@ class Store:
 
         `work` gets a path to write to for each name. `notes` go into the receipt (the engine, say).
         """
-        key = action.key
-        entry = self.root / key
-        worked = not self.intact(entry)
+        entry = self.root / action.key
+        worked = not intact(entry)
         if worked:
             log.info("worked: %s", self.reason(action, receipt))
             self.make(entry, outputs, work)
         else:
-            log.info("unchanged: %s", key[:12])
-        recorded = {name: made["sha256"] for name, made in json.loads((entry / ENTRY).read_text()).items()}
+            log.info("unchanged")
+        recorded = read_entry(entry)
         for name, path in outputs.items():
-            place(entry / stored(name, path), path)
-        canonical.write_json(receipt, {**asdict(action), "key": key, "outputs": recorded, **notes})
+            place(entry / recorded[name]["file"], path)
+        hashes = {name: made["sha256"] for name, made in recorded.items()}
+        canonical.write_json(receipt, {**asdict(action), "key": action.key, "outputs": hashes, **notes})
         canonical.write_json(self.last(receipt), asdict(action))
         return worked
 
@@ -79,28 +79,14 @@ class Store:
         try:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
-            for file in scratch.rglob("*"):
-                if file.is_file() and not file.is_symlink():
-                    file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
+            for file in files_of(scratch):
+                file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
             recorded = {name: {"sha256": tree_hash(path), "file": path.name} for name, path in made.items()}
+            canonical.write_json(scratch / STAMPS, stamps(scratch))
             canonical.write_json(scratch / ENTRY, recorded)
-            if entry.exists():  # damaged, or made by another process meanwhile
-                shutil.rmtree(entry)
-            with suppress(OSError):
-                os.rename(scratch, entry)
+            adopt(scratch, entry)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-
-    def intact(self, entry: Path) -> bool:
-        """Whether the entry exists and every output in it still has the hash it was recorded with."""
-        try:
-            recorded = json.loads((entry / ENTRY).read_text())
-            return all(tree_hash(entry / made["file"], self.hashes) == made["sha256"] for made in recorded.values())
-        except FileNotFoundError:
-            return False
-        except (OSError, ValueError):
-            log.warning("damaged entry %s: made again", entry.name[:12])
-            return False
 
     def last(self, receipt: Path) -> Path:
         """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job)."""
@@ -125,6 +111,59 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
         elif old != new:
             found.append(f"{prefix}{name}")
     return found
+
+
+def adopt(scratch: Path, entry: Path) -> None:
+    """Makes a scratch folder the entry; an intact one that another process made meanwhile stays."""
+    if entry.exists() and not intact(entry):
+        entry.rename(scratch.with_name(f"{scratch.name}-damaged"))
+        shutil.rmtree(scratch.with_name(f"{scratch.name}-damaged"), ignore_errors=True)
+    try:
+        scratch.rename(entry)
+    except OSError:
+        if not intact(entry):
+            raise
+
+
+def intact(entry: Path) -> bool:
+    """Whether everything in an entry is what was recorded.
+
+    A file whose size and time of change are those it was made with is believed; any other is hashed.
+    """
+    try:
+        recorded = read_entry(entry)
+        if stamps(entry) == json.loads((entry / STAMPS).read_text()):
+            return True
+        whole = all(tree_hash(entry / made["file"]) == made["sha256"] for made in recorded.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ShardmillError):
+        whole = False
+    if whole:
+        canonical.write_json(entry / STAMPS, stamps(entry))
+    elif entry.exists():
+        log.warning("damaged entry %s: made again", entry.name[:12])
+    return whole
+
+
+def read_entry(entry: Path) -> dict[str, dict[str, str]]:
+    """Output name -> its sha256 and its file name in the entry."""
+    content: dict[str, dict[str, str]] = json.loads((entry / ENTRY).read_text())
+    return content
+
+
+def files_of(folder: Path) -> list[Path]:
+    """All files below a folder but our own records, sorted."""
+    return sorted(f for f in folder.rglob("*") if f.is_file() and f not in records(folder))
+
+
+def records(entry: Path) -> tuple[Path, Path]:
+    """What describes an entry and is no output."""
+    return entry / ENTRY, entry / STAMPS
+
+
+def stamps(entry: Path) -> dict[str, list[int]]:
+    """Size and modification time of every file of an entry. Hard links to it change neither."""
+    found = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
 
 
 def stored(name: str, path: Path) -> str:

@@ -73,11 +73,11 @@ def sweep(engine: Engine, text: Sequence[int], settings: Any) -> dict[str, Any]:
     """All prompt lengths that the context has room for, after a warm-up; lengths without room are named."""
     room = engine.slots - settings.new_tokens - max(engine.widths)
     fitting = [n for n in settings.prompt_tokens if n <= room]
-    for drafter in ("none", "ngram"):
+    for drafter in ("none", "ngram") if fitting else ():
         generate_once(engine, tile(text, min(64, room)), 8, drafter)
     rows = [measure(engine, text, n, settings.new_tokens, settings.repetitions) for n in fitting]
     return {
         "rows": [asdict(row) for row in rows],
         "prefill_over_decode": statistics.median(r.prefill_tok_s / r.decode_tok_s for r in rows) if rows else None,
-        "not_run": {str(n): f"context has room for {room} prompt tokens" for n in settings.prompt_tokens if n > room},
+        "not_run": {str(n): f"context has room for {max(room, 0)} prompt tokens" for n in settings.prompt_tokens if n > room},
     }

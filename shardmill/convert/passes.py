@@ -27,9 +27,7 @@ class whole_state_update(AbstractGraphPass):  # type: ignore[misc]  # noqa: N801
         for function in prog.functions.values():
             for op in list(function.operations):
                 if op.op_type == "slice_update" and covers_everything(op):
-                    function.replace_uses_of_var_after_op(
-                        anchor_op=op, old_var=op.outputs[0], new_var=op.update
-                    )
+                    function.replace_uses_of_var_after_op(anchor_op=op, old_var=op.outputs[0], new_var=op.update)
                     function.remove_ops([op])
 
 

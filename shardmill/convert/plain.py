@@ -29,7 +29,7 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
     shapes = input_shapes(part)
     example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
     with torch.no_grad():
-        traced = torch.jit.trace(module, example, check_trace=False)
+        traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.insert_pass(0, WHOLE_STATE_UPDATE)
     model = ct.convert(
@@ -48,10 +48,13 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
 def build_module(part: Part, weights: Mapping[str, Tensor]) -> nn.Module:
     """The PyTorch module of a part, after the graph contract."""
     models = family(part.graph.model_type)
+    module: nn.Module
     if part.kind == "layers":
-        return models.LayersPart(part.graph, part.start, part.end, part.slots, weights).eval()
-    norm, head = weights.values()
-    return models.HeadPart(part.graph, norm, head).eval()
+        module = models.LayersPart(part.graph, part.start, part.end, part.slots, weights)
+    else:
+        norm, head = weights.values()
+        module = models.HeadPart(part.graph, norm, head)
+    return module.eval()
 
 
 T = -1  # stands for the token axis in the shapes below

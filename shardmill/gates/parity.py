@@ -35,12 +35,12 @@ def psnr(value: Any, expected: Any) -> float:
 class Runner:
     """A layers part fed by hand through MLModel.predict, with the host's work done here."""
 
-    def __init__(self, package: Path, part: Part, rope: tuple[Floats, Floats]) -> None:
-        self.package, self.part, self.rope = package, part, rope
+    def __init__(self, program: Path, part: Part, rope: tuple[Floats, Floats]) -> None:
+        self.program, self.part, self.rope = program, part, rope
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Outputs [n, d] for inputs [n, d], and the states' first n slots [kv_heads, n, head_dim] by name."""
-        program = Program(self.package, stateful=True, compute_units="CPU_AND_NE")
+        program = Program(self.program, stateful=True)
         held = np.full(self.part.slots, NEVER)
         outputs = np.zeros_like(rows)
         for p in passes:
@@ -65,15 +65,14 @@ class Runner:
 
 
 def layers_parity(
-    runner: Runner, reference: Reference, boundaries: Tensor, original: Mapping[str, Tensor]
+    runner: Runner, reference: Reference, boundaries: Tensor, original: Mapping[str, Tensor], stored: PackageWeights
 ) -> Iterator[Measurement]:
     """All measurements of a layers part.
 
     Args: boundaries [layers + 1, n, d], transformers' hidden states with the original weights; original the part's
-    weights in fp32.
+    weights in fp32; stored the package's.
     """
     part, indices = runner.part, range(runner.part.start, runner.part.end)
-    stored = PackageWeights(runner.package, part)
     yield Measurement("weight_steps", *weight_steps(stored, original))
 
     x = boundaries[part.start]
@@ -117,22 +116,28 @@ def not_run() -> dict[str, str]:
 
 
 def head_parity(
-    package: Path, part: Part, reference: Reference, hidden: Tensor, logits: Tensor, original: Mapping[str, Tensor]
+    program: Path,
+    part: Part,
+    reference: Reference,
+    known: tuple[Tensor, Tensor],
+    original: Mapping[str, Tensor],
+    stored: PackageWeights,
 ) -> Iterator[Measurement]:
     """All measurements of a head part.
 
-    Args: hidden [n, d] the last layer's output and logits [n, vocab] with the original weights.
+    Args: known the last layer's output [n, d] and the logits [n, vocab], both with the original weights; original the
+    part's weights in fp32; stored the package's.
     """
-    stored = PackageWeights(package, part)
+    hidden, logits = known
     yield Measurement("weight_steps", *weight_steps(stored, original))
     head_name = part.tensors[1].name.split("[")[0]
     expected = reference.norm(hidden, stored) @ stored(head_name).T
 
     def run(width: int) -> Floats:
-        program = Program(package, stateful=False)
+        head = Program(program, stateful=False)
         rows = hidden.numpy()
         chunks = [rows[list(p.tokens)].T[None, :, :, None] for p in cut(len(rows), [width])]
-        return np.concatenate([program({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
+        return np.concatenate([head({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
 
     with load_programs_as("fp32"):
         plain = run(1)
@@ -142,4 +147,3 @@ def head_parity(
             yield Measurement(width_measure(f"T={width}"), relative_error(run(width), plain), f"T={width}")
     with load_programs_as("fp16"):
         yield Measurement("psnr", psnr(run(part.tokens), logits[:, part.start : part.end]))
-

@@ -26,15 +26,16 @@ def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
 
 
 def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
-    """Passes of `width` whose first token is right and whose drafts are wrong: one row is kept of each.
+    """Passes of `width` whose first token is right and whose drafts are wrong, so that one row is kept of each.
 
-    The drafts are tokens from elsewhere in the sequence. Every third pass is an undisturbed one, as in decoding.
+    Each is followed by right passes that are narrower: what they do not overwrite of the rejected slots must be hidden
+    from them. The drafts are tokens from elsewhere in the sequence.
     """
     start = turn = 0
     while start < length:
-        end = min(start + width, length)
+        wrong = turn % 3 == 0
+        end = min(start + (width, 1, max(width - 2, 1))[turn % 3], length)
         positions = tuple(range(start, end))
-        wrong = turn % 3 != 2
         tokens = (start, *((7 * p + 3) % length for p in positions[1:])) if wrong else positions
         kept = 1 if wrong else end - start
         yield Pass(tokens, positions, kept)

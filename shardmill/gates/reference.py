@@ -36,7 +36,7 @@ class Reference:
 
         config = load_hf_config(source)
         with torch.device("meta"):
-            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
         decoder = self.model.model
         # As transformers computes them for a sequence of `context` tokens, of which a test may feed fewer.
         positions = torch.arange(context)[None]
@@ -72,7 +72,9 @@ def load(module: Any, prefix: str, weights: Weights) -> Any:
     return module.eval()
 
 
-def run(reference: Reference, tokens: Sequence[int], table: Tensor, head: Tensor, weights: Weights) -> dict[str, Tensor]:
+def run(
+    reference: Reference, tokens: Sequence[int], table: Tensor, head: Tensor, weights: Weights
+) -> dict[str, Tensor]:
     """A whole forward pass: hidden [layers + 1, n, d] (the embedding first) and logits [n, vocab].
 
     Args: table the embedding [vocab, d]; head the LM head [vocab, d].

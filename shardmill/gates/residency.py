@@ -34,18 +34,20 @@ class Row:
     rules: tuple[str, ...] = ()
 
 
-def inspect(package: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
+def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
     """Rows for every operation, and findings on the program as a whole. `tokens` is the upper bound of T."""
     if is_portable():
         return predict(package, tokens)
-    rows = list(measure(package, "T=1"))
+    import coremltools as ct
+
+    rows = list(measure(bundle, "T=1"))
     if tokens > 1:
         from shardmill.convert.package import with_default_tokens
 
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / package.name
             with_default_tokens(package, copy, tokens)
-            rows += measure(copy, f"T={tokens}")
+            rows += measure(Path(ct.models.utils.compile_model(str(copy))), f"T={tokens}")
     return rows, []
 
 
@@ -59,13 +61,12 @@ def predict(package: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]
     return rows, [asdict(finding) for finding in verdicts.findings]
 
 
-def measure(package: Path, shape: str) -> Iterator[Row]:
-    """By Core ML's own plan for the compiled package."""
+def measure(bundle: Path, shape: str) -> Iterator[Row]:
+    """By Core ML's own plan for a compiled bundle."""
     import coremltools as ct
     from coremltools.models.compute_plan import MLComputePlan
 
-    compiled = ct.models.utils.compile_model(str(package))
-    plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit.CPU_AND_NE)
+    plan = MLComputePlan.load_from_path(str(bundle), compute_units=ct.ComputeUnit.CPU_AND_NE)
     for name, function in plan.model_structure.program.functions.items():
         for op in nested_operations(function.block):
             usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
@@ -105,4 +106,6 @@ def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> lis
 
 def first(rows: Iterable[Row], status: str) -> str:
     """The first operation with a status, for an error line."""
-    return next((f"first: {r.operation} {r.output} {','.join(r.rules)}".strip() for r in rows if r.status == status), "")
+    return next(
+        (f"first: {r.operation} {r.output} {','.join(r.rules)}".strip() for r in rows if r.status == status), ""
+    )

@@ -75,7 +75,9 @@ def top1(original: Tensor, shipped: Tensor) -> Measurement:
     clear = best[:, 0] - best[:, 1] >= CLEAR_MARGIN
     same = original.argmax(-1) == shipped.argmax(-1)
     close = f"{int(same[~clear].sum())} of {int((~clear).sum())} others agree"
-    return Measurement("top1_agreement", float(same[clear].float().mean()), f"{int(clear.sum())} clear positions; {close}")
+    return Measurement(
+        "top1_agreement", float(same[clear].float().mean()), f"{int(clear.sum())} clear positions; {close}"
+    )
 
 
 def stored_weights(packages: Mapping[str, tuple[Part, Path]]) -> tuple[Weights, Tensor]:
@@ -88,5 +90,3 @@ def stored_weights(packages: Mapping[str, tuple[Part, Path]]) -> tuple[Weights, 
             slices.append(stored(part.tensors[1].name.split("[")[0]))
         owners.update(dict.fromkeys((t.name for t in part.tensors), stored))
     return lambda name: owners[name](name), torch.cat(slices)
-
-

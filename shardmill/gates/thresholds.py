@@ -42,7 +42,11 @@ THRESHOLDS = {
         "fp32 rounding through 32 layers stays under it; a wrong graph is off by 1e-2 and more",
     ),
     "argmax_mismatches": Threshold(
-        PROGRAM, 0, False, "positions whose most likely token differs from transformers'", "same weights, same arithmetic"
+        PROGRAM,
+        0,
+        False,
+        "positions whose most likely token differs from transformers'",
+        "same weights, same arithmetic",
     ),
     "width_error": Threshold(
         WIDTHS,
@@ -52,7 +56,11 @@ THRESHOLDS = {
         "only the order of summation may differ",
     ),
     "width_state_error": Threshold(
-        WIDTHS, 1e-5, False, "the same for the key/value state that is left behind", "only the order of summation may differ"
+        WIDTHS,
+        1e-5,
+        False,
+        "the same for the key/value state that is left behind",
+        "only the order of summation may differ",
     ),
     "rejected_draft_error": Threshold(
         WIDTHS,
@@ -72,7 +80,11 @@ THRESHOLDS = {
         "INT8 per channel; Apple's coreai-models asks 40 of compiled fp16 and 35 of 4-bit models on whole outputs",
     ),
     "kl": Threshold(
-        COST, 0.02, False, "mean KL divergence in nats of the next-token distribution", "INT8 per channel costs a few 1e-3"
+        COST,
+        0.02,
+        False,
+        "mean KL divergence in nats of the next-token distribution",
+        "INT8 per channel costs a few 1e-3",
     ),
     "top1_agreement": Threshold(
         COST,
@@ -82,7 +94,11 @@ THRESHOLDS = {
         "a smaller margin is a coin toss; such positions are counted apart",
     ),
     "perplexity_ratio": Threshold(
-        COST, 1.01, False, "perplexity of the fp16 INT8 stack over the original's", "coreai-models allows 0.3 % for fp16"
+        COST,
+        1.01,
+        False,
+        "perplexity of the fp16 INT8 stack over the original's",
+        "coreai-models allows 0.3 %",
     ),
     "ineligible": Threshold(
         PLACEMENT, 0, False, "operations that can't or do not run on the Neural Engine", "one leaves the whole graph"

@@ -76,7 +76,9 @@ def weight_steps(stored: PackageWeights, original: Mapping[str, Tensor]) -> tupl
         step = stored.scale(name)
         if step is None:
             step = (values.abs() * 2**-10).clamp(min=2**-24)
-        steps = float(((stored(name).reshape(values.shape) - values).abs() / step.reshape(-1, *[1] * (values.ndim - 1))).max())
+        steps = float(
+            ((stored(name).reshape(values.shape) - values).abs() / step.reshape(-1, *[1] * (values.ndim - 1))).max()
+        )
         if not steps <= worst:  # NaN too
             worst, where = steps, name
     return worst, where

@@ -28,6 +28,9 @@ def architecture(config: Any, context: int) -> Architecture:
         raise CheckpointError(f"hidden_act {config.hidden_act!r}: phi3 programs have silu only")
     if (config.sliding_window or context) < context:
         raise CheckpointError(f"context {context} is over the model's sliding window {config.sliding_window}")
+    if context > config.max_position_embeddings:
+        limit = config.max_position_embeddings
+        raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
     frequencies = rope(config, context)
     graph = Graph(
         model_type=config.model_type,
@@ -111,12 +114,11 @@ class Attention(nn.Module):
         k_cache[:] = write_cache(k_cache, k, shared.write_mask, shared.keep)
         v_cache[:] = write_cache(v_cache, v, shared.write_mask, shared.keep)
         # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
-        q = scale(q, g.head_dim**-0.5).reshape(
-            1, g.kv_heads, -1, g.head_dim
-        )  # [1, kv_heads, group * T, head_dim]
+        q = scale(q, g.head_dim**-0.5).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]
         y = attend(q, k_cache, v_cache, shared.mask)
         y = y.reshape(1, g.heads, -1, g.head_dim).transpose(2, 3)  # [1, heads, head_dim, T]
-        return self.o_proj(y.reshape(1, g.heads * g.head_dim, -1, 1))
+        out: Tensor = self.o_proj(y.reshape(1, g.heads * g.head_dim, -1, 1))
+        return out
 
 
 class Shared:
@@ -136,17 +138,14 @@ class Layer(nn.Module):
         super().__init__()
         p = f"model.layers.{index}."
         self.input_layernorm = RMSNorm(weights[p + "input_layernorm.weight"], g.rms_norm_eps)
-        self.self_attn = Attention(
-            g, weights[p + "self_attn.qkv_proj.weight"], weights[p + "self_attn.o_proj.weight"]
-        )
-        self.post_attention_layernorm = RMSNorm(
-            weights[p + "post_attention_layernorm.weight"], g.rms_norm_eps
-        )
+        self.self_attn = Attention(g, weights[p + "self_attn.qkv_proj.weight"], weights[p + "self_attn.o_proj.weight"])
+        self.post_attention_layernorm = RMSNorm(weights[p + "post_attention_layernorm.weight"], g.rms_norm_eps)
         self.mlp = GatedMLP(weights[p + "mlp.gate_up_proj.weight"], weights[p + "mlp.down_proj.weight"])
 
     def forward(self, x: Tensor, shared: Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), shared, k_cache, v_cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
 
 
 class LayersPart(nn.Module):
@@ -177,4 +176,5 @@ class HeadPart(nn.Module):
         self.norm, self.lm_head = RMSNorm(norm, g.rms_norm_eps), projection(rows)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(self.norm(hidden))
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits

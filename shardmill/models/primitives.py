@@ -27,6 +27,8 @@ class RMSNorm(nn.Module):
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight.reshape(1, -1, 1, 1), requires_grad=False)
+        self.floor: Tensor
+        self.root_eps: Tensor
         self.register_buffer("floor", torch.full((1, 1, 1, 1), NORM_FLOOR))
         self.register_buffer("root_eps", torch.full((1, 1, 1, 1), math.sqrt(eps)))
 
@@ -106,4 +108,5 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = torch.split(self.gate_up_proj(x), self.ffn, dim=1)  # each [1, ffn, T, 1]
-        return self.down_proj(nn.functional.silu(gate) * up)
+        down: Tensor = self.down_proj(nn.functional.silu(gate) * up)
+        return down

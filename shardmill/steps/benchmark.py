@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 def run(
     summary: Path,
     record: Path,
-    packages: list[Path],
+    bundles: list[Path],
     table: Path,
     text: Path,
     speed: Path,
     settings: Mapping[str, Any],
     gates: list[Path],
 ) -> None:
-    """Args: summary plan.json; record source.receipt.json; packages by part; table the embedding; text the
+    """Args: summary plan.json; record source.receipt.json; bundles the .mlmodelc by part; table the embedding; text the
 
     prompt's; speed the result. `gates` are inputs only so that nothing is measured before it is right. A measurement
     of a machine is no content of the store: it is taken whenever Snakemake asks for it.
@@ -36,7 +36,7 @@ def run(
     from shardmill.steps.reference import encode
 
     plan = json.loads(summary.read_text())
-    paths = {package.stem: package for package in packages}
+    paths = {bundle.stem: bundle for bundle in bundles}
     with host.load_programs_as("fp16"):
         engine = Engine(in_place(plan, paths, table), Path("/"))
     log.info("%d prompt lengths, %d repetitions", len(settings["prompt_tokens"]), settings["repetitions"])

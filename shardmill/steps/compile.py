@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from shardmill import host
 from shardmill.steps import ingredients
@@ -17,9 +18,7 @@ UNVERIFIED = (
 
 def run(package: Path, made: Path, bundle: Path, receipt: Path, store: str) -> None:
     """Args: package the .mlpackage and made its receipt; bundle the .mlmodelc."""
-    engine = host.engine()
-    inputs = {"package": read_receipt(made)["outputs"]["package"]}
-    action = Action("compile", inputs, {"engine": engine}, **ingredients("compile"))
+    made_hash = read_receipt(made)["outputs"]["package"]
 
     def work(out: Mapping[str, Path]) -> None:
         with host.load_programs_as("fp16"):
@@ -27,5 +26,10 @@ def run(package: Path, made: Path, bundle: Path, receipt: Path, store: str) -> N
 
             ct.models.utils.compile_model(str(package), str(out["bundle"]))
 
-    notes = {"engine": engine} | ({"note": UNVERIFIED} if host.is_portable() else {})
-    Store(Path(store)).perform(action, {"bundle": bundle}, receipt, work, **notes)
+    notes: dict[str, Any] = {"engine": host.engine()} | ({"note": UNVERIFIED} if host.is_portable() else {})
+    Store(Path(store)).perform(action(made_hash), {"bundle": bundle}, receipt, work, **notes)
+
+
+def action(package: str) -> Action:
+    """A bundle depends on its package's tree hash and on whose compiler it is."""
+    return Action("compile", {"package": package}, {"engine": host.engine()}, **ingredients("compile"))

@@ -10,18 +10,25 @@ from shardmill.steps import ingredients, source_folder
 from shardmill.store import Action, Store
 
 
-def run(part: Path, record: Path, package: Path, receipt: Path, store: str, weights: str) -> None:
-    """Args: part parts/P.json; record source.receipt.json; weights the quantisation, "int8" or "fp16"."""
-    piece = plan.load_part(part)
-    inputs = {"part": canonical.digest(piece.content)}
-    action = Action("convert", inputs, {"weights": weights}, **ingredients("convert"))
+def run(part: Path, record: Path, package: Path, receipt: Path, store: str, settings: Mapping[str, str]) -> None:
+    """Args: part parts/P.json; record source.receipt.json; settings the config's `convert`."""
+    piece, source = plan.load_part(part), source_folder(record)
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.convert import package as packages
-        from shardmill.convert import plain
-        from shardmill.convert.weights import read_all
+        if settings["method"] == "stamped":
+            from shardmill.convert.stamped import convert_stamped
 
-        model = plain.convert(piece, read_all(piece, source_folder(record)), weights)
-        packages.save(model, made["package"])
+            convert_stamped(piece, source, settings["weights"], made["package"], Path(store) / "templates")
+        else:
+            from shardmill.convert import package as packages
+            from shardmill.convert import plain
+            from shardmill.convert.weights import read_all
 
-    Store(Path(store)).perform(action, {"package": package}, receipt, work)
+            packages.save(plain.convert(piece, read_all(piece, source), settings["weights"]), made["package"])
+
+    Store(Path(store)).perform(action(piece, settings), {"package": package}, receipt, work)
+
+
+def action(part: plan.Part, settings: Mapping[str, str]) -> Action:
+    """A package depends on its part's content and on how it is converted."""
+    return Action("convert", {"part": canonical.digest(part.content)}, settings, **ingredients("convert"))

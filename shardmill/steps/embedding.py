@@ -13,7 +13,6 @@ from shardmill.store import Action, Store
 def run(part: Path, record: Path, table: Path, receipt: Path, store: str) -> None:
     """Args: part parts/embedding.json; record source.receipt.json; table embedding.safetensors."""
     embedding = plan.load_part(part)
-    action = Action("embedding", {"part": canonical.digest(embedding.content)}, **ingredients("embedding"))
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import save_file
@@ -23,4 +22,9 @@ def run(part: Path, record: Path, table: Path, receipt: Path, store: str) -> Non
         (values,) = read_all(embedding, source_folder(record)).values()
         save_file({"embedding": values.half()}, made["table"])
 
-    Store(Path(store)).perform(action, {"table": table}, receipt, work)
+    Store(Path(store)).perform(action(embedding), {"table": table}, receipt, work)
+
+
+def action(embedding: plan.Part) -> Action:
+    """The table depends on its tensor alone."""
+    return Action("embedding", {"part": canonical.digest(embedding.content)}, **ingredients("embedding"))

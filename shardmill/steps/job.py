@@ -24,7 +24,9 @@ def execute(run: Callable[..., None], snakemake: Any) -> None:
     start_logging(terminal, f"{snakemake.rule} {' '.join(map(str, snakemake.wildcards))}")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(snakemake.threads))
-    arguments = {name: as_paths(value) for files in (snakemake.input, snakemake.output) for name, value in files.items()}
+    arguments = {
+        name: as_paths(value) for files in (snakemake.input, snakemake.output) for name, value in files.items()
+    }
     arguments |= {name: value for name, value in snakemake.params.items() if name != "tools"}
     try:
         run(**arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,22 @@ def run_part(
     states: Path,
     expected: Path,
     package: Path,
+    bundle: Path,
     made: Path,
+    compiled: Path,
     verdict: Path,
     receipt: Path,
     store: str,
 ) -> None:
     """Args: summary plan.json; part parts/P.json; record source.receipt.json; states what the reference
 
-    step wrote and expected its receipt; package the .mlpackage and made its receipt; verdict parity/P.json.
+    step wrote and expected its receipt; package the .mlpackage, of which the weights are
+    read, and bundle the .mlmodelc, which runs, made and compiled their receipts; verdict parity/P.json.
     """
     piece = plans.load_part(part)
-    rope = json.loads(summary.read_text())["architecture"]["rope"]
-    inputs = {"package": output(made, "package"), "reference": output(expected, "states")}
-    action = measured("parity", inputs, rope=rope, tokens=piece.tokens)
+    plan = json.loads(summary.read_text())
+    rope = plan["architecture"]["rope"]
+    todo = part_action(plan, piece, output(made, "package"), output(compiled, "bundle"), output(expected, "states"))
 
     def work(out: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
@@ -41,19 +44,28 @@ def run_part(
         from shardmill.engine import rope_tables
         from shardmill.gates import parity
         from shardmill.gates.reference import Reference
+        from shardmill.gates.weights import PackageWeights
 
         known = load_file(states)
-        context = json.loads(summary.read_text())["context"]
+        context = plan["context"]
         reference, original = Reference(source_folder(record), context), read_all(piece, source_folder(record))
+        stored = PackageWeights(package, piece)
         if piece.kind == "layers":
-            runner = parity.Runner(package, piece, rope_tables(rope, context))
-            found = parity.layers_parity(runner, reference, known["hidden"], original)
+            runner = parity.Runner(bundle, piece, rope_tables(rope, context))
+            found = parity.layers_parity(runner, reference, known["hidden"], original, stored)
         else:
             hidden = known["hidden"][-1]
-            found = parity.head_parity(package, piece, reference, hidden, known["logits"][: len(hidden)], original)
+            both = hidden, known["logits"][: len(hidden)]
+            found = parity.head_parity(bundle, piece, reference, both, original, stored)
         canonical.write_json(out["verdict"], report(piece.name, found))
 
-    Store(Path(store)).perform(action, {"verdict": verdict}, receipt, work, engine=host.engine())
+    Store(Path(store)).perform(todo, {"verdict": verdict}, receipt, work, engine=host.engine())
+
+
+def part_action(plan: Mapping[str, Any], part: plans.Part, package: str, bundle: str, reference: str) -> Action:
+    """Args: plan plan.json's content; the hashes of package, bundle and reference."""
+    inputs = {"package": package, "bundle": bundle, "reference": reference}
+    return measured("parity", inputs, rope=plan["architecture"]["rope"], tokens=part.tokens)
 
 
 def run_stack(
@@ -63,7 +75,9 @@ def run_stack(
     states: Path,
     expected: Path,
     packages: list[Path],
+    bundles: list[Path],
     made: list[Path],
+    compiled: list[Path],
     table: Path,
     verdict: Path,
     receipt: Path,
@@ -71,10 +85,14 @@ def run_stack(
 ) -> None:
     """The same for all parts chained; table is embedding.safetensors."""
     pieces = [plans.load_part(part) for part in parts]
-    inputs = {piece.name: output(r, "package") for piece, r in zip(pieces, made, strict=True)}
-    inputs |= {"reference": output(expected, "states"), "embedding": output(table.with_suffix(".receipt.json"), "table")}
     plan = json.loads(summary.read_text())
-    action = measured("parity", inputs, rope=plan["architecture"]["rope"], widths=plan["widths"])
+    todo = stack_action(
+        plan,
+        [output(r, "package") for r in made],
+        [output(r, "bundle") for r in compiled],
+        output(expected, "states"),
+        output(table.with_suffix(".receipt.json"), "table"),
+    )
 
     def work(out: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
@@ -85,17 +103,25 @@ def run_stack(
         from shardmill.manifest import in_place
 
         paths = {piece.name: path for piece, path in zip(pieces, packages, strict=True)}
-        manifest = in_place(plan, paths, table)
+        manifest = in_place(plan, dict(zip(paths, bundles, strict=True)), table)
         # Every width of question 2 is fed, not only those that a runtime uses.
         manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
         weights, head = stack.stored_weights({piece.name: (piece, paths[piece.name]) for piece in pieces})
         reference = Reference(source_folder(record), plan["context"])
-        found = stack.stack_parity(
-            lambda: Engine(manifest, Path("/")), reference, weights, load_file(states), head
-        )
+        found = stack.stack_parity(lambda: Engine(manifest, Path("/")), reference, weights, load_file(states), head)
         canonical.write_json(out["verdict"], report("stack", found))
 
-    Store(Path(store)).perform(action, {"verdict": verdict}, receipt, work, engine=host.engine())
+    Store(Path(store)).perform(todo, {"verdict": verdict}, receipt, work, engine=host.engine())
+
+
+def stack_action(
+    plan: Mapping[str, Any], packages: Sequence[str], bundles: Sequence[str], reference: str, table: str
+) -> Action:
+    """Args: plan plan.json's content; the hashes of packages and bundles in the order of the pass, and the others'."""
+    inputs = {f"package {i}": sha for i, sha in enumerate(packages)}
+    inputs |= {f"bundle {i}": sha for i, sha in enumerate(bundles)}
+    inputs |= {"reference": reference, "embedding": table}
+    return measured("parity", inputs, rope=plan["architecture"]["rope"], widths=plan["widths"])
 
 
 def measured(step: str, inputs: Mapping[str, str], **params: Any) -> Action:

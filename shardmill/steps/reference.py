@@ -21,9 +21,6 @@ def run(
     tokens [n], hidden [layers + 1, positions, d] and logits [n, vocab], where n covers the perplexity positions.
     """
     plan = json.loads(summary.read_text())
-    inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
-    params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
-    action = Action("reference", inputs, params, **ingredients("reference"))
 
     def work(made: Mapping[str, Path]) -> None:
         import torch
@@ -43,7 +40,14 @@ def run(
         hidden = trace["hidden"][:, : parity["positions"]].contiguous()
         save_file({"tokens": torch.tensor(tokens), "hidden": hidden, "logits": trace["logits"]}, made["states"])
 
-    Store(Path(store)).perform(action, {"states": states}, receipt, work)
+    Store(Path(store)).perform(action(plan, text, parity), {"states": states}, receipt, work)
+
+
+def action(plan: Mapping[str, Any], text: Path, parity: Mapping[str, Any]) -> Action:
+    """Args: plan plan.json's content; parity the config's."""
+    inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
+    params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
+    return Action("reference", inputs, params, **ingredients("reference"))
 
 
 def encode(source: Path, text: Path) -> list[int]:

@@ -12,17 +12,21 @@ from shardmill.steps import ingredients
 from shardmill.store import Action, Store, read_receipt
 
 
-def run(part: Path, package: Path, made: Path, verdict: Path, receipt: Path, store: str) -> None:
-    """Args: part parts/P.json; package the .mlpackage and made its receipt; verdict residency/P.json."""
+def run(
+    part: Path, package: Path, bundle: Path, made: Path, compiled: Path, verdict: Path, receipt: Path, store: str
+) -> None:
+    """Args: part parts/P.json; package the .mlpackage and bundle the .mlmodelc, made and compiled their receipts;
+
+    verdict residency/P.json.
+    """
     piece = plan.load_part(part)
     engine = host.engine()
-    inputs = {"package": read_receipt(made)["outputs"]["package"]}
-    action = Action("residency", inputs, {"tokens": piece.tokens, "engine": engine}, **ingredients("residency"))
+    hashes = read_receipt(made)["outputs"]["package"], read_receipt(compiled)["outputs"]["bundle"]
 
     def work(out: Mapping[str, Path]) -> None:
         from shardmill.gates import residency, thresholds
 
-        rows, findings = residency.inspect(package, piece.tokens)
+        rows, findings = residency.inspect(package, bundle, piece.tokens)
         gate = thresholds.judge(f"residency {piece.name}", residency.measurements(rows, findings))
         content = {
             "part": piece.name,
@@ -35,4 +39,10 @@ def run(part: Path, package: Path, made: Path, verdict: Path, receipt: Path, sto
         }
         canonical.write_json(out["verdict"], content)
 
-    Store(Path(store)).perform(action, {"verdict": verdict}, receipt, work, engine=engine)
+    Store(Path(store)).perform(action(piece, *hashes), {"verdict": verdict}, receipt, work, engine=engine)
+
+
+def action(part: plan.Part, package: str, bundle: str) -> Action:
+    """A verdict depends on the bytes that were judged, the range of T, and who judged."""
+    params = {"tokens": part.tokens, "engine": host.engine()}
+    return Action("residency", {"package": package, "bundle": bundle}, params, **ingredients("residency"))

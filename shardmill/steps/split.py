@@ -19,9 +19,7 @@ log = logging.getLogger(__name__)
 def run(record: Path, summary: Path, parts: list[Path], receipt: Path, store: str, settings: Mapping[str, Any]) -> None:
     """Args: record source.receipt.json; summary plan.json; parts the parts/*.json; settings the whole config."""
     shop = Store(Path(store))
-    relevant = {name: settings[name] for name in ("model", "context", "topology", "tokens", "head")}
-    inputs = {"source": canonical.digest(_content(record))}
-    action = Action("split", inputs, relevant, **ingredients("split"))
+    todo = action(_content(record), settings)
     outputs = {"plan": summary} | {part.stem: part for part in parts}
 
     def work(made: Mapping[str, Path]) -> None:
@@ -30,7 +28,18 @@ def run(record: Path, summary: Path, parts: list[Path], receipt: Path, store: st
             plan.write_part(made[part.name], part)
         canonical.write_json(made["plan"], content)
 
-    shop.perform(action, outputs, receipt, work)
+    shop.perform(todo, outputs, receipt, work)
+
+
+def action(files: Any, settings: Mapping[str, Any]) -> Action:
+    """Args: files source.json's; settings the whole config."""
+    relevant = {name: settings[name] for name in ("model", "context", "topology", "tokens", "head")}
+    return Action("split", {"source": source_digest(files)}, relevant, **ingredients("split"))
+
+
+def source_digest(files: Any) -> str:
+    """One hash for a checkpoint, whatever commit or folder it comes from. Args: files source.json's."""
+    return canonical.digest(files)
 
 
 def _content(record: Path) -> Any:
@@ -58,10 +67,10 @@ def split(source: Path, settings: config.Config, hashes: HashCache) -> tuple[tup
     tensors = read_tensors(source)
     check_tensors(tensors, models.tensor_shapes(architecture), optional=(models.LM_HEAD,) if architecture.tied else ())
     drafts = plan.draft_parts(settings, architecture, tensors, models.names(architecture))
-    wanted = {t.name: t for part in drafts for t in part.tensors}
+    wanted = {t.name: t.info for part in drafts for t in part.tensors}
     scan = scan_checkpoint(source, wanted, hashes)
     parts = plan.with_hashes(drafts, scan.tensors)
-    host = {"eos_token_ids": eos_token_ids(source, hf), "source": canonical.digest(_content(source / "source.json"))}
+    host = {"eos_token_ids": eos_token_ids(source, hf), "source": source_digest(_content(source / "source.json"))}
     return parts, plan.plan_json(settings, architecture, parts) | host
 
 

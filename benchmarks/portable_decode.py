@@ -1,0 +1,113 @@
+"""Measures the portable engine's decode against transformers eager, at T=1 and T=4, on the same threads.
+
+    python benchmarks/portable_decode.py build/demo --checkpoint resources/demo --threads 2
+
+`build/demo` is a built model: its layer and head packages are run one after the other as a runtime
+does, without sampling. transformers runs the same checkpoint in float32 with its own cache, filled to the same length.
+Prints one JSON object: milliseconds per pass, the best of `--repeats`, and their ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import shardmill.portable
+
+FILLED = 200  # positions in the cache when the clock runs
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--precision", choices=("fp32", "fp16"), default="fp32")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    shardmill.portable.install(args.precision)
+    ours = {width: best_of(portable_pass(args.build, width), args.repeats) for width in (1, 4)}
+    theirs = {width: best_of(eager_pass(args.checkpoint, width), args.repeats) for width in (1, 4)}
+    report: dict[str, Any] = {"threads": args.threads, "precision": args.precision}
+    report |= {f"portable_T{w}_ms": round(ms, 3) for w, ms in ours.items()}
+    report |= {f"eager_T{w}_ms": round(ms, 3) for w, ms in theirs.items()}
+    report |= {"T1_ratio": round(ours[1] / theirs[1], 3), "T4_over_T1": round(ours[4] / ours[1], 3)}
+    print(json.dumps(report, indent=2))
+
+
+def best_of(run: Callable[[], None], repeats: int) -> float:
+    """The shortest of `repeats` runs, in milliseconds, after three that don't count."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3
+
+
+def portable_pass(build: Path, width: int) -> Callable[[], None]:
+    """A pass of `width` tokens through every part of a built model."""
+    import coremltools as ct  # noqa: PLC0415 - after install()
+
+    paths = sorted((build / "packages").glob("*.mlpackage"))
+    layers = [ct.models.MLModel(str(p)) for p in paths if p.name.startswith("layers")]
+    heads = [ct.models.MLModel(str(p)) for p in paths if p.name.startswith("head")]
+    states = [model.make_state() for model in layers]
+    inputs = pass_inputs(layers[0], width)
+
+    def run() -> None:
+        hidden = inputs["x"]
+        for model, state in zip(layers, states, strict=True):
+            hidden = model.predict({**inputs, "x": hidden}, state)["hidden"]
+        for model in heads:
+            model.predict({"hidden": hidden})
+
+    return run
+
+
+def pass_inputs(model: Any, width: int) -> dict[str, np.ndarray]:
+    """Inputs of a layers part for tokens at slots FILLED ..., every earlier slot visible."""
+    shapes = {}
+    for feature in model.get_spec().description.input:
+        ranges = feature.type.multiArrayType.shapeRange.sizeRanges
+        shapes[feature.name] = [width if r.lowerBound != r.upperBound else int(r.lowerBound) for r in ranges]
+    rng = np.random.default_rng(0)
+    made = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    mask, write = np.full(shapes["attn_mask"], -1e4, np.float32), np.zeros(shapes["kv_write_mask"], np.float32)
+    for token in range(width):
+        mask[0, 0, token, : FILLED + token + 1] = 0
+        write[0, 0, FILLED + token, token] = 1
+    return made | {"attn_mask": mask, "kv_write_mask": write}
+
+
+def eager_pass(checkpoint: Path, width: int) -> Callable[[], None]:
+    """A pass of `width` tokens through transformers with a cache of FILLED positions."""
+    from transformers import AutoModelForCausalLM, DynamicCache  # noqa: PLC0415 - a slow import
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        filled = model(torch.zeros(1, FILLED, dtype=torch.long), use_cache=True).past_key_values
+    assert isinstance(filled, DynamicCache)
+    tokens = torch.zeros(1, width, dtype=torch.long)
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(tokens, past_key_values=filled, use_cache=True)
+            filled.crop(-width)
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

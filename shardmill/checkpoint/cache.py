@@ -1,0 +1,112 @@
+"""Remembers the sha256 of byte ranges, so that gigabytes that did not change are not read again.
+
+An entry counts only while the file is the very one that was hashed: same device, inode, size, mtime and
+ctime (ctime moves even where a writer puts mtime back). A file touched less than RACY_NS before it was hashed
+is not remembered at all: a second write could hide within one tick of the file system's clock, as git
+describes for its index (https://git-scm.com/docs/racy-git). Losing the cache costs time, never truth.
+"""
+
+import contextlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import CheckpointError
+
+RACY_NS = 2_000_000_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
+    file TEXT, state TEXT, first INTEGER, last INTEGER, dtype TEXT, sha256 TEXT,
+    PRIMARY KEY (file, state, first, last, dtype)) WITHOUT ROWID"""
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What a file system says of a file without reading it; times in ns since 1970."""
+
+    device: int
+    inode: int
+    size: int
+    mtime: int
+    ctime: int
+
+    @property
+    def file(self) -> str:
+        return f"{self.device}:{self.inode}"
+
+    @property
+    def state(self) -> str:
+        return f"{self.size}:{self.mtime}:{self.ctime}"
+
+    def is_settled(self, now: int) -> bool:
+        """Whether a write from `now` on is sure to show in mtime or ctime."""
+        return now - max(self.mtime, self.ctime) > RACY_NS
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes [start, end) of a file; with a dtype, they were also checked to hold only finite numbers."""
+
+    start: int
+    end: int
+    dtype: str = ""
+
+
+def file_state(path: Path) -> FileState:
+    """Raises CheckpointError where the file can't be looked at."""
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read ({error.strerror}); fetch it again") from error
+    return FileState(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+class HashCache:
+    """A small SQLite file that any number of processes and threads may use at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lookup(self, state: FileState) -> dict[Span, str]:
+        """Every remembered span of the file in exactly this state -> its sha256."""
+        query = "SELECT first, last, dtype, sha256 FROM hashes WHERE file = ? AND state = ?"
+        rows = self._run([(query, (state.file, state.state))])
+        return {Span(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(sha)}
+
+    def record(self, state: FileState, hashes: Mapping[Span, str], began: int) -> None:
+        """Remembers `hashes` if the file had settled when hashing `began` (ns); forgets its older states."""
+        if not hashes or not state.is_settled(began):
+            return
+        forget = ("DELETE FROM hashes WHERE file = ? AND state <> ?", (state.file, state.state))
+        insert = "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)"
+        rows = [(state.file, state.state, s.start, s.end, s.dtype, sha) for s, sha in hashes.items()]
+        self._run([forget, *((insert, row) for row in rows)])
+
+    def carry(self, before: FileState, after: FileState) -> None:
+        """Keeps the entries of a file whose ctime we moved ourselves by giving it one more hard link."""
+        unchanged = (before.file, before.size, before.mtime) == (after.file, after.size, after.mtime)
+        # A write between the two looks at the file would have brought its mtime up to the present.
+        if unchanged and before.is_settled(time.time_ns()):
+            query = "UPDATE OR REPLACE hashes SET state = ? WHERE file = ? AND state = ?"
+            self._run([(query, (after.state, after.file, before.state))])
+
+    def _run(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        """Runs the statements in one transaction; the rows of the last, or none where the cache can't be used."""
+        rows: list[Any] = []
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as db, db:
+                db.execute(_SCHEMA)
+                for query, values in statements:
+                    rows = db.execute(query, values).fetchall()
+        except (sqlite3.OperationalError, OSError):
+            return []  # read-only, full, or busy for too long: work without the cache
+        except sqlite3.DatabaseError:
+            self.path.unlink(missing_ok=True)  # damaged: begin anew
+            return []
+        return rows

@@ -1,0 +1,50 @@
+"""Compares the tensors a checkpoint has with those its config promises: names, shapes and dtypes."""
+
+from collections.abc import Collection, Mapping
+
+from shardmill.checkpoint.headers import TensorInfo
+from shardmill.errors import CheckpointError
+
+WEIGHT_DTYPES = ("BF16", "F16", "F32")
+SHOWN = 3
+
+
+def check_tensors(
+    found: Mapping[str, TensorInfo],
+    expected: Mapping[str, tuple[int, ...]],
+    optional: Collection[str] = (),
+) -> None:
+    """Raises one CheckpointError that names the first tensors missing, extra, misshapen or of a wrong dtype.
+
+    `optional` names may be there or not (buffers, an untied copy of a tied head); where they are expected
+    as well, their shape must still be right. Weights must be BF16, F16 or F32.
+    """
+    present = {name: info for name, info in found.items() if name in expected}
+    shapes = [
+        f"{name} is {list(info.shape)} instead of {list(expected[name])}"
+        for name, info in sorted(present.items())
+        if info.shape != tuple(expected[name])
+    ]
+    dtypes = [f"{n} is {info.dtype}" for n, info in sorted(present.items()) if info.dtype not in WEIGHT_DTYPES]
+    faults = [
+        _count("missing", sorted(set(expected) - set(found) - set(optional))),
+        _count("extra", sorted(set(found) - set(expected) - set(optional))),
+        _count("misshapen", shapes),
+        _count(f"not {', '.join(WEIGHT_DTYPES[:-1])} or {WEIGHT_DTYPES[-1]}", dtypes),
+    ]
+    if any(faults):
+        raise CheckpointError(
+            f"tensors are not those that config.json describes: {'; '.join(filter(None, faults))}; "
+            "check that both come from the same revision"
+        )
+
+
+def _is_weight(info: TensorInfo) -> bool:
+    return info.dtype in WEIGHT_DTYPES
+
+
+def _count(fault: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"{len(names)} {fault} ({shown})"

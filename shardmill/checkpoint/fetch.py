@@ -1,0 +1,102 @@
+"""Brings a checkpoint into a build folder and records what it is: `source.json`.
+
+Weights are linked, never copied: by hard link where the file system allows, so that a checkpoint replaced or
+deleted later leaves the build what its record says; else by symbolic link. Small files are copied, as they are
+what people edit in place. `source.json` holds nothing that varies with machine, path or time:
+
+    {"commit": "<40 hex>" | "local", "files": {name: {"sha256": ..., "size": bytes}}, "repo": "owner/name" | null}
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from shardmill.canonical import dumps, replacing, write_json
+from shardmill.checkpoint.cache import HashCache, file_state
+from shardmill.checkpoint.hashing import hash_files
+from shardmill.checkpoint.hub import HubAccess, download
+from shardmill.checkpoint.layout import text_files, weight_files
+from shardmill.checkpoint.paths import RECORD_FILE, checked_file
+from shardmill.errors import CheckpointError
+
+
+def fetch(
+    *,
+    path: Path | None,
+    repo: str | None,
+    revision: str | None,
+    dest: Path,
+    cache: HashCache | None,
+    access: HubAccess | None = None,
+) -> dict[str, Any]:
+    """Fills `dest` from a local folder (`path`) or from a commit of a hub repository, and returns source.json.
+
+    `dest` appears at once or not at all, and is left alone if it holds the same files already.
+    Raises CheckpointError if not exactly one source is given, or where the source is not a sound checkpoint.
+    """
+    if (path is None) == (repo is None):
+        raise CheckpointError("source: give either a path or a repo, one of them")
+    _check_replaceable(dest)
+    if path is not None:
+        folder, hashes = path, _hash_local(path, cache)
+    else:
+        assert repo is not None
+        folder, hashes = download(repo, revision, access or HubAccess(), cache)
+    record = {
+        "repo": repo,
+        "commit": revision if repo else "local",
+        "files": {
+            name: {"sha256": sha, "size": file_state(folder / name).size} for name, sha in sorted(hashes.items())
+        },
+    }
+    if not _is_there(dest, record, cache):
+        _land(folder, dest, record, cache)
+    return record
+
+
+def _hash_local(folder: Path, cache: HashCache | None) -> dict[str, str]:
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
+    names = {file.relative_to(folder).as_posix() for file in folder.rglob("*")}
+    chosen = [*text_files(names), *weight_files(folder, names, str(folder))]
+    files = {name: checked_file(folder, name) for name in chosen}
+    hashes = hash_files(files.values(), cache)
+    return {name: hashes[file] for name, file in files.items()}
+
+
+def _check_replaceable(dest: Path) -> None:
+    if dest.exists() and not (dest / RECORD_FILE).exists() and any(dest.iterdir()):
+        raise CheckpointError(f"{dest}: holds files but no {RECORD_FILE}, so it is not ours to replace; remove it")
+
+
+def _is_there(dest: Path, record: dict[str, Any], cache: HashCache | None) -> bool:
+    try:
+        if (dest / RECORD_FILE).read_text("utf-8") != dumps(record):
+            return False
+        hashes = hash_files([dest / name for name in record["files"]], cache)
+    except (OSError, CheckpointError):
+        return False
+    return all(hashes[dest / name] == entry["sha256"] for name, entry in record["files"].items())
+
+
+def _land(folder: Path, dest: Path, record: dict[str, Any], cache: HashCache | None) -> None:
+    with replacing(dest) as fresh:
+        for name in record["files"]:
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            _place((folder / name).resolve(), fresh / name, cache)
+        write_json(fresh / RECORD_FILE, record)
+
+
+def _place(original: Path, link: Path, cache: HashCache | None) -> None:
+    if not link.name.endswith(".safetensors"):
+        shutil.copyfile(original, link)
+        return
+    before = file_state(original)
+    try:
+        os.link(original, link)
+    except OSError:  # another file system, or one without hard links
+        link.symlink_to(original)
+        return
+    if cache:
+        cache.carry(before, file_state(link))

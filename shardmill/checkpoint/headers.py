@@ -1,0 +1,191 @@
+"""Reads safetensors headers and indices: which tensor lies in which bytes of which file, no weight loaded.
+
+Everything is checked before it is believed: lengths against the file, ranges against each other and against
+dtype x shape, names against the index, paths against the folder. What does not hold is a CheckpointError that
+names the file or tensor.
+Format: https://github.com/huggingface/safetensors#format (8-byte little-endian header length, JSON, data).
+"""
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.checkpoint.paths import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    check_name,
+    checked_file,
+    describe_missing_weights,
+)
+from shardmill.errors import CheckpointError
+
+# The hub's own limit (huggingface_hub.constants.SAFETENSORS_MAX_HEADER_LENGTH). Real headers stay under 3 MB
+# and real indices under 10 MB; parsing takes some ten times the text in memory.
+MAX_HEADER_BYTES = 25_000_000
+MAX_RANK = 8
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4,
+    "I64": 8, "U64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor's place: bytes [start, end) of `file` (a path relative to the checkpoint folder)."""
+
+    name: str
+    file: str
+    start: int
+    end: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_tensors(folder: Path) -> dict[str, TensorInfo]:
+    """Every tensor of a checkpoint folder, sorted by name, from `model.safetensors` or from the index.
+
+    Looks for the two names in the order in which transformers does.
+    Raises CheckpointError where files, headers and index are not in order.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
+    if (folder / SINGLE_FILE).exists():
+        found = {info.name: info for info in read_header(folder, SINGLE_FILE)}
+    elif (folder / INDEX_FILE).exists():
+        found = _read_indexed(folder)
+    else:
+        names = [entry.name for entry in folder.iterdir()]
+        raise CheckpointError(describe_missing_weights(str(folder), names))
+    return dict(sorted(found.items()))
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """The index's weight map, tensor name -> file name; every file name is checked to stay in the folder."""
+    path = checked_file(folder, INDEX_FILE)
+    if path.stat().st_size > MAX_HEADER_BYTES:
+        raise _damaged(path, f"index of more than {MAX_HEADER_BYTES} bytes")
+    weight_map = _parse_json(path.read_bytes(), path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise _damaged(path, "no 'weight_map' of tensor names to file names")
+    for file in sorted(set(weight_map.values())):
+        check_name(file, str(path))
+        if not file.endswith(".safetensors"):
+            raise CheckpointError(f"{path}: lists {file!r}; only .safetensors files are read")
+    return weight_map
+
+
+def _read_indexed(folder: Path) -> dict[str, TensorInfo]:
+    weight_map = read_index(folder)
+    found: dict[str, TensorInfo] = {}
+    for file in sorted(set(weight_map.values())):
+        for info in read_header(folder, file):
+            listed = weight_map.get(info.name, "no file")
+            if listed != file:
+                what = f"tensor {_short(info.name)} belongs to {listed} according to {INDEX_FILE}"
+                raise _damaged(folder / file, what)
+            found[info.name] = info
+    missing = sorted(set(weight_map) - set(found))
+    if missing:
+        what = f"tensor {_short(missing[0])} is in {INDEX_FILE} but not in the file"
+        raise _damaged(folder / weight_map[missing[0]], what)
+    return found
+
+
+def read_header(folder: Path, file: str) -> list[TensorInfo]:
+    """The tensors of one safetensors file in the order of their bytes; reads nothing but the header."""
+    path = checked_file(folder, file)
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = _header_length(stream.read(8), size, path)
+        header = _parse_json(stream.read(length), path)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(path, "__metadata__ is not a map of strings")
+    infos = [_tensor_info(name, entry, file, 8 + length, path) for name, entry in header.items()]
+    infos.sort(key=lambda info: (info.start, info.end))
+    _check_cover(infos, 8 + length, size, path)
+    return infos
+
+
+def _header_length(prefix: bytes, size: int, path: Path) -> int:
+    if prefix == b"version ":
+        raise CheckpointError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in its clone")
+    if len(prefix) < 8:
+        raise _damaged(path, f"truncated, {size} bytes are no safetensors file")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise _damaged(path, f"header of {length} bytes, over the limit of {MAX_HEADER_BYTES}")
+    if 8 + length > size:
+        raise _damaged(path, f"truncated, header of {length} bytes in a file of {size}")
+    return length
+
+
+def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"not valid JSON ({_short(str(error))})") from error
+    if not isinstance(document, dict):
+        raise _damaged(path, "its JSON is not an object")
+    return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"duplicate {name!r}")
+    return document
+
+
+def _tensor_info(name: str, entry: Any, file: str, data_start: int, path: Path) -> TensorInfo:
+    tensor = f"tensor {_short(name)}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(path, f"{tensor} has no dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise CheckpointError(f"{path}: {tensor} has dtype {_short(str(dtype))}; use BF16, F16 or F32")
+    if not _are_sizes(shape) or len(shape) > MAX_RANK:
+        raise _damaged(path, f"{tensor}: shape {_short(str(shape))} is no list of at most {MAX_RANK} sizes")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _damaged(path, f"{tensor}: data_offsets {_short(str(offsets))} are not [begin, end]")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise _damaged(path, f"{tensor}: {end - begin} bytes do not hold {dtype} of shape {shape}")
+    return TensorInfo(name, file, data_start + begin, data_start + end, dtype, tuple(shape))
+
+
+def _are_sizes(values: Any) -> bool:
+    # bool is an int to Python; a size past 2**63 is no file's and would only make the products large.
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+
+
+def _check_cover(infos: list[TensorInfo], data_start: int, size: int, path: Path) -> None:
+    """The tensors fill the file's data exactly, as the format demands: no overlap, no hole, no remainder."""
+    at = data_start
+    for info in infos:
+        if info.start < at:
+            raise _damaged(path, f"tensor {_short(info.name)} overlaps the one before it")
+        if info.start > at:
+            raise _damaged(path, f"unused bytes before tensor {_short(info.name)}")
+        if info.end > size:
+            raise _damaged(path, f"truncated, tensor {_short(info.name)} ends at byte {info.end} of {size}")
+        at = info.end
+    if at != size:
+        raise _damaged(path, f"{size - at} bytes after the last tensor")
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {what}; fetch the checkpoint again")
+
+
+def _short(text: str, limit: int = 80) -> str:
+    """Text from a file, fit for an error line: printable and not long."""
+    clean = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
+    return clean if len(clean) <= limit else clean[:limit] + "..."

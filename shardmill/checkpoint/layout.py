@@ -1,0 +1,38 @@
+"""Which files of a folder or repository make up a checkpoint: configs, tokenizer and safetensors, nothing else.
+
+No Python code, no pickles, no weights in other formats or subfolders are ever taken.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from shardmill.checkpoint.headers import read_index
+from shardmill.checkpoint.paths import INDEX_FILE, RECORD_FILE, SINGLE_FILE, describe_missing_weights
+from shardmill.errors import CheckpointError
+
+_TEXT_SUFFIXES = (".json", ".tiktoken")
+_TEXT_NAMES = ("tokenizer.model", "spiece.model", "merges.txt", "vocab.txt", "chat_template.jinja")
+
+
+def text_files(names: Collection[str]) -> list[str]:
+    """Configs and tokenizer files among `names`."""
+    chosen = [name for name in sorted(names) if "/" not in name and name != RECORD_FILE]
+    return [name for name in chosen if name.endswith(_TEXT_SUFFIXES) or name in _TEXT_NAMES]
+
+
+def weight_files(folder: Path, names: Collection[str], where: str) -> list[str]:
+    """The safetensors files among `names` that transformers would load; the index is read from `folder`.
+
+    Raises CheckpointError (beginning with `where`) if there are none, or if the index lists one that is missing.
+    """
+    if "config.json" not in names:
+        raise CheckpointError(f"{where}: no config.json; is it a checkpoint in Hugging Face layout?")
+    if SINGLE_FILE in names:
+        return [SINGLE_FILE]
+    if INDEX_FILE not in names:
+        raise CheckpointError(describe_missing_weights(where, names))
+    files = sorted(set(read_index(folder).values()))
+    for file in files:
+        if file not in names:
+            raise CheckpointError(f"{where}: {INDEX_FILE} lists {file}, which is missing; fetch it again")
+    return files

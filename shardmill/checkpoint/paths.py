@@ -1,0 +1,69 @@
+"""File names that come from a checkpoint (an index, a repository's listing) are checked here before use.
+
+A name may only lead to a file inside the checkpoint folder. Raises CheckpointError for every other.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from shardmill.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+RECORD_FILE = "source.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuses a file name that is absolute, climbs with `..`, or means something else elsewhere."""
+    posix = PurePosixPath(name)
+    plain = name == str(posix) and not posix.is_absolute() and ".." not in posix.parts and name != "."
+    if not plain or "\\" in name or not name.isprintable():
+        raise CheckpointError(f"{where}: {name!r} leaves the checkpoint folder; refusing to use it")
+
+
+def checked_file(folder: Path, name: str) -> Path:
+    """`folder/name`, an existing file that really lies in the folder.
+
+    Two kinds of links may point outside: the hub cache's own (snapshots/<commit>/x -> blobs/<etag>), and
+    those that `fetch` made and recorded in source.json. Raises CheckpointError for any other, and where the
+    file is missing.
+    """
+    check_name(name, str(folder))
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"{path}: file is missing or a dangling link; fetch the checkpoint again")
+    inside = path.resolve().is_relative_to(folder.resolve())
+    if not (inside or _is_hub_blob(folder, path) or _is_recorded(folder, name)):
+        raise CheckpointError(f"{path}: links to {path.resolve()}, outside the checkpoint; copy the file in")
+    return path
+
+
+def describe_missing_weights(where: str, names: Iterable[str]) -> str:
+    """The error line for a folder or repository with neither `model.safetensors` nor an index."""
+    pickles = sorted(n for n in names if n.endswith(PICKLE_SUFFIXES))
+    if pickles:
+        return (
+            f"{where}: {pickles[0]} is a pickle checkpoint, which can run code when loaded; "
+            "use a revision with safetensors, or convert it with save_pretrained"
+        )
+    return f"{where}: neither {SINGLE_FILE} nor {INDEX_FILE} found; is it in Hugging Face layout?"
+
+
+def _is_hub_blob(folder: Path, path: Path) -> bool:
+    snapshot = folder.resolve()
+    if snapshot.parent.name != "snapshots" or not path.is_symlink():
+        return False
+    # One hop only: the blob itself may be a link into the hub client's store of shared blobs.
+    target = os.path.normpath(path.parent.resolve() / os.readlink(path))
+    return Path(target).parent == snapshot.parent.parent / "blobs"
+
+
+def _is_recorded(folder: Path, name: str) -> bool:
+    try:
+        recorded = json.loads((folder / RECORD_FILE).read_text("utf-8"))["files"][name]["size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(recorded == (folder / name).stat().st_size)

@@ -1,0 +1,23 @@
+"""`shardmill gc`: frees what no build refers to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def gc(
+    builds: Annotated[Path, typer.Argument(help="The folder that holds the builds and their store.")] = Path("build"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go.")] = False,
+) -> None:
+    """Remove stored artifacts that no build refers to, and what killed runs left."""
+    from shardmill import collect
+    from shardmill.workflow import hold_lock
+
+    if builds.is_dir():
+        hold_lock(str(builds))
+    found = collect.collect(builds, dry_run)
+    verb = "would remove" if dry_run else "removed"
+    typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")

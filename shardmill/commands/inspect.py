@@ -1,0 +1,95 @@
+"""`shardmill inspect`: what is in an ML Program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shardmill.inspect import Contents, Feature, Function, Weights
+
+UNITS = ("B", "kB", "MB", "GB")
+
+
+def inspect(
+    package: Annotated[Path, typer.Argument(help="An .mlpackage or .mlmodel that holds an ML Program.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show a program's inputs, outputs, states, operations and weights."""
+    from rich.console import Console
+
+    from shardmill.inspect import read
+
+    with Console(stderr=True).status(f"reading {package}"):
+        contents = read(package)
+    if as_json:
+        typer.echo(json.dumps(asdict(contents)))
+        return
+    console = Console(highlight=False, markup=False)
+    for renderable in render(contents):
+        console.print(renderable)
+
+
+def render(contents: Contents) -> Iterable[str | Table]:
+    """What a person reads, in order."""
+    yield f"{contents.path}: ML Program, specification {contents.specification}, {size(contents.bytes)}"
+    for function in contents.functions:
+        yield ""
+        yield f"function {function.name} ({function.opset})"
+        yield _features(function)
+        yield _operations(function)
+    yield _weights(contents.weights) if contents.weights else "no weight files"
+
+
+def _features(function: Function) -> Table:
+    table = _table("", "name", "dtype", "shape")
+    groups: tuple[tuple[str, tuple[Feature, ...]], ...] = (
+        ("input", function.inputs),
+        ("output", function.outputs),
+        ("state", function.states),
+    )
+    for kind, features in groups:
+        for feature in features:
+            table.add_row(kind, feature.name, feature.dtype, feature.shape)
+    return table
+
+
+def _operations(function: Function) -> Table:
+    table = _table("operation", "count")
+    for name, count in function.operations:
+        table.add_row(name, str(count))
+    table.add_section()
+    table.add_row("all", str(sum(count for _, count in function.operations)))
+    return table
+
+
+def _weights(rows: Iterable[Weights]) -> Table:
+    table = _table("weights", "tensors", "elements", "size")
+    for row in rows:
+        table.add_row(row.dtype, str(row.tensors), f"{row.elements:,}", size(row.bytes))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("count", "tensors", "elements", "size") else "left")
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them, in powers of 1000."""
+    unit = 0
+    while count >= 1000 and unit < len(UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {UNITS[unit]}"

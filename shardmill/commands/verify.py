@@ -1,0 +1,20 @@
+"""`shardmill verify`: are a build's files the ones that its model.json names?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def verify(build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")]) -> None:
+    """Hash every file that model.json names and compare. Exit code 1 if one is missing or changed."""
+    from shardmill.provenance import mismatches
+
+    checked, wrong = mismatches(build)
+    for name, what in wrong:
+        typer.echo(f"{name}: {what}", err=True)
+    typer.echo(f"{checked} files checked, {len(wrong)} wrong")
+    if wrong:
+        raise typer.Exit(1)

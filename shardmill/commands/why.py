@@ -1,0 +1,37 @@
+"""`shardmill why`: what the next `all` would work on, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def why(
+    build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")],
+    configfile: Annotated[
+        Path | None, typer.Option(help="The model's config; by default the one in configs/ that names the model.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also list what is unchanged.")] = False,
+) -> None:
+    """Say what the next `snakemake all` would work on and why, without working."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from shardmill import config, why, workflow
+    from shardmill.store import Store
+
+    settings = config.load(configfile or config.find(build.name))
+    verdicts = why.forecast(settings, workflow.settings(settings), build, Store(build.parent / ".store"))
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "", "because of"):
+        table.add_column(column)
+    for verdict in verdicts:
+        if everything or verdict.status != "unchanged":
+            table.add_row(verdict.step, verdict.status, verdict.reason)
+    console = Console()
+    if table.row_count:
+        console.print(table)
+    changed = sum(v.status != "unchanged" for v in verdicts)
+    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would")

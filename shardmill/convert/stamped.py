@@ -1,0 +1,40 @@
+"""Stamped conversion: coremltools converts a few small layers once, and every part is composed from the result.
+
+All layers of a model share one graph and only the weights differ, so the program of a part is stamped from the template
+of its kind, and its weights are streamed from the checkpoint into the weight file. The package is that of the plain
+conversion, byte for byte, except where plain coremltools would drop or merge an operation because of a weight's values
+(a norm weight of nothing but ones; two layers with the same norm weight): here programs never depend on weights.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from shardmill.convert import package, stamped_sample, stamped_weights
+from shardmill.plan import Part
+
+THREADS = 4
+WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
+
+
+def convert_stamped(
+    part: Part, source: Path, quantization: str, path: Path, cache: Path | None = None, threads: int = THREADS
+) -> None:
+    """Writes the canonical .mlpackage of a part at `path`, which must not exist.
+
+    Args: source, the checkpoint's folder; quantization "int8" or "fp16" as in `plain.convert`; cache, a folder in which
+    templates are kept between processes.
+    Raises CheckpointError for a weight that fp16 can't hold, StampError for a graph that can't be stamped; what was
+    written until then stays for the caller to remove.
+    """
+    import coremltools as ct
+
+    template = stamped_sample.template(part, quantization, cache)
+    start, layers = (0, 1) if part.kind == "head" else (part.start, part.end - part.start)
+    spec = template.compose(start, layers, stamped_sample.widths(part))
+    weights = stamped_weights.place(spec, part)
+    with tempfile.TemporaryDirectory() as empty:
+        ct.utils.save_spec(spec, str(path), weights_dir=empty)
+    stamped_weights.write(path / WEIGHT_FILE, weights, source, threads)
+    package.canonicalize(path)

@@ -1,0 +1,40 @@
+"""Decoding over an engine: sessions, drafters, acceptance, width control, sampling.
+
+Knows nothing of Core ML files and imports nothing else of shardmill: all it asks for is an `Engine`
+(engine.py).
+"""
+
+from shardmill.decode.constraint import Constraint, JsonSchema
+from shardmill.decode.cost_model import measure_widths
+from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
+from shardmill.decode.engine import Engine
+from shardmill.decode.errors import DecodeError
+from shardmill.decode.events import FinishReason, GenerationResult, TokenEvent
+from shardmill.decode.generate import generate, run
+from shardmill.decode.options import Options
+from shardmill.decode.policies import POLICIES, create_policy
+from shardmill.decode.policy import DraftPolicy
+from shardmill.decode.sampling import Sampling
+from shardmill.decode.session import Session
+
+__all__ = [
+    "DRAFTERS",
+    "POLICIES",
+    "Constraint",
+    "DecodeError",
+    "DraftPolicy",
+    "Drafter",
+    "Engine",
+    "FinishReason",
+    "GenerationResult",
+    "JsonSchema",
+    "Options",
+    "Sampling",
+    "Session",
+    "TokenEvent",
+    "create_drafter",
+    "create_policy",
+    "generate",
+    "measure_widths",
+    "run",
+]

@@ -1,0 +1,93 @@
+"""Output that must obey a grammar: tokens that may not follow are masked, drafts are cut where they leave it.
+
+JSON schemas go through llguidance (https://github.com/guidance-ai/llguidance), an optional dependency.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.decode.errors import DecodeError
+
+
+class Constraint(Protocol):
+    """A grammar and how far the output has come in it."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Mask [V] of the tokens that may come next."""
+
+    def advance(self, token: int) -> None:
+        """The output grew by `token`."""
+
+    def valid_prefix(self, draft: Sequence[int]) -> int:
+        """How many tokens of `draft` may follow, one after the other."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that the grammar leaves no choice about: free drafts."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow."""
+
+
+class JsonSchema:
+    """Output that is one JSON value of a schema.
+
+    Args:
+        schema: the JSON schema, as an object.
+        tokenizer: the contents of the model's tokenizer.json.
+        vocab: number of logits; may exceed the tokenizer's vocabulary.
+        eos: token that ends the output.
+
+    Raises:
+        DecodeError: llguidance is not installed, or it cannot work with the schema.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], tokenizer: str, *, vocab: int, eos: int) -> None:
+        try:
+            import llguidance
+            import llguidance.numpy as bits
+        except ImportError as error:
+            raise DecodeError("JSON schemas need llguidance: pip install 'shardmill[grammar]'") from error
+        self._bits = bits
+        self._vocab = vocab
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        tokens = llguidance.LLTokenizer(tokenizer, n_vocab=vocab, eos_token=eos)
+        self._matcher = llguidance.LLMatcher(tokens, grammar)
+        self._mask = bits.allocate_token_bitmask(1, tokens.vocab_size)
+        self._check("JSON schema")
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """See `Constraint`."""
+        self._bits.fill_next_token_bitmask(self._matcher, self._mask)
+        self._check("grammar")
+        packed = self._mask[0].view(np.uint8)
+        return np.unpackbits(packed, bitorder="little")[: self._vocab].astype(np.bool_)
+
+    def advance(self, token: int) -> None:
+        """See `Constraint`."""
+        self._matcher.consume_token(token)
+        self._check("grammar")
+
+    def valid_prefix(self, draft: Sequence[int]) -> int:
+        """See `Constraint`."""
+        count: int = self._matcher.validate_tokens(list(draft))
+        return count
+
+    def forced(self) -> Sequence[int]:
+        """See `Constraint`."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
+    @property
+    def finished(self) -> bool:
+        """See `Constraint`."""
+        stopped: bool = self._matcher.is_stopped()
+        return stopped
+
+    def _check(self, what: str) -> None:
+        if self._matcher.is_error():
+            raise DecodeError(f"{what} rejected: {self._matcher.get_error()}")

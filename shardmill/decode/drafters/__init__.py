@@ -1,0 +1,44 @@
+"""Drafters by name."""
+
+from collections.abc import Callable
+
+from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, RequestInfo
+from shardmill.decode.drafters.draft_model import DraftModelDrafter
+from shardmill.decode.drafters.learned import LearnedDrafter
+from shardmill.decode.drafters.mixed import MixedDrafter
+from shardmill.decode.drafters.ngram import NgramDrafter
+from shardmill.decode.drafters.none import NoDrafter
+from shardmill.decode.drafters.suffix import SuffixDrafter
+from shardmill.decode.errors import DecodeError
+from shardmill.decode.session import Session
+
+__all__ = ["DRAFTERS", "EMPTY", "PLAIN", "Draft", "Drafter", "RequestInfo", "create_drafter"]
+
+DRAFTERS = ("none", "ngram", "suffix", "learned", "mixed", "draft_model")
+
+_BY_NAME: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "ngram": NgramDrafter,
+    "suffix": SuffixDrafter,
+    "learned": LearnedDrafter,
+    "mixed": lambda: MixedDrafter([SuffixDrafter(), LearnedDrafter()]),
+}
+
+
+def create_drafter(name: str, *, draft_session: Session | None = None, vocab: int | None = None) -> Drafter:
+    """A fresh drafter with its default settings.
+
+    Args:
+        draft_session: for `draft_model`: a session on the draft model's engine.
+        vocab: for `draft_model`: the target's vocabulary; by default the draft model's.
+
+    Raises:
+        DecodeError: no drafter has that name, or `draft_model` lacks its session.
+    """
+    if name == "draft_model":
+        if draft_session is None:
+            raise DecodeError("drafter draft_model needs a draft model: name a second build")
+        return DraftModelDrafter(draft_session, vocab=vocab or draft_session.engine.vocab)
+    if name not in _BY_NAME:
+        raise DecodeError(f"no drafter is called {name!r}: use one of {', '.join(DRAFTERS)}")
+    return _BY_NAME[name]()

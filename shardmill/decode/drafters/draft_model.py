@@ -1,0 +1,100 @@
+"""Drafts from a second, smaller model with the same vocabulary, in a session of its own.
+
+Its cache holds what it drafted. Once the target has answered, it is cut back to what was accepted, and
+the next proposal feeds only what it lacks.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
+from shardmill.decode.engine import Logits
+from shardmill.decode.errors import DecodeError
+from shardmill.decode.sampler import uniforms
+from shardmill.decode.sampling import Probabilities, Sampling, draw, probabilities
+from shardmill.decode.session import Session
+
+_STREAM = 1  # of the request's randomness; the target draws from stream 0
+
+
+class DraftModelDrafter:
+    """A small model's own continuation: its argmax, or at a temperature a draw together with its
+    distribution.
+
+    Args:
+        session: a session on the draft model's engine, for this drafter alone.
+        vocab: the target's vocabulary.
+
+    Raises:
+        DecodeError: the two vocabularies differ in size.
+    """
+
+    name = "draft_model"
+
+    def __init__(self, session: Session, *, vocab: int) -> None:
+        if session.engine.vocab != vocab:
+            raise DecodeError(
+                f"the draft model has {session.engine.vocab} tokens, the model {vocab}: they must share a tokenizer"
+            )
+        self._session = session
+        self._sampling = Sampling()
+        self._fresh = True  # the cache may hold another request
+        self._proposed_at: int | None = None  # length of the context at a proposal that has not been answered
+
+    def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
+        """See `Drafter`."""
+        self._sampling = Sampling(temperature=info.temperature, seed=info.seed)
+        self._fresh = True
+        self._proposed_at = None
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        """See `Drafter`. No draft once the draft model's own context is full."""
+        if limit < 1 or not self._session.can_hold(len(context)):
+            return EMPTY
+        row = self._catch_up(context)
+        self._proposed_at = len(context)
+        limit = min(limit, 1 + self._session.undoable())
+        tokens = [self._choose(row, len(context))]
+        rows = [self._probabilities(row)]
+        while len(tokens) < limit:
+            row = self._session.feed(tokens[-1:])[0]
+            self._session.commit(1)
+            tokens.append(self._choose(row, len(context) + len(tokens)))
+            rows.append(self._probabilities(row))
+        confidence = tuple(float(r[t]) for r, t in zip(rows, tokens, strict=True))
+        return Draft(tuple(tokens), confidence, None if self._sampling.greedy else np.stack(rows))
+
+    def observe(self, emitted: Sequence[int], accepted: int) -> None:
+        """Cuts the cache back to what the target accepted."""
+        if self._proposed_at is not None:
+            kept = min(self._proposed_at + accepted, len(self._session.tokens))
+            self._session.truncate(kept)
+            self._proposed_at = None
+
+    def finish(self) -> None:
+        """See `Drafter`."""
+
+    def _catch_up(self, context: Sequence[int]) -> Logits:
+        """Logits [V] after `context`, running what the cache lacks."""
+        held = len(self._session.tokens)
+        if self._fresh or not 0 < held < len(context):
+            self._fresh = False
+            return self._session.prefill(context).row
+        while held < len(context):
+            count = min(self._session.room(), len(context) - held)
+            rows = self._session.feed(context[held : held + count])
+            self._session.commit(count)
+            held += count
+        row: Logits = rows[-1]
+        return row
+
+    def _probabilities(self, row: Logits) -> Probabilities:
+        """What a draft is drawn from, [V]; the model's own distribution where it is not drawn."""
+        temperature = self._sampling.temperature or 1.0
+        return probabilities(row.astype(np.float64), Sampling(temperature=temperature))
+
+    def _choose(self, row: Logits, index: int) -> int:
+        if self._sampling.greedy:
+            return int(np.argmax(row))
+        return draw(self._probabilities(row), uniforms(self._sampling.seed, index, _STREAM, 1)[0])

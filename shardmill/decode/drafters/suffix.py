@@ -1,0 +1,143 @@
+"""Drafts from a suffix automaton of the text: the longest end of the text that occurred before, at any
+length.
+
+The automaton grows with the text, amortised O(1) per token. Each state is a context; it counts what
+followed it and proposes the most frequent continuation, of equals the latest. Where the text's end is new
+altogether, the most frequent token is proposed. Blumer et al., "The smallest automaton recognizing the
+subwords of a text", 1985; used for drafting by Hu et al., "SAM Decoding", 2024.
+"""
+
+from collections.abc import Sequence
+
+from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
+
+_COUNTED = 6  # contexts, longest first, whose continuation counts a token updates: bounds the cost of a token
+
+
+class SuffixAutomaton:
+    """The contexts of a text and what followed them. State 0 is the empty context."""
+
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link: list[int] = [-1]
+        self.length: list[int] = [0]
+        self.best: list[int] = [-1]  # most frequent continuation
+        self._counts: list[dict[int, int]] = [{}]
+        self._last = 0
+
+    @property
+    def match(self) -> int:
+        """State of the longest end of the text that also occurred earlier."""
+        return max(self.link[self._last], 0)
+
+    def share(self, state: int) -> float:
+        """Share of the state's best continuation among its continuations; each unseen repeat counts once."""
+        counts, best = self._counts[state], self.best[state]
+        total = sum(counts.values()) + len(self.next[state]) - len(counts)
+        return counts.get(best, 1) / total
+
+    def extend(self, token: int) -> None:
+        """Appends `token` to the text."""
+        self._count(token)
+        state = self._new_state(self.length[self._last] + 1, {}, -1)
+        p = self._last
+        while p >= 0 and token not in self.next[p]:
+            self._connect(p, token, state)
+            p = self.link[p]
+        self.link[state] = self._context_for(p, token)
+        self._last = state
+
+    def _context_for(self, p: int, token: int) -> int:
+        """State of the longest context that ends in `token` and occurred before; splits it off where
+        needed.
+        """
+        if p < 0:
+            return 0
+        q = self.next[p][token]
+        if self.length[q] == self.length[p] + 1:
+            return q
+        clone = self._new_state(self.length[p] + 1, dict(self.next[q]), self.best[q])
+        self._counts[clone] = dict(self._counts[q])
+        self.link[clone] = self.link[q]
+        self.link[q] = clone
+        while p >= 0 and self.next[p].get(token) == q:
+            self.next[p][token] = clone
+            p = self.link[p]
+        return clone
+
+    def _new_state(self, length: int, follow: dict[int, int], best: int) -> int:
+        self.next.append(follow)
+        self.link.append(-1)
+        self.length.append(length)
+        self.best.append(best)
+        self._counts.append({})
+        return len(self.next) - 1
+
+    def _connect(self, state: int, token: int, target: int) -> None:
+        self.next[state][token] = target
+        if self._counts[state].get(self.best[state], 1) <= 1:
+            self.best[state] = token
+
+    def _count(self, token: int) -> None:
+        state = self.link[self._last]
+        for _ in range(_COUNTED):
+            if state <= 0:
+                break
+            self._count_in(state, token)
+            state = self.link[state]
+        self._count_in(0, token)
+
+    def _count_in(self, state: int, token: int) -> None:
+        if token not in self.next[state]:
+            return  # its first time: the transition itself stands for it
+        counts = self._counts[state]
+        counts[token] = counts.get(token, 1) + 1
+        if counts[token] >= counts.get(self.best[state], 1):
+            self.best[state] = token
+
+
+class SuffixDrafter:
+    """Longest match, most frequent continuation.
+
+    Args:
+        shortest: matches of fewer tokens propose nothing; 0 always proposes something.
+    """
+
+    name = "suffix"
+
+    def __init__(self, *, shortest: int = 0) -> None:
+        self._shortest = shortest
+        self._automaton = SuffixAutomaton()
+
+    def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
+        """See `Drafter`."""
+        self._automaton = SuffixAutomaton()
+        self.observe(prompt, 0)
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        """See `Drafter`."""
+        automaton = self._automaton
+        state = automaton.match
+        tokens: list[int] = []
+        confidence: list[float] = []
+        while len(tokens) < limit:
+            while state > 0 and automaton.best[state] < 0:
+                state = automaton.link[state]  # a context that so far only ended the text
+            if automaton.length[state] < self._shortest or automaton.best[state] < 0:
+                break
+            tokens.append(automaton.best[state])
+            confidence.append(_confidence(automaton.length[state], automaton.share(state)))
+            state = automaton.next[state][tokens[-1]]
+        return Draft(tuple(tokens), tuple(confidence)) if tokens else EMPTY
+
+    def observe(self, emitted: Sequence[int], accepted: int) -> None:
+        """See `Drafter`."""
+        for token in emitted:
+            self._automaton.extend(token)
+
+    def finish(self) -> None:
+        """See `Drafter`."""
+
+
+def _confidence(length: int, share: float) -> float:
+    return share * length / (length + 1.5)

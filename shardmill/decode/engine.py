@@ -1,0 +1,39 @@
+"""What decoding asks of a model: one call that runs tokens through it and gives logits.
+
+Visibility rule: token t of a call sees slot s if and only if s was written, by this or an earlier call
+since `reset` and not forgotten since, with a position <= positions[t]. With append-only positions a
+rejected draft's slots are therefore hidden until they are overwritten, and nothing is ever rolled back.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+
+
+class Engine(Protocol):
+    """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`."""
+
+    @property
+    def slots(self) -> int:
+        """Number of KV slots S."""
+
+    @property
+    def vocab(self) -> int:
+        """Vocabulary size V."""
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Token counts a call may have; 1 is one of them."""
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Logits:
+        """Writes each token's key and value into its slot and returns float32 logits [T, V]."""
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Hides slots until they are written again. Only `context_policy="slide"` calls it."""
+
+    def reset(self) -> None:
+        """Forgets every slot."""

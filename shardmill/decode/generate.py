@@ -1,0 +1,237 @@
+"""The decoding loop: prefill a prompt, then pass after pass draft, verify, accept, until something ends it.
+
+Events come as soon as their token is final; the last item is the result. Whatever the drafter and the
+policy, greedy tokens are those that plain one-token decoding gives, and sampled ones have the model's
+distribution.
+"""
+
+import time
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardmill.decode.accept import agreement
+from shardmill.decode.calibrate import UNSTATED
+from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
+from shardmill.decode.drafters.none import NoDrafter
+from shardmill.decode.errors import DecodeError
+from shardmill.decode.events import FinishReason, GenerationResult, TokenEvent
+from shardmill.decode.options import Options
+from shardmill.decode.policies import create_policy
+from shardmill.decode.policy import DraftPolicy, PassReport, worth_drafting
+from shardmill.decode.sampler import Sampler
+from shardmill.decode.session import Prefill, Session
+from shardmill.decode.text import TextStream
+from shardmill.decode.verify import Verified, log_probabilities, verify
+
+
+@dataclass
+class _Request:
+    """A request under way."""
+
+    session: Session
+    drafter: Drafter
+    policy: DraftPolicy
+    sampler: Sampler
+    options: Options
+    eos: Collection[int]
+    context: list[int]
+    prompt_tokens: int
+    end: int  # length of the context at which max_new_tokens are reached
+    drafting: bool
+    stream: TextStream | None
+    text: str = ""
+    accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    verified_again: int = 0
+    drafter_seconds: float = 0.0
+
+
+def generate(
+    session: Session,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    eos: Collection[int] = (),
+    drafter: Drafter | None = None,
+    policy: DraftPolicy | None = None,
+    options: Options | None = None,
+) -> Iterator[TokenEvent | GenerationResult]:
+    """Yields a `TokenEvent` per token and at the end a `GenerationResult`.
+
+    The session may hold an earlier request: what its prompt shares with this one is not run again. A
+    drafter and a policy may serve many requests, one at a time. Closing the iterator abandons the request
+    and leaves all usable.
+
+    Args:
+        eos: tokens that end the output.
+        policy: how much to draft; by default the cost model, with nothing measured yet.
+
+    Raises:
+        DecodeError: an empty prompt, one that is longer than the context, or settings that make no sense.
+    """
+    request = _start(session, prompt, max_new_tokens, eos, drafter, policy, options or Options())
+    start = time.perf_counter()
+    prefill = session.prefill(prompt)
+    first = Verified((request.sampler.next(prefill.row),), (prefill.row,), 0, 0)
+    prefilled = time.perf_counter()
+    request.drafter.reset(
+        prompt,
+        RequestInfo(request.options.private, request.options.sampling.temperature, request.options.sampling.seed),
+    )
+    request.drafter.observe(first.tokens, 0)
+    request.drafter_seconds = time.perf_counter() - prefilled
+    reason = yield from _emit(request, first)
+    while reason is None:
+        reason = yield from _emit(request, _decode_pass(request))
+    request.drafter.finish()
+    yield _result(request, prefill, reason, prefilled - start, time.perf_counter() - prefilled)
+
+
+def run(
+    session: Session,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    eos: Collection[int] = (),
+    drafter: Drafter | None = None,
+    policy: DraftPolicy | None = None,
+    options: Options | None = None,
+) -> GenerationResult:
+    """`generate` to its end."""
+    *_, result = generate(
+        session, prompt, max_new_tokens=max_new_tokens, eos=eos, drafter=drafter, policy=policy, options=options
+    )
+    assert isinstance(result, GenerationResult)
+    return result
+
+
+def _start(
+    session: Session,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    eos: Collection[int],
+    drafter: Drafter | None,
+    policy: DraftPolicy | None,
+    options: Options,
+) -> _Request:
+    vocab = session.engine.vocab
+    if max_new_tokens < 1:
+        raise DecodeError(f"max_new_tokens is {max_new_tokens}: it must be at least 1")
+    if options.stop and options.detokenize is None:
+        raise DecodeError("stop strings need a detokeniser")
+    if any(not 0 <= t < vocab for t in prompt):
+        raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
+    return _Request(
+        session=session,
+        drafter=drafter or NoDrafter(),
+        policy=policy or create_policy("cost_model", session.widths),
+        sampler=Sampler(options.sampling, prompt, vocab, options.constraint),
+        options=options,
+        eos=eos,
+        context=list(prompt),
+        prompt_tokens=len(prompt),
+        end=len(prompt) + max_new_tokens,
+        drafting=worth_drafting(max_new_tokens, options.sampling.temperature),
+        stream=TextStream(options.detokenize, options.stop) if options.detokenize else None,
+    )
+
+
+def _decode_pass(request: _Request) -> Verified:
+    session, context = request.session, request.context
+    start = time.perf_counter()
+    proposed = _propose(request, min(session.room(), request.end - len(context)) - 1)
+    draft = _cut(proposed, request.policy.length(proposed))
+    asked = time.perf_counter()
+    verified = verify(
+        session, context[-1], draft, request.sampler, eos=request.eos, guard_margin=request.options.guard_margin
+    )
+    answered = time.perf_counter()
+    request.drafter.observe(verified.tokens, verified.accepted)
+    drafter_seconds = time.perf_counter() - answered + asked - start
+    request.drafter_seconds += drafter_seconds
+    request.accepted.append(verified.accepted)
+    request.drafted.append(len(draft.tokens))
+    request.verified_again += verified.verified_again
+    request.policy.observe(
+        PassReport(
+            width=session.pass_width(1 + len(draft.tokens)),
+            drafted=len(draft.tokens),
+            accepted=verified.accepted,
+            confidence=(proposed.confidence or (UNSTATED,) * len(proposed.tokens))[: len(verified.tokens)],
+            right=agreement(proposed.tokens, verified.tokens),
+            seconds=answered - asked,
+            drafter_seconds=drafter_seconds,
+        )
+    )
+    return verified
+
+
+def _propose(request: _Request, most: int) -> Draft:
+    forced = tuple(request.sampler.forced()[: max(0, most)])
+    if forced:
+        return Draft(forced, (1.0,) * len(forced))
+    limit = request.policy.limit(most) if request.drafting and most > 0 else 0
+    if limit == 0:
+        return EMPTY
+    draft = request.drafter.propose(request.context, limit)
+    return _cut(draft, request.sampler.valid_prefix(draft.tokens)) if draft.tokens else EMPTY
+
+
+def _cut(draft: Draft, length: int) -> Draft:
+    if length >= len(draft.tokens):
+        return draft
+    distributions = None if draft.distributions is None else draft.distributions[:length]
+    return replace(
+        draft, tokens=draft.tokens[:length], confidence=draft.confidence[:length], distributions=distributions
+    )
+
+
+def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, FinishReason | None]:
+    """Yields a pass's tokens, up to one that ends the request; returns why it is over, if it is."""
+    for i, (token, row) in enumerate(zip(verified.tokens, verified.rows, strict=True)):
+        request.context.append(token)
+        text = request.stream.push(token) if request.stream and token not in request.eos else ""
+        request.text += text
+        event = TokenEvent(token, i < verified.accepted, text)
+        if request.options.top_logprobs is not None:
+            logprob, top = log_probabilities(row, token, request.options.top_logprobs)
+            event = replace(event, logprob=logprob, top=top)
+        yield event
+        reason = _finish_reason(request, token, last=i == len(verified.tokens) - 1)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _finish_reason(request: _Request, token: int, *, last: bool) -> FinishReason | None:
+    if token in request.eos:
+        return "eos"
+    if (request.stream and request.stream.stopped) or (last and request.sampler.finished):
+        return "stop"
+    if len(request.context) >= request.end:
+        return "length"
+    if last and request.session.room() == 0:
+        return "context"
+    return None
+
+
+def _result(
+    request: _Request, prefill: Prefill, reason: FinishReason, prefill_seconds: float, decode_seconds: float
+) -> GenerationResult:
+    tail = request.stream.flush() if request.stream else ""
+    prompt_tokens = request.prompt_tokens
+    return GenerationResult(
+        tokens=tuple(request.context[prompt_tokens:]),
+        text=request.text + tail,
+        tail=tail,
+        finish_reason=reason,
+        prompt_tokens=prompt_tokens,
+        reused_tokens=prefill.reused,
+        prefill_passes=prefill.passes,
+        accepted=tuple(request.accepted),
+        drafted=tuple(request.drafted),
+        verified_again=request.verified_again,
+        prefill_seconds=prefill_seconds,
+        decode_seconds=decode_seconds,
+        drafter_seconds=request.drafter_seconds,
+    )

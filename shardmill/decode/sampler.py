@@ -1,0 +1,104 @@
+"""Chooses the tokens of one request, one after the other; what it chooses is emitted.
+
+Randomness is a function of the seed and the token's index alone. A draft that was not drawn at random can
+therefore be compared with the token that would be drawn anyway, which is rejection sampling for a certain
+draft: it is kept with the model's probability for it, and otherwise the token comes from the rest of the
+model's distribution. A draft drawn from a distribution q is kept with probability min(1, p / q) and
+otherwise replaced by a draw from max(p - q, 0) (Leviathan et al., "Fast Inference from Transformers via
+Speculative Decoding", 2023). Both leave the model's distribution as it is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.decode.constraint import Constraint
+from shardmill.decode.engine import Logits
+from shardmill.decode.errors import DecodeError
+from shardmill.decode.sampling import Probabilities, Sampling, adjust, draw, nucleus, probabilities
+
+
+def uniforms(seed: int, index: int, stream: int, count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) that belong to the index-th token. Streams are independent of each other."""
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, stream, index])).random(count)
+
+
+class Sampler:
+    """State: which tokens the text holds, how many were chosen, where the grammar stands."""
+
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], vocab: int, constraint: Constraint | None = None
+    ) -> None:
+        stray = [t for t in sampling.logit_bias if not 0 <= t < vocab]
+        if stray:
+            raise DecodeError(f"logit_bias names token {stray[0]}: the vocabulary has {vocab}")
+        self._sampling = sampling
+        self._constraint = constraint
+        self._seen = np.zeros(vocab, dtype=np.bool_)
+        self._seen[list(prompt)] = True
+        self._index = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the grammar lets nothing follow."""
+        return self._constraint is not None and self._constraint.finished
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that the grammar leaves no choice about."""
+        return self._constraint.forced() if self._constraint else ()
+
+    def valid_prefix(self, draft: Sequence[int]) -> int:
+        """How many drafted tokens the grammar lets follow."""
+        return self._constraint.valid_prefix(draft) if self._constraint else len(draft)
+
+    def next(self, row: Logits) -> int:
+        """The next token, by the model's logits [V]."""
+        logits = self._adjusted(row)
+        return self._emit(self._pick(logits))
+
+    def check(self, row: Logits, drafted: int, drawn_from: Probabilities | None) -> int:
+        """The next token where `drafted` was proposed; equal to `drafted` if that is accepted.
+
+        Args:
+            drawn_from: distribution [V] that the draft was drawn from; None for a draft that was not drawn.
+        """
+        logits = self._adjusted(row)
+        lenient = self._sampling.accept_top_p
+        if lenient is not None and nucleus(self._nucleus_probs(logits), lenient)[drafted]:
+            return self._emit(drafted)
+        if drawn_from is None or self._sampling.greedy:
+            return self._emit(self._pick(logits))
+        return self._emit(self._reject(probabilities(logits, self._sampling), drafted, drawn_from))
+
+    def _adjusted(self, row: Logits) -> Probabilities:
+        logits = adjust(row, self._seen, self._sampling)
+        if self._constraint is not None:
+            logits[~self._constraint.allowed()] = -np.inf
+        return logits
+
+    def _pick(self, logits: Probabilities) -> int:
+        if self._sampling.greedy:
+            return int(np.argmax(logits))
+        return draw(probabilities(logits, self._sampling), self._uniforms(1)[0])
+
+    def _reject(self, probs: Probabilities, drafted: int, drawn_from: Probabilities) -> int:
+        keep, redraw = self._uniforms(2)
+        if keep * drawn_from[drafted] < probs[drafted]:
+            return drafted
+        rest = np.maximum(probs - drawn_from, 0.0)
+        return draw(rest if rest.sum() > 0 else probs, redraw)
+
+    def _nucleus_probs(self, logits: Probabilities) -> Probabilities:
+        temperature = self._sampling.temperature or 1.0
+        return probabilities(logits, Sampling(temperature=temperature))
+
+    def _uniforms(self, count: int) -> NDArray[np.float64]:
+        return uniforms(self._sampling.seed, self._index, 0, count)
+
+    def _emit(self, token: int) -> int:
+        self._seen[token] = True
+        self._index += 1
+        if self._constraint is not None:
+            self._constraint.advance(token)
+        return token

@@ -1,0 +1,177 @@
+"""One sequence in an engine's KV slots: what is committed, what may be fed next, what a new prompt can reuse.
+
+Tokens are fed after the committed ones and count only once `commit` keeps them; what is not kept is
+hidden by its position and overwritten by the next call. Calls are padded to a configured width, padding
+takes the slots that follow and never leaves the slots there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shardmill.decode.engine import Engine, Logits
+from shardmill.decode.errors import DecodeError, PromptTooLongError
+from shardmill.decode.slots import AppendOnly, Layout, Ring
+
+ContextPolicy = Literal["stop", "slide"]
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A prompt in the slots: logits [V] after its last token, tokens reused, engine calls made."""
+
+    row: Logits
+    reused: int
+    passes: int
+
+
+class Session:
+    """Owns an engine's slots. `context_policy` says what happens when they are full: stop, or slide the
+    window.
+
+    Args:
+        sinks: positions that a sliding window never gives up.
+        block: positions that it gives up at a time; by default 1/8 of the slots, at most 64.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        context_policy: ContextPolicy = "stop",
+        sinks: int = 4,
+        block: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self.widths = tuple(sorted(set(engine.widths)))
+        if not self.widths or self.widths[0] != 1:
+            raise DecodeError(f"the engine's widths {list(engine.widths)} lack 1: decoding needs single-token calls")
+        self._layout = _layout(context_policy, engine.slots, sinks, self.widths[-1], block)
+        self._tokens: list[int] = []
+        self._fed: list[int] = []
+        self._first = self._layout.first_visible(0)  # first position, sinks apart, that has not been given up
+        engine.reset()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine whose slots these are."""
+        return self._engine
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The committed tokens. Not to be changed."""
+        return self._tokens
+
+    def room(self) -> int:
+        """Most tokens that one `feed` may take now; 0 when the context is full."""
+        position = len(self._tokens)
+        slots = self._layout.room(position)
+        widest = max((w for w in self.widths if slots is None or w <= slots), default=0)
+        window = self._layout.same_window(position)
+        return widest if window is None else min(widest, window)
+
+    def can_hold(self, count: int) -> bool:
+        """Whether a text of `count` tokens fits."""
+        slots = self._layout.room(0)
+        return slots is None or count <= slots
+
+    def undoable(self) -> int:
+        """How many tokens may be committed from here on and still be taken back by `truncate`."""
+        position = len(self._tokens)
+        slots, window = self._layout.room(position), self._layout.same_window(position)
+        if window is not None:
+            return min(window, self.widths[-1])
+        return slots or 0
+
+    def pass_width(self, count: int) -> int:
+        """Width of the engine call that `feed` would use for `count` tokens."""
+        return next(w for w in self.widths if w >= count)
+
+    def prefill(self, prompt: Sequence[int]) -> Prefill:
+        """Makes the committed tokens equal to `prompt`, running only what a shared prefix does not
+        already hold.
+        """
+        self._check_prompt(prompt)
+        reused = self.truncate(self._shared(prompt))
+        passes = 0
+        done = reused
+        while done < len(prompt):
+            count = min(self.room(), len(prompt) - done)
+            rows = self.feed(prompt[done : done + count])
+            self.commit(count)
+            done += count
+            passes += 1
+        return Prefill(rows[-1], reused, passes)
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        """Runs `tokens` after the committed ones; logits [len(tokens), V]. Nothing is committed yet.
+
+        Raises:
+            DecodeError: more tokens than `room()`.
+        """
+        if not 1 <= len(tokens) <= self.room():
+            raise DecodeError(f"{len(tokens)} tokens do not fit into a pass, {self.room()} do")
+        width = self.pass_width(len(tokens))
+        rows = self._forward([*tokens, *[tokens[-1]] * (width - len(tokens))], len(self._tokens))
+        self._fed = list(tokens)
+        return rows[: len(tokens)]
+
+    def refeed(self, index: int) -> Logits:
+        """Runs the `index`-th token of the last `feed` once more, alone; logits [V]."""
+        rows = self._forward([self._fed[index]], len(self._tokens) + index)  # [1, V]
+        row: Logits = rows[0]
+        return row
+
+    def commit(self, count: int) -> None:
+        """Keeps the first `count` tokens of the last `feed`."""
+        if not 0 <= count <= len(self._fed):
+            raise DecodeError(f"{count} tokens to commit, but {len(self._fed)} were fed")
+        self._tokens.extend(self._fed[:count])
+        self._fed = []
+
+    def truncate(self, length: int) -> int:
+        """Drops committed tokens from `length` on and returns how many are held: `length`, or 0 where the
+        window had slid past what the token at `length` must see. Slots are hidden by position, nothing is
+        undone.
+        """
+        if not self._intact(length):
+            self._engine.reset()
+            self._first = self._layout.first_visible(0)
+            length = 0
+        del self._tokens[length:]
+        self._fed = []
+        return length
+
+    def _forward(self, tokens: Sequence[int], position: int) -> Logits:
+        self._slide(self._layout.first_visible(position))
+        positions = range(position, position + len(tokens))
+        return self._engine.forward(tokens, [self._layout.slot(p) for p in positions], positions)
+
+    def _slide(self, first: int) -> None:
+        if first > self._first:
+            self._engine.forget([self._layout.slot(p) for p in range(self._first, first)])
+            self._first = first
+
+    def _intact(self, length: int) -> bool:
+        return self._layout.first_visible(length) == self._first
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
+        if not self.can_hold(len(prompt)):
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt)} tokens, the context {self._layout.room(0)}: "
+                f"shorten it or set context_policy=slide"
+            )
+
+    def _shared(self, prompt: Sequence[int]) -> int:
+        limit = min(len(self._tokens), len(prompt) - 1)  # the last token has to run: its logits are wanted
+        return next((i for i in range(limit) if self._tokens[i] != prompt[i]), limit)
+
+
+def _layout(policy: ContextPolicy, slots: int, sinks: int, lookahead: int, block: int | None) -> Layout:
+    if policy == "stop":
+        return AppendOnly(slots)
+    if policy == "slide":
+        return Ring(slots, sinks, lookahead, block or max(1, min(64, slots // 8)))
+    raise DecodeError(f"context_policy is {policy!r}: it must be stop or slide")

@@ -1,0 +1,44 @@
+"""Portable Core ML: compiles, loads, runs and judges ML Programs on a machine without Core ML.
+
+`install()` makes coremltools' own Python API work there: MLModel.predict, make_state, CompiledMLModel,
+compile_model, MLComputePlan. On a Mac it does nothing. Values are computed on the CPU with torch, in one of two
+precisions:
+- fp32: everything in float32; fp16 tensors and states of the program are held in float32, constants exactly as
+  stored;
+- fp16: the result of every operation declared fp16 is rounded to fp16 (computed in float32, rounded once).
+
+This package imports nothing else of shardmill.
+"""
+
+from __future__ import annotations
+
+from .errors import ExecutionError, InputError, PortableError, ProgramError, UnsupportedOp
+from .hook import native_present, put
+from .observe import FirstNonFinite, NonFinite, trace
+
+__all__ = [
+    "ExecutionError",
+    "FirstNonFinite",
+    "InputError",
+    "NonFinite",
+    "PortableError",
+    "ProgramError",
+    "UnsupportedOp",
+    "install",
+    "trace",
+]
+
+
+def install(precision: str = "fp32") -> bool:
+    """Makes coremltools predict with the portable engine; False, and nothing done, where Core ML is present.
+
+    May be called again: `precision` ("fp32" or "fp16") holds for models loaded afterwards. Works before and after
+    coremltools was imported.
+    """
+    if native_present():
+        return False
+    from . import proxy  # noqa: PLC0415 - torch and coremltools load here, not on import
+
+    proxy.set_precision(precision)
+    put(proxy.module())
+    return True

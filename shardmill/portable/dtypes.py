@@ -1,0 +1,73 @@
+"""The scalar types of MIL: their names, their protobuf numbers, and how numpy and torch hold them.
+
+A float type of the program is held in float32 (fp16 mode rounds results, see execute.py); sub-byte integers are held
+unpacked, one per byte; unsigned types that torch can't compute with are held in the next wider signed type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """One MIL scalar type: text name, protobuf number, bits when stored, numpy type of a constant, torch type in
+    flight.
+    """
+
+    name: str
+    number: int
+    bits: int
+    numpy: np.dtype
+    torch: torch.dtype
+
+
+def _scalar(name: str, number: int, bits: int, numpy: type, held: torch.dtype) -> ScalarType:
+    return ScalarType(name, number, bits, np.dtype(numpy), held)
+
+
+SCALARS = (
+    _scalar("bool", 1, 8, np.bool_, torch.bool),
+    _scalar("string", 2, 0, np.object_, torch.uint8),
+    _scalar("fp16", 10, 16, np.float16, torch.float32),
+    _scalar("fp32", 11, 32, np.float32, torch.float32),
+    _scalar("fp64", 12, 64, np.float64, torch.float64),
+    _scalar("int8", 21, 8, np.int8, torch.int8),
+    _scalar("int16", 22, 16, np.int16, torch.int16),
+    _scalar("int32", 23, 32, np.int32, torch.int32),
+    _scalar("int64", 24, 64, np.int64, torch.int64),
+    _scalar("int4", 25, 4, np.int8, torch.int8),
+    _scalar("uint8", 31, 8, np.uint8, torch.uint8),
+    _scalar("uint16", 32, 16, np.uint16, torch.int32),
+    _scalar("uint32", 33, 32, np.uint32, torch.int64),
+    _scalar("uint64", 34, 64, np.uint64, torch.int64),
+    _scalar("uint4", 35, 4, np.uint8, torch.uint8),
+    _scalar("uint2", 36, 2, np.uint8, torch.uint8),
+    _scalar("uint1", 37, 1, np.uint8, torch.uint8),
+    _scalar("uint6", 38, 6, np.uint8, torch.uint8),
+    _scalar("uint3", 39, 3, np.uint8, torch.uint8),
+)
+BY_NAME = {scalar.name: scalar for scalar in SCALARS}
+BY_NUMBER = {scalar.number: scalar for scalar in SCALARS}
+
+FLOATS = frozenset({"fp16", "fp32", "fp64"})
+
+
+def unpack_bits(packed: bytes, bits: int, count: int, signed: bool) -> np.ndarray:
+    """`count` integers of `bits` bits each, least significant bit first, from packed bytes: one per byte."""
+    flat = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[: count * bits]
+    weights = (1 << np.arange(bits)).astype(np.int16)
+    values = flat.reshape(count, bits).astype(np.int16) @ weights
+    if signed:
+        values = np.where(values >= 1 << (bits - 1), values - (1 << bits), values)
+    return values.astype(np.int8 if signed else np.uint8)
+
+
+def pack_bits(values: np.ndarray, bits: int) -> bytes:
+    """The inverse of `unpack_bits`."""
+    unsigned = values.astype(np.int16).reshape(-1, 1) & ((1 << bits) - 1)
+    flat = (unsigned >> np.arange(bits)) & 1
+    return np.packbits(flat.astype(np.uint8).reshape(-1), bitorder="little").tobytes()

@@ -1,0 +1,25 @@
+"""Errors of the portable engine: each is one line that names the operation, value, input or file it is about.
+
+They derive from RuntimeError or ValueError because coremltools turns a RuntimeError of its native module into the
+warning "you will not be able to run predict()" and hands it to the caller at the first prediction.
+"""
+
+
+class PortableError(RuntimeError):
+    """Base of what can go wrong while a model is read, compiled, loaded or run."""
+
+
+class ProgramError(PortableError):
+    """A model file that is damaged, inconsistent or not an ML Program."""
+
+
+class UnsupportedOp(PortableError):
+    """An operation that the portable engine has no kernel for."""
+
+
+class ExecutionError(PortableError):
+    """An operation that failed while it ran."""
+
+
+class InputError(PortableError, ValueError):
+    """A prediction's input or state that does not fit the model's description."""

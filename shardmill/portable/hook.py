@@ -1,0 +1,75 @@
+"""Puts the portable engine where coremltools looks for Core ML. The only place that changes anything outside this
+package.
+
+coremltools reaches Core ML through one native module and asks the platform in three ways; on a machine without Core
+ML
+- `coremltools.libcoremlpython` becomes our module, also in modules that tried to import it before and kept None;
+- `_macos_version()` answers `MACOS_VERSION`, the newest that coremltools 9.0 knows, so that nothing is refused for
+  age;
+- `_is_macos()` is true where make_state() asks; `_IS_MACOS`, which tells tests and remote-device code, stays false.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+
+MACOS_VERSION = (26, 0)
+NATIVE = "coremltools.libcoremlpython"
+CONSUMERS = (
+    "coremltools.models.model",
+    "coremltools.models.compute_plan",
+    "coremltools.models.compute_device",
+    "coremltools.models._compiled_model",
+)
+PLATFORM_CHECKS = ("coremltools.models.utils", "coremltools.models.model", "coremltools.models._compiled_model")
+
+
+class _OnlyErrors(logging.Filter):
+    """coremltools warns "Failed to load _MLModelProxy" while it is imported for the first time; we mend that right
+    after.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Failed to load _ML")
+
+
+def native_present() -> bool:
+    """Whether coremltools has its own native module here, that is, whether this is a Mac."""
+    if sys.platform == "darwin":
+        return True
+    found = sys.modules.get(NATIVE)
+    return found is not None and getattr(found, "__file__", None) is not None
+
+
+def put(native: ModuleType) -> None:
+    """Installs `native` into coremltools, imported or not. Idempotent."""
+    sys.modules[NATIVE] = native
+    quiet = _OnlyErrors()
+    logger = logging.getLogger("coremltools")
+    logger.addFilter(quiet)
+    try:
+        import coremltools  # noqa: PLC0415 - importing it is this function's business
+    finally:
+        logger.removeFilter(quiet)
+    coremltools.libcoremlpython = native
+    for name in CONSUMERS:
+        consumer = sys.modules[name]
+        for attribute in vars(native):
+            if attribute.startswith("_ML") and hasattr(consumer, attribute):
+                setattr(consumer, attribute, getattr(native, attribute))
+    for name in PLATFORM_CHECKS:
+        checks = sys.modules[name]
+        if hasattr(checks, "_macos_version"):
+            checks._macos_version = _macos_version  # type: ignore[attr-defined]
+        if hasattr(checks, "_is_macos"):
+            checks._is_macos = _is_macos  # type: ignore[attr-defined]
+
+
+def _macos_version() -> tuple[int, ...]:
+    return MACOS_VERSION
+
+
+def _is_macos() -> bool:
+    return True

@@ -1,0 +1,296 @@
+"""Reads MIL text (the `model.mil` of a compiled bundle) into the intermediate representation.
+
+Reads both dialects that write_text.py writes. Text that is damaged raises ProgramError with the line it is on;
+nesting and literal sizes are bounded, so no input takes more than a little time and memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .dtypes import BY_NAME
+from .program import (
+    Binding,
+    Blob,
+    Block,
+    DictType,
+    Function,
+    ListType,
+    Named,
+    Op,
+    Pairs,
+    Program,
+    StateType,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+)
+from .read_proto import MAX_RANK, element_count
+from .scan import Scanner
+from .write_text import OPSETS
+
+TARGETS = {tag: name for name, tag in OPSETS.items()}
+
+
+def read_text(text: str) -> Program:
+    """The program in MIL text. Raises ProgramError."""
+    return _Reader(text).program()
+
+
+class _Reader(Scanner):
+    """A recursive-descent parser: one method per construct."""
+
+    # --- structure
+
+    def program(self) -> Program:
+        self.expect("program")
+        self.expect("(")
+        version = self.advance()
+        self.expect(")")
+        attributes = self.attributes()
+        self.expect("{")
+        functions: dict[str, Function] = {}
+        while not self.accept("}"):
+            function = self.function()
+            if function.name in functions:
+                raise self.fail(f"function '{function.name}' is defined twice")
+            functions[function.name] = function
+        if self.token or not functions:
+            raise self.fail("expected the end of the program" if functions else "expected a function")
+        return Program(functions, attributes, version)
+
+    def function(self) -> Function:
+        self.expect("func")
+        name = self.name()
+        self.expect("<")
+        tag = self.name()
+        self.expect(">")
+        self.expect("(")
+        inputs = self.several(self.named, ")")
+        attributes = self.attributes()
+        self.expect("{")
+        block = self.block(())
+        self.expect(";")
+        return Function(name, inputs, TARGETS.get(tag, tag), block, attributes)
+
+    def block(self, inputs: tuple[Named, ...]) -> Block:
+        """Operations and results of a block whose opening brace was read."""
+        self.nest()
+        ops: list[Op] = []
+        while not self.accept("}"):
+            ops.append(self.op())
+        self.expect("->")
+        self.expect("(")
+        outputs = self.several(self.name, ")")
+        self.depth -= 1
+        return Block(tuple(ops), outputs, inputs)
+
+    def op(self) -> Op:
+        outputs: list[Named] = []
+        kind = ""
+        while not kind:
+            start, token = self.at, self.token
+            first = self.name()
+            if self.token == "(":  # an operation without results
+                kind = first
+                break
+            self.at, self.token = start, token
+            outputs.append(self.named())
+            if not self.accept(","):
+                self.expect("=")
+                kind = self.name()
+        self.expect("(")
+        pairs = self.several(self.pair, ")")
+        attributes = self.attributes()
+        blocks: list[Block] = []
+        while self.accept("("):
+            inputs = self.several(self.named, ")")
+            self.expect("{")
+            blocks.append(self.block(inputs))
+        self.expect(";")
+        return Op(kind, dict(pairs), tuple(outputs), attributes, tuple(blocks))
+
+    def pair(self) -> tuple[str, tuple[Binding, ...]]:
+        key = self.name()
+        self.expect("=")
+        if self.accept("("):
+            return key, self.several(self.binding, ")")
+        return key, (self.binding(),)
+
+    def binding(self) -> Binding:
+        start, token = self.at, self.token
+        name = self.name()
+        if self.token not in ("<", "("):
+            return name
+        self.at, self.token = start, token
+        return self.value()
+
+    def attributes(self) -> dict[str, Value]:
+        if not self.accept("["):
+            return {}
+        return dict(self.several(self.attribute, "]"))
+
+    def attribute(self) -> tuple[str, Value]:
+        key = self.name()
+        self.expect("=")
+        return key, self.value()
+
+    def named(self) -> Named:
+        kind = self.type()
+        return Named(self.name(), kind)
+
+    # --- types
+
+    def type(self) -> Type:
+        self.nest()
+        word = self.name()
+        kind = self._compound(word) if self.token == "<" else self._scalar(word)
+        self.depth -= 1
+        return kind
+
+    def _scalar(self, word: str) -> TensorType:
+        if word not in BY_NAME:
+            raise self.fail(f"unknown type '{word}'")
+        return TensorType(word)
+
+    def _compound(self, word: str) -> Type:
+        self.expect("<")
+        if word == "tensor":
+            dtype = self._scalar(self.name()).dtype
+            self.expect(",")
+            self.expect("[")
+            shape = self.several(self.extent, "]")
+            self.expect(">")
+            if len(shape) > MAX_RANK:
+                raise self.fail(f"a tensor has rank {len(shape)}")
+            return TensorType(dtype, shape)
+        if word == "state":
+            wrapped = self.type()
+            self.expect(">")
+            if not isinstance(wrapped, TensorType):
+                raise self.fail("a state must wrap a tensor")
+            return StateType(wrapped)
+        if word == "list":
+            element = self.type()
+            self.expect(",")
+            length = self.extent()
+            self.expect(">")
+            return ListType(element, length)
+        elements = self.several(self.type, ">")
+        if word == "dict" and len(elements) == 2:  # noqa: PLR2004 - key and value
+            return DictType(*elements)
+        if word == "tuple":
+            return TupleType(elements)
+        raise self.fail(f"unknown type '{word}'")
+
+    def extent(self) -> int | None:
+        if self.accept("?"):
+            return None
+        number = self.integer()
+        if number < 0:
+            raise self.fail("a negative extent")
+        return number
+
+    # --- values
+
+    def value(self) -> Value:
+        kind = self.type()
+        self.expect("(")
+        made = self.literal(kind)
+        self.expect(")")
+        return made
+
+    def literal(self, kind: Type) -> Value:
+        self.nest()
+        made = self._literal(kind)
+        self.depth -= 1
+        return made
+
+    def _literal(self, kind: Type) -> Value:
+        if isinstance(kind, TensorType):
+            return Value(kind, self.blob() if self.token == "BLOBFILE" else self.tensor(kind))
+        if isinstance(kind, DictType):
+            self.expect("{")
+            return Value(kind, Pairs(self.several(lambda: self.entry(kind), "}")))
+        if isinstance(kind, ListType):
+            self.expect("[")
+            return Value(kind, self.several(lambda: self.literal(kind.element), "]"))
+        if isinstance(kind, TupleType):
+            self.expect("(")
+            return self.elements(kind)
+        raise self.fail("a state has no literal")
+
+    def elements(self, kind: TupleType) -> Value:
+        """A tuple's elements, each of its own type, and the closing parenthesis."""
+        items: list[Value] = []
+        while not self.accept(")"):
+            if items:
+                self.expect(",")
+            if len(items) >= len(kind.elements):
+                raise self.fail("a tuple with too many elements")
+            items.append(self.literal(kind.elements[len(items)]))
+        return Value(kind, tuple(items))
+
+    def entry(self, kind: DictType) -> tuple[Value, Value]:
+        self.expect("{")
+        key = self.literal(kind.key)
+        self.expect(",")
+        value = self.literal(kind.value)
+        self.expect("}")
+        return key, value
+
+    def blob(self) -> Blob:
+        self.advance()
+        self.expect("(")
+        parts = dict(self.several(self.attribute, ")"))
+        path, offset = parts.get("path"), parts.get("offset")
+        if (
+            path is None
+            or offset is None
+            or not isinstance(path.data, np.ndarray)
+            or not isinstance(offset.data, np.ndarray)
+        ):
+            raise self.fail("BLOBFILE needs path and offset")
+        return Blob(str(path.data[()]), int(offset.data[()]))
+
+    def tensor(self, kind: TensorType) -> np.ndarray:
+        """The values of a tensor literal, brackets included, up to the closing parenthesis (which stays)."""
+        open_shape = None in kind.shape
+        count = None if open_shape else element_count(kind)
+        flat: list[object] = []
+        brackets = 0
+        while self.token and (brackets or not flat) and self.token not in (")", "}"):
+            if self.token == "[":
+                brackets += 1
+                self.advance()
+                if brackets > MAX_RANK:
+                    raise self.fail("too many brackets")
+            elif self.token in ("]", ","):
+                brackets -= self.token == "]"
+                self.advance()
+                if not brackets:
+                    break
+            else:
+                flat.append(self.number(kind.dtype))
+                if count is not None and len(flat) > count:
+                    raise self.fail(f"more than the {count} values of {kind.dtype}{list(kind.shape)}")
+        if count is not None and len(flat) != count:
+            raise self.fail(f"{len(flat)} values for {kind.dtype}{list(kind.shape)}")
+        shape = (len(flat),) if open_shape else tuple(d or 0 for d in kind.shape)
+        return np.array(flat, BY_NAME[kind.dtype].numpy).reshape(shape)
+
+    def number(self, dtype: str) -> object:
+        if dtype == "string":
+            return self.string()
+        try:
+            if dtype == "bool":
+                made: object = {"true": True, "false": False}[self.token]
+            elif dtype in ("fp16", "fp32", "fp64"):
+                made = float.fromhex(self.token)
+            else:
+                made = BY_NAME[dtype].numpy.type(int(self.token))
+        except (ValueError, KeyError, OverflowError):
+            raise self.fail(f"expected a {dtype} value") from None
+        self.advance()
+        return made

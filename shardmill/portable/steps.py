@@ -1,0 +1,116 @@
+"""What a program consists of once it is lowered, and how one step of it is computed.
+
+A step is a kernel with resolved arguments: constants, or references to values of the run. Results are brought to
+the type that the program declares for them; in fp16 mode that includes rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dtypes import BY_NAME
+from .errors import ExecutionError, PortableError
+from .ops import Kernel
+from .program import Named, Op, TensorType
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value that exists only while the program runs."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Const:
+    """A value known now: a tensor in its held type, or a plain Python value."""
+
+    value: Any
+
+
+Arg = Ref | Const | tuple["Arg", ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation ready to run. `blocks` holds the lowered blocks of control flow; `args` then are what they
+    capture.
+    """
+
+    op: Op
+    kernel: Kernel | None
+    args: tuple[Arg, ...]
+    outputs: tuple[Named, ...]
+    blocks: tuple[Lowered, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A block ready to run: parameters, steps, results, and the names it takes from the blocks around it."""
+
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Arg, ...]
+    captured: tuple[str, ...] = ()
+
+
+def value_of(arg: Arg, env: Mapping[str, Any]) -> Any:
+    """The present value of an argument."""
+    if isinstance(arg, Const):
+        return arg.value
+    if isinstance(arg, Ref):
+        return env[arg.name]
+    return [value_of(item, env) for item in arg]
+
+
+def kernel_values(step: Step, env: Mapping[str, Any]) -> list[Any]:
+    """A kernel's arguments; plain ones that the program computed become Python values."""
+    assert step.kernel is not None
+    values = []
+    for param, arg in zip(step.kernel.params, step.args, strict=True):
+        value = value_of(arg, env)
+        values.append(value.tolist() if param.kind == "plain" and isinstance(value, Tensor) else value)
+    return values
+
+
+def evaluate(step: Step, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
+    """Runs one kernel and brings its results to their declared types. Raises ExecutionError naming the operation."""
+    assert step.kernel is not None
+    try:
+        results = step.kernel.call(*values)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        return tuple(settle(r, out, half) for r, out in zip(results, step.outputs, strict=True))
+    except PortableError:
+        raise
+    except Exception as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ExecutionError(f"operation '{step.op.kind}' (output '{step.outputs[0].name}') failed: {line}") from error
+
+
+def settle(result: Tensor, declared: Named, half: bool) -> Tensor:
+    """`result` in the held type of its declaration, rounded to fp16 where that is declared and `half` asks for it."""
+    kind = declared.type
+    if not isinstance(kind, TensorType) or kind.dtype == "string" or not isinstance(result, Tensor):
+        return result  # a class label or its probabilities
+    check_shape(result, kind, declared.name)
+    held = BY_NAME[kind.dtype].torch
+    result = result if result.dtype == held else result.to(held)
+    return result.to(torch.float16).to(held) if half and kind.dtype == "fp16" else result
+
+
+def check_shape(result: Tensor, declared: TensorType, name: str) -> None:
+    """Raises ExecutionError where the shape computed contradicts the shape the program declares."""
+    if declared.variadic:
+        return
+    fits = len(result.shape) == len(declared.shape) and all(
+        want is None or want == got for want, got in zip(declared.shape, result.shape, strict=True)
+    )
+    if not fits:
+        raise ExecutionError(
+            f"value '{name}' has shape {list(result.shape)}, the program declares {list(declared.shape)}"
+        )

@@ -1,0 +1,222 @@
+"""Writes a program as MIL text, the `model.mil` of a compiled bundle, the way Apple's compiler does.
+
+Verified byte for byte (but for the buildInfo line) on bundles of specification 6 and 7. From specification 9 on the
+compiler writes `program(1.3)` and bare scalar types; that form, flexible shapes and list literals follow bundles of
+coremlc 3520 and 3600 published with rebeckerspecialties/mlmodelc-export. States, nested blocks and enumerated
+shapes have no public sample.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import ProgramError
+from .features import Feature
+from .program import (
+    Binding,
+    Blob,
+    Block,
+    DictType,
+    Function,
+    ListType,
+    Named,
+    Op,
+    Pairs,
+    Program,
+    StateType,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+)
+
+OPSETS = {"CoreML5": "ios15", "CoreML6": "ios16", "CoreML7": "ios17", "CoreML8": "ios18", "CoreML9": "ios26"}
+FIRST_BARE_SPEC = 9
+INDENT = 12
+COMPILER = {"coremlc-component-MIL": "shardmill-portable", "coremlc-version": "1"}
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+
+
+def write_text(program: Program, spec_version: int, features: Mapping[str, Sequence[Feature]]) -> str:
+    """MIL text of a program. `features`: the described inputs of each function, for its flexible shapes."""
+    style = Style(bare=spec_version >= FIRST_BARE_SPEC)
+    parts = [f"program({'1.3' if style.bare else '1.0'})\n", f"[{style.program_attributes(program)}]\n", "{\n"]
+    for name in sorted(program.functions):
+        parts.extend(style.function(program.functions[name], features.get(name, ())))
+    return "".join([*parts, "}"])
+
+
+def quoted(text: str) -> str:
+    """A string literal."""
+    return '"' + text.translate(ESCAPES) + '"'
+
+
+def float_text(value: float) -> str:
+    """C99 hexadecimal notation without trailing zeros."""
+    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
+        return repr(value)
+    mantissa, exponent = value.hex().split("p")
+    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}p{exponent}"
+
+
+class Style:
+    """One of the two dialects: scalars as `tensor<int32, []>(1)`, or bare as `int32(1)`."""
+
+    def __init__(self, bare: bool) -> None:
+        self.bare = bare
+
+    def type(self, kind: Type) -> str:
+        if isinstance(kind, TensorType):
+            if self.bare and not kind.shape and not kind.variadic:
+                return kind.dtype
+            return f"tensor<{kind.dtype}, [{', '.join('?' if d is None else str(d) for d in kind.shape)}]>"
+        if isinstance(kind, StateType):
+            return f"state<{self.type(kind.wrapped)}>"
+        if isinstance(kind, ListType):
+            return f"list<{self.type(kind.element)}, {'?' if kind.length is None else kind.length}>"
+        if isinstance(kind, DictType):
+            return f"dict<{self.type(kind.key)}, {self.type(kind.value)}>"
+        return f"tuple<{', '.join(self.type(item) for item in kind.elements)}>"
+
+    def value(self, value: Value) -> str:
+        """A literal with its type."""
+        return f"{self.type(value.type)}({self.inner(value)})"
+
+    def inner(self, value: Value) -> str:
+        """A literal without its type."""
+        if isinstance(value.data, Blob):
+            path = self.value(Value(TensorType("string"), np.array(value.data.path, np.object_)))
+            return f"BLOBFILE(path = {path}, offset = {self.type(TensorType('uint64'))}({value.data.offset}))"
+        if isinstance(value.data, np.ndarray):
+            return nested(value.data)
+        if isinstance(value.data, Pairs):
+            pairs = sorted((self.inner(k), self.inner(v)) for k, v in value.data.items)
+            return "{" + ", ".join(f"{{{k}, {v}}}" for k, v in pairs) + "}"
+        items = ", ".join(self.inner(item) for item in value.data)
+        return f"({items})" if isinstance(value.type, TupleType) else f"[{items}]"
+
+    def binding(self, binding: Binding) -> str:
+        return binding if isinstance(binding, str) else self.value(binding)
+
+    def argument(self, bindings: Sequence[Binding]) -> str:
+        items = [self.binding(item) for item in bindings]
+        return items[0] if len(items) == 1 else f"({', '.join(items)})"
+
+    def named(self, items: Sequence[Named]) -> str:
+        return ", ".join(f"{self.type(item.type)} {item.name}" for item in items)
+
+    def attributes(self, attributes: Mapping[str, Value]) -> str:
+        return ", ".join(f"{key} = {self.value(attributes[key])}" for key in sorted(attributes))
+
+    def program_attributes(self, program: Program) -> str:
+        text = TensorType("string")
+        info = dict(COMPILER)
+        found = program.attributes.get("buildInfo")
+        for key, value in found.data.items if found is not None and isinstance(found.data, Pairs) else ():
+            info[_plain(key)] = _plain(value)
+        pairs = tuple((_string(key), _string(info[key])) for key in sorted(info))
+        return self.attributes({**program.attributes, "buildInfo": Value(DictType(text, text), Pairs(pairs))})
+
+    def function(self, function: Function, features: Sequence[Feature]) -> Iterator[str]:
+        if function.opset not in OPSETS:
+            raise ProgramError(f"function '{function.name}': operation set '{function.opset}' is not known")
+        inputs = sorted(function.inputs, key=lambda item: item.name)
+        attributes = dict(function.attributes)
+        flexible = flexible_shapes(features)
+        if flexible is not None:
+            attributes["FlexibleShapeInformation"] = flexible
+        suffix = f" [{self.attributes(attributes)}]" if attributes else ""
+        yield f"    func {function.name}<{OPSETS[function.opset]}>({self.named(inputs)}){suffix} {{\n"
+        yield from self.body(function.block, INDENT)
+        yield f"{' ' * (INDENT - 4)}}} -> ({', '.join(function.block.outputs)});\n"
+
+    def body(self, block: Block, indent: int) -> Iterator[str]:
+        for op in block.ops:
+            yield from self.op(op, indent)
+
+    def op(self, op: Op, indent: int) -> Iterator[str]:
+        arguments = ", ".join(f"{key} = {self.argument(op.inputs[key])}" for key in sorted(op.inputs))
+        target = f"{self.named(op.outputs)} = " if op.outputs else ""
+        attributes = f"[{self.attributes(op.attributes)}]" if op.attributes else ""
+        line = f"{' ' * indent}{target}{op.kind}({arguments}){attributes}"
+        if not op.blocks:
+            yield f"{line};\n"
+            return
+        yield line
+        for block in op.blocks:
+            yield f" ({self.named(block.inputs)}) {{\n"
+            yield from self.body(block, indent + 4)
+            yield f"{' ' * indent}}} -> ({', '.join(block.outputs)})"
+        yield ";\n"
+
+
+def nested(array: np.ndarray) -> str:
+    """An array's values in nested brackets, a scalar without."""
+    if array.ndim == 0:
+        return _leaf(array.dtype.kind, array[()])
+    if array.ndim == 1:
+        kind = array.dtype.kind
+        return "[" + ", ".join(_leaf(kind, item) for item in array.tolist()) + "]"
+    return "[" + ", ".join(nested(item) for item in array) + "]"
+
+
+def _leaf(kind: str, item: Any) -> str:
+    if kind == "f":
+        return float_text(float(item))
+    if kind == "b":
+        return "true" if item else "false"
+    return quoted(str(item)) if kind == "O" else str(item)
+
+
+def _plain(value: Value) -> str:
+    return str(value.data[()]) if isinstance(value.data, np.ndarray) else ""
+
+
+def _string(text: str) -> Value:
+    return Value(TensorType("string"), np.array(text, np.object_))
+
+
+def _shape(shape: Sequence[int]) -> Value:
+    return Value(TensorType("int32", (None,)), np.array(shape, np.int32))
+
+
+def flexible_shapes(features: Sequence[Feature]) -> Value | None:
+    """The function attribute that the compiler derives from the described inputs: default and allowed shapes."""
+    ranged = [f for f in sorted(features, key=lambda f: f.name) if f.ranges]
+    listed = [f for f in sorted(features, key=lambda f: f.name) if f.choices]
+    chosen = ranged or listed
+    if not chosen:
+        return None
+    text, shape = TensorType("string"), TensorType("int32", (None,))
+    defaults = Value(DictType(text, shape), Pairs(tuple((_string(f.name), _shape(f.shape)) for f in chosen)))
+    name, allowed = ("RangeDims", _range_dims(ranged)) if ranged else ("EnumeratedShapes", _enumerated(listed))
+    entries = [
+        Value(TupleType((text, v.type)), (_string(k), v)) for k, v in (("DefaultShapes", defaults), (name, allowed))
+    ]
+    return Value(TupleType(tuple(e.type for e in entries)), tuple(entries))
+
+
+def _range_dims(features: Sequence[Feature]) -> Value:
+    pair = TensorType("int32", (2,))
+    rows = []
+    for feature in features:
+        bounds = [np.array([low, -1 if high is None else high], np.int32) for low, high in feature.ranges]
+        rows.append((_string(feature.name), Value(ListType(pair), tuple(Value(pair, b) for b in bounds))))
+    return Value(DictType(TensorType("string"), ListType(pair)), Pairs(tuple(rows)))
+
+
+def _enumerated(features: Sequence[Feature]) -> Value:
+    """One entry per allowed combination. The compiler's keys are hashes of unknown origin; ours only differ."""
+    text, shape = TensorType("string"), TensorType("int32", (None,))
+    rows = []
+    for index in range(len(features[0].choices)):
+        picked = [(f.name, f.choices[index]) for f in features if index < len(f.choices)]
+        key = f"{zlib.crc32(repr(picked).encode()):08x}"
+        rows.append(
+            (_string(key), Value(DictType(text, shape), Pairs(tuple((_string(n), _shape(s)) for n, s in picked))))
+        )
+    return Value(DictType(text, DictType(text, shape)), Pairs(tuple(rows)))

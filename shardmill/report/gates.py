@@ -1,0 +1,190 @@
+"""Every gate's numbers by question: per measure the worst of all, per part the worst of its repetitions, and all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from shardmill.gates.thresholds import COST, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS
+from shardmill.report.read import Build, Json
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a gate file."""
+
+    part: str
+    name: str
+    value: float
+    threshold: str  # "<= 0.0001"
+    passed: bool
+    detail: str
+    question: str
+    meaning: str
+    evidence: str  # "measured" or "predicted"
+
+    @property
+    def badness(self) -> float:
+        """Grows as the value nears and passes its threshold."""
+        return -self.value if self.threshold.startswith(">=") else self.value
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A part's worst value of a measure; without one, why there is none."""
+
+    worst: Number | None
+    count: int = 0
+    state: str = "n/a"  # "n/a" or "not_run" where there is no number
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One named number across all parts."""
+
+    name: str
+    meaning: str
+    why: str
+    threshold: str
+    worst: Number | None
+    count: int
+    alike: bool  # the same value wherever it was measured
+    refused: bool  # a gate says why it could not make it
+    reason: str  # why there is no number
+
+
+@dataclass(frozen=True)
+class Question:
+    """One of the questions that decide, with all that answers it."""
+
+    key: str
+    title: str
+    method: str
+    measures: tuple[Measure, ...]
+    columns: tuple[Measure, ...]  # those that several parts have a number or a refusal for
+    parts: tuple[tuple[str, tuple[Cell, ...]], ...]  # a cell per column; parts without any are left out
+    numbers: tuple[Number, ...]
+
+
+TITLES = {
+    PROGRAM: (
+        "Is the program the graph we wrote?",
+        "Each program in fp32 against Hugging Face transformers with the same dequantised weights: what is left is "
+        "the order of summation.",
+    ),
+    WIDTHS: (
+        "Is every pass width the same?",
+        "The same tokens cut into passes of 1, 2, 3, ... tokens, in mixtures, and with rejected drafts in between, must "
+        "give the same outputs and leave the same key/value state.",
+    ),
+    COST: (
+        "What did quantisation and fp16 cost?",
+        "The programs as shipped against the original weights in fp32, on held-out text.",
+    ),
+    PLACEMENT: (
+        "Does every operation run on the Neural Engine?",
+        "One operation that can't takes the graph around it with it, so the thresholds are zero, and unknown counts as "
+        "failure.",
+    ),
+}
+
+# Measures that answer the same in the other engine's precision.
+SUBSTITUTE = {
+    "width_error_fp16": "width_error",
+    "width_error": "width_error_fp16",
+    "width_state_error": "width_error_fp16",
+    "rejected_draft_error": "width_error_fp16",
+}
+
+
+def numbers(build: Build) -> tuple[Number, ...]:
+    """All numbers of all gate files."""
+    return tuple(n for file in (*build.parity, *build.residency) for n in numbers_of(file))
+
+
+def numbers_of(file: Json) -> Iterator[Number]:
+    """The numbers of one gate file; parity has no evidence field, since it is always measured."""
+    for row in file["gate"]:
+        fields = {key: row[key] for key in ("name", "value", "threshold", "passed", "detail", "question", "meaning")}
+        yield Number(part=file["part"], evidence=file.get("evidence", "measured"), **fields)
+
+
+def questions(build: Build) -> tuple[Question, ...]:
+    """The three questions of parity and residency, in order; then whatever else the files ask."""
+    found = numbers(build)
+    keys = [*TITLES, *dict.fromkeys(n.question for n in found if n.question not in TITLES)]
+    return tuple(question(key, [n for n in found if n.question == key], build) for key in keys)
+
+
+def question(key: str, found: Sequence[Number], build: Build) -> Question:
+    """One question; a measure of the table of thresholds that nothing reports is listed as not run."""
+    files = build.residency if key == PLACEMENT else build.parity
+    names = [name for name, threshold in THRESHOLDS.items() if threshold.question == key]
+    names += [name for name in dict.fromkeys(n.name for n in found) if name not in names]
+    title, method = TITLES.get(key, (key, ""))
+    measures = tuple(measure(name, found, files) for name in names)
+    columns = tuple(m for m in measures if sum(answers(file, m.name) for file in files) > 1)
+    return Question(
+        key=key,
+        title=title,
+        method=method,
+        measures=measures,
+        columns=columns,
+        parts=tuple(
+            (file["part"], tuple(cell(file, m.name) for m in columns))
+            for file in files
+            if any(answers(file, m.name) for m in columns)
+        ),
+        numbers=tuple(found),
+    )
+
+
+def measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> Measure:
+    """One measure's worst number, or the reason why there is none."""
+    same = [n for n in found if n.name == name]
+    known = THRESHOLDS.get(name)
+    sign = ">=" if known and known.at_least else "<="
+    return Measure(
+        name=name,
+        meaning=same[0].meaning if same else known.meaning if known else "",
+        why=known.why if known else "",
+        threshold=same[0].threshold if same else f"{sign} {known.limit:g}" if known else "",
+        worst=max(same, key=lambda n: n.badness, default=None),
+        count=len(same),
+        alike=len({n.value for n in same}) == 1,
+        refused=any(name in refusals(file) for file in files),
+        reason="" if same else why_not(name, files),
+    )
+
+
+def why_not(name: str, files: Sequence[Json]) -> str:
+    """Why nothing reports a measure: what a gate file says, or which measure stands for it on this engine."""
+    for file in files:
+        if name in refusals(file):
+            return str(refusals(file)[name])
+    other = SUBSTITUTE.get(name)
+    if other and any(row["name"] == other for file in files for row in file["gate"]):
+        return f"`{other}` answers the same question in the precision of this engine"
+    return "no gate file of this build reports it"
+
+
+def cell(file: Json, name: str) -> Cell:
+    """A part's worst value of one measure."""
+    same = [n for n in numbers_of(file) if n.name == name]
+    if same:
+        return Cell(max(same, key=lambda n: n.badness), len(same))
+    if name in refusals(file):
+        return Cell(None, state="not_run", reason=str(refusals(file)[name]))
+    return Cell(None)
+
+
+def answers(file: Json, name: str) -> bool:
+    """Whether a gate file has a number of this name, or says why not."""
+    return name in refusals(file) or any(row["name"] == name for row in file["gate"])
+
+
+def refusals(file: Json) -> Json:
+    """Measures that the gate could not make, with the reason."""
+    refused: Json = file.get("not_run", {})
+    return refused

@@ -1,0 +1,97 @@
+"""What was made from what: the checkpoint's files, the packages' hashes, the tools, and every step's action key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardmill.report.read import Build
+from shardmill.report.wording import engine
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the checkpoint."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One receipt."""
+
+    name: str  # "packages/head_0"
+    step: str
+    key: str
+    code: str
+    outputs: tuple[tuple[str, str], ...]  # name, content hash
+    engine: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the build comes from."""
+
+    place: str  # repository, or folder of the config
+    commit: str
+    files: tuple[SourceFile, ...]
+    packages: tuple[tuple[str, str], ...]  # part, tree hash of its .mlpackage ("" if no receipt says)
+    tools: tuple[tuple[str, str], ...]  # package, version(s)
+    steps: tuple[Step, ...]
+    settings: tuple[tuple[str, str], ...]  # dotted key, value
+
+
+def origin(build: Build) -> Origin:
+    """Provenance from the receipts and the source record."""
+    files = build.source["files"]
+    place = build.source["repo"] or build.settings["source"]["path"] or "not recorded"
+    return Origin(
+        place=place,
+        commit="local folder, no commit" if build.source["commit"] == "local" else build.source["commit"],
+        files=tuple(SourceFile(name, file["size"], file["sha256"]) for name, file in sorted(files.items())),
+        packages=tuple((p.name, tree_hash(build, p.name)) for p in build.pieces if p.kind != "embedding"),
+        tools=tools(build),
+        steps=tuple(step(name, receipt) for name, receipt in sorted(build.receipts.items())),
+        settings=tuple(flat(build.settings)),
+    )
+
+
+def tree_hash(build: Build, part: str) -> str:
+    """The hash of a part's package, as its receipt has it."""
+    receipt = build.receipts.get(f"packages/{part}", {"outputs": {}})
+    return str(receipt["outputs"].get("package", ""))
+
+
+def tools(build: Build) -> tuple[tuple[str, str], ...]:
+    """Versions of the packages that decided bytes; several if steps differ."""
+    found: dict[str, set[str]] = {}
+    for receipt in build.receipts.values():
+        for name, version in receipt["packages"].items():
+            found.setdefault(name, set()).add(version)
+    return tuple((name, ", ".join(sorted(versions))) for name, versions in sorted(found.items()))
+
+
+def step(name: str, receipt: Mapping[str, Any]) -> Step:
+    """One receipt's identity."""
+    return Step(
+        name=name,
+        step=receipt["step"],
+        key=receipt["key"],
+        code=receipt["code"],
+        outputs=tuple(sorted(receipt["outputs"].items())),
+        engine=engine(receipt["engine"]) if "engine" in receipt else "any",
+    )
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as dotted keys; None as not set."""
+    rows: list[tuple[str, str]] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            rows += flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", "not set" if value is None else str(value)))
+    return rows

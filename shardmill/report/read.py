@@ -1,0 +1,89 @@
+"""The files of a build that the page is made from, as one value. Everything on the page comes from here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One part of the plan and what it weighs. Sizes in bytes; None where the file is not there."""
+
+    name: str
+    kind: str  # "layers", "head" or "embedding"
+    start: int
+    end: int
+    tensors: int
+    parameters: int
+    weight_file: int | None  # the largest single file of weights, which rule W1 limits
+    total: int | None  # all files of the package, or the host's table
+
+
+@dataclass(frozen=True)
+class Build:
+    """What the build's files say."""
+
+    model: Json  # model.json
+    plan: Json
+    source: Json  # source.receipt.json
+    pieces: tuple[Piece, ...]
+    residency: tuple[Json, ...]
+    parity: tuple[Json, ...]
+    speed: Json
+    receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
+    settings: Json  # the config
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's content."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_receipts(paths: Sequence[Path], root: Path) -> dict[str, Json]:
+    """Receipts by the name of what they stand for, `packages/head_0` for instance."""
+    return {path.relative_to(root).as_posix().removesuffix(".receipt.json"): read_json(path) for path in paths}
+
+
+def read_pieces(plan: Json, parts: Sequence[Path], packages: Sequence[Path], table: Path) -> tuple[Piece, ...]:
+    """The plan's parts in its order, with the sizes of what was made of them."""
+    described = {path.stem: read_json(path) for path in parts}
+    made = {package.stem: package for package in packages} | {"embedding": table}
+    return tuple(piece(row, described[row["name"]], made.get(row["name"])) for row in plan["parts"])
+
+
+def piece(row: Json, part: Json, made: Path | None) -> Piece:
+    """One part, from its row in plan.json, its parts/P.json, and its package or table."""
+    sizes = file_sizes(made) if made is not None and made.exists() else {}
+    weights = [size for name, size in sizes.items() if "weights/" in name or name.endswith(".safetensors")]
+    return Piece(
+        name=row["name"],
+        kind=row["kind"],
+        start=row["start"],
+        end=row["end"],
+        tensors=len(part["tensors"]),
+        parameters=sum(count(tensor["shape"]) for tensor in part["tensors"]),
+        weight_file=max(weights, default=None),
+        total=sum(sizes.values()) if sizes else None,
+    )
+
+
+def file_sizes(path: Path) -> dict[str, int]:
+    """Bytes by relative path of a folder's files, or of the one file."""
+    if path.is_file():
+        return {path.name: path.stat().st_size}
+    files = (file for file in path.rglob("*") if file.is_file())
+    return {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
+
+
+def count(shape: Sequence[int]) -> int:
+    """Elements of a tensor."""
+    result = 1
+    for extent in shape:
+        result *= extent
+    return result

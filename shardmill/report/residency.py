@@ -1,0 +1,103 @@
+"""Where operations run: counts per part and per kind of operation, and the findings, folded over parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shardmill.report.read import Json
+
+# Predicted is never called resident: what the rules allow is "could run".
+STATUS = {
+    "ane": "prefers it (measured)",
+    "eligible": "could run there (predicted)",
+    "ineligible": "not there",
+    "unknown": "unknown",
+    "no_device": "needs no device",
+}
+SEVERITIES = ("error", "warn", "info")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many operations have each status, for a part or a kind of operation."""
+
+    name: str
+    evidence: str  # "measured", "predicted", or both
+    by_status: tuple[int, ...]  # in the order of `Placement.statuses`
+    rules: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule's breaches in all parts."""
+
+    severity: str
+    rule: str
+    remedy: str
+    breaches: tuple[tuple[str, str], ...]  # (what, parts)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All that is said of residency."""
+
+    evidence: tuple[str, ...]
+    statuses: tuple[str, ...]  # those that occur
+    parts: tuple[Counts, ...]
+    kinds: tuple[Counts, ...]
+    findings: tuple[Finding, ...]
+    operations: int  # those that need a device
+    shapes: tuple[str, ...]
+
+
+def placement(files: Sequence[Json]) -> Placement:
+    """Everything about residency from residency/P.json."""
+    rows = [row for file in files for row in file["rows"]]
+    statuses = tuple(s for s in STATUS if any(row["status"] == s for row in rows))
+    kinds = sorted({row["operation"] for row in rows}, key=lambda kind: rank(kind, rows))
+    return Placement(
+        evidence=tuple(sorted({file["evidence"] for file in files})),
+        statuses=statuses,
+        parts=tuple(counts(file["part"], file["rows"], statuses) for file in files),
+        kinds=tuple(counts(kind, (r for r in rows if r["operation"] == kind), statuses) for kind in kinds),
+        findings=findings(files),
+        operations=sum(row["status"] != "no_device" for row in rows),
+        shapes=tuple(sorted({row["shape"] for row in rows})),
+    )
+
+
+def rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
+    """Kinds with trouble first, then by how many there are, those without a device last."""
+    statuses = Counter(row["status"] for row in rows if row["operation"] == kind)
+    trouble = statuses["ineligible"] + statuses["unknown"]
+    return (0 if trouble else 2 if set(statuses) == {"no_device"} else 1, -statuses.total(), kind)
+
+
+def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
+    """Counts of the given rows."""
+    rows = list(rows)
+    found = Counter(row["status"] for row in rows)
+    return Counts(
+        name=name,
+        evidence=" and ".join(sorted({row["evidence"] for row in rows})) or "not run",
+        by_status=tuple(found[status] for status in statuses),
+        rules=", ".join(sorted({rule for row in rows for rule in row["rules"]})),
+    )
+
+
+def findings(files: Sequence[Json]) -> tuple[Finding, ...]:
+    """Findings by severity and rule; the same words about several parts are said once."""
+    folded: dict[tuple[int, str, str], dict[str, list[str]]] = {}
+    for file in files:
+        for found in file["findings"]:
+            key = (SEVERITIES.index(found["severity"]), found["rule"], found["remedy"])
+            what = f"{found['output']}: {found['why']}" if found["output"] else found["why"]
+            parts = folded.setdefault(key, {}).setdefault(what, [])
+            if file["part"] not in parts:
+                parts.append(file["part"])
+    return tuple(
+        Finding(SEVERITIES[severity], rule, remedy, tuple((what, ", ".join(parts)) for what, parts in whys.items()))
+        for (severity, rule, remedy), whys in sorted(folded.items())
+    )

@@ -1,0 +1,122 @@
+"""The page's first line, and what this build does not show: why not, and what would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardmill.gates.thresholds import PLACEMENT
+from shardmill.report.gates import Number, Question
+from shardmill.report.read import Build
+from shardmill.report.wording import number, plural
+
+BUILD = "snakemake --cores 4 all"
+ON_A_MAC = "on a Mac with Apple silicon and macOS 15 or newer, with this build's `--configfile` if it had one"
+ON_LINUX = "on Linux, with this build's `--configfile` if it had one"
+METER = "sudo powermetrics --samplers cpu_power,gpu_power,ane_power -i 1000"
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """Something that this build does not show."""
+
+    subject: str
+    state: str  # "predicted", "not_run" or "unverified"
+    why: str
+    command: str
+    where: str
+    headline: bool  # whether the first line names it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether every gate holds, in one line, and what stands behind it."""
+
+    passed: bool
+    line: str
+    remedies: tuple[tuple[str, str, str], ...]  # command, where, what it measures
+    missed: tuple[Number, ...]
+    caveats: tuple[Caveat, ...]
+
+
+def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
+    """The verdict on a build."""
+    numbers = [n for q in questions for n in q.numbers]
+    missed = tuple(n for n in numbers if not n.passed)
+    found = tuple(caveats(build, questions))
+    lines = [outcome(numbers, missed)]
+    for state, word in (("predicted", "Predicted, not measured"), ("not_run", "Not run")):
+        named = [c.subject for c in found if c.state == state and c.headline]
+        lines += [f"{word}: {', '.join(named)}."] if named else []
+    return Verdict(bool(numbers) and not missed, " ".join(lines), remedies(found), missed, found)
+
+
+def outcome(numbers: Sequence[Number], missed: Sequence[Number]) -> str:
+    """What became of the gates."""
+    if missed:
+        return f"{number(len(missed))} of {plural(len(numbers), 'gate number')} missed the threshold."
+    if not numbers:
+        return "No gate was run."
+    predicted = sum(n.evidence == "predicted" for n in numbers)
+    among = f", {number(predicted)} of them by prediction" if predicted else ""
+    return f"All {plural(len(numbers), 'gate number')} hold{among}."
+
+
+def remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
+    """The commands that would measure what the first line names, each once."""
+    named = [c for c in found if c.headline]
+    ways = dict.fromkeys((c.command, c.where) for c in named)
+    return tuple((*way, ", ".join(c.subject for c in named if (c.command, c.where) == way)) for way in ways)
+
+
+def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
+    """Everything that is predicted, not run or unverified, the weightiest first."""
+    yield from residency(build)
+    yield from speed(build)
+    yield Caveat(
+        "energy per token",
+        "not_run",
+        "No step reads a power meter; Apple's reports the Neural Engine's power while the model generates.",
+        METER,
+        f"on a Mac, while `shardmill generate build/{build.model['model']} --prompt \"def \"` runs in another terminal",
+        True,
+    )
+    for question in questions:
+        if question.key != PLACEMENT:
+            yield from unanswered(build, question)
+    for note in dict.fromkeys(r["note"] for r in build.receipts.values() if r.get("note")):
+        yield Caveat("compiled bundles (.mlmodelc)", "unverified", note, BUILD, ON_A_MAC, False)
+
+
+def residency(build: Build) -> Iterator[Caveat]:
+    """Residency where it was not measured."""
+    predicted = [file["part"] for file in build.residency if file["evidence"] != "measured"]
+    if predicted:
+        why = (
+            f"Placement rules say that no operation of {plural(len(predicted), 'program')} is known to leave the "
+            "Neural Engine. They say what it can run, not what Core ML will choose, and nothing here was resident."
+        )
+        yield Caveat("Neural Engine residency", "predicted", why, BUILD, ON_A_MAC, True)
+    if not build.residency:
+        yield Caveat("Neural Engine residency", "not_run", "There is no residency file.", BUILD, ON_A_MAC, True)
+
+
+def speed(build: Build) -> Iterator[Caveat]:
+    """Speed that was not measured: on the Neural Engine, and prompts without room."""
+    if not build.speed["rows"]:
+        yield Caveat("benchmark", "not_run", "No prompt length fits the context.", BUILD, "after raising `context`", True)
+    if build.speed["engine"]["name"] != "coreml":
+        why = "The benchmark ran on the portable engine: a CPU's speed says nothing about the Neural Engine's."
+        yield Caveat("Neural Engine speed", "not_run", why, BUILD, ON_A_MAC, True)
+    for length, reason in build.speed["not_run"].items():
+        where = "after raising `context`, or lowering `benchmark.prompt_tokens`, in the config"
+        yield Caveat(f"benchmark at {length} prompt tokens", "not_run", f"The {reason}.", BUILD, where, False)
+
+
+def unanswered(build: Build, question: Question) -> Iterator[Caveat]:
+    """Measures of a question that no part has a number for."""
+    portable = all(file["engine"]["name"] == "portable" for file in build.parity)
+    where = ON_A_MAC if portable else ON_LINUX
+    for measure in question.measures:
+        if measure.worst is None:
+            yield Caveat(measure.name, "not_run", measure.reason, BUILD, where, measure.refused)

@@ -1,0 +1,105 @@
+"""How values are written on the page. What is not known is said, never shown as 0 or as nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup, escape
+
+NOT_RUN = "not run"
+LONGEST_WHOLE = 24  # characters that fit a line of a phone
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+ENGINES = {"portable": "portable engine (CPU, torch)", "coreml": "Core ML"}
+
+
+def number(value: float | None) -> str:
+    """Four significant digits at most; small ones as 3.7e-7; thousands apart; None as not run."""
+    if value is None:
+        return NOT_RUN
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}".replace(",", "\u202f")
+    if abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{value:.4g}" if abs(value) < 1e4 else number(round(value))
+
+
+def fixed(value: float | None, digits: int = 1) -> str:
+    """A figure of a table's column, with as many decimals as its neighbours."""
+    return NOT_RUN if value is None else f"{value:.{digits}f}"
+
+
+def threshold(text: str) -> str:
+    """`<= 0.0001` as `≤ 1e-4`."""
+    sign, _, limit = text.partition(" ")
+    try:
+        return f"{'≥' if sign == '>=' else '≤'}\u00a0{number(float(limit))}"
+    except ValueError:
+        return text
+
+
+def margin(value: float, text: str) -> str:
+    """How far a value is from its threshold: `150 × under`, or the difference where a ratio says little."""
+    sign, _, written = text.partition(" ")
+    limit = float(written)
+    side = "over" if value > limit else "under"
+    if value == limit:
+        return "none allowed" if limit == 0 else "at the limit"
+    if sign == "<=" and 0 < value < limit / 2:
+        return f"{number(float(f'{limit / value:.2g}'))} × under"
+    return f"{number(float(f'{abs(value - limit):.2g}'))} {side}"
+
+
+def size(count: int | None) -> str:
+    """Bytes in binary units."""
+    if count is None:
+        return "missing"
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.3g}\u00a0{UNITS[unit]}" if unit and value < 1000 else f"{value:.0f}\u00a0{UNITS[unit]}"
+
+
+def percent(part: float | None, whole: float = 1.0) -> str:
+    """A share; one too small to show is said to be so."""
+    if part is None:
+        return NOT_RUN
+    share = 100 * part / whole
+    return "< 0.1 %" if 0 < share < 0.1 else f"{share:.3g}\u00a0%"
+
+
+def short(sha: str) -> str:
+    """The first twelve digits of a hash."""
+    return sha[:12]
+
+
+def engine(identity: Mapping[str, Any]) -> str:
+    """An engine as receipts name it, for a person."""
+    name = ENGINES.get(identity["name"], identity["name"])
+    chip = [str(identity[key]) for key in ("chip",) if key in identity]
+    system = [f"macOS {identity['macos']} ({identity['build']})"] if "macos" in identity else []
+    return ", ".join([name, *system, *chip])
+
+
+def plural(count: int, word: str) -> str:
+    """`1 part`, `8 parts`."""
+    return f"{number(count)} {word}{'' if count == 1 else 's'}"
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, unless it starts with an identifier, and a full stop."""
+    first = text.split(" ")[0]
+    start = text[:1].upper() if first.isalpha() else text[:1]
+    return f"{start}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""
+
+
+def marked(text: str) -> Markup:
+    """Escaped, with `what stands in backticks` as code; a short one is never broken."""
+
+    def code(match: re.Match[str]) -> str:
+        style = ' class="whole"' if len(match[1]) <= LONGEST_WHOLE else ""
+        return f"<code{style}>{match[1]}</code>"
+
+    return Markup(re.sub(r"`([^`]*)`", code, str(escape(text))))

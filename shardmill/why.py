@@ -1,0 +1,133 @@
+"""What the next `all` would work on, and why, found out without working.
+
+The steps' action keys are computed from what is on disk and looked up in the store, in the order of the pipeline. After
+a step that would work, what it would make is not known, so the steps that read it are reported as depending on it: they
+may turn out to be unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.checkpoint.hashing import hash_files
+from shardmill.config import Config
+from shardmill.errors import ShardmillError
+from shardmill.plan import Part
+from shardmill.steps import compile as compiling
+from shardmill.steps import convert, embedding, parity, reference, residency, source_folder, split
+from shardmill.store import Action, Store, intact, read_entry
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One step: "unchanged", "works" (for a reason), or "depends" (on another's result)."""
+
+    step: str
+    status: str
+    reason: str = ""
+
+
+class Forecast:
+    """Looks actions up in the store and collects verdicts."""
+
+    def __init__(self, build: Path, store: Store) -> None:
+        self.build, self.store = build, store
+        self.verdicts: list[Verdict] = []
+
+    def expect(self, receipt: str, action: Action | None, waits_for: str = "") -> dict[str, str] | None:
+        """Hashes of the outputs by name if the action is in the store; None, with a verdict, if not."""
+        if action is None:
+            self.verdicts.append(Verdict(receipt, "depends", waits_for))
+            return None
+        entry = self.store.root / action.key
+        if not intact(entry):
+            reason = self.store.reason(action, self.build / f"{receipt}.receipt.json")
+            self.verdicts.append(Verdict(receipt, "works", reason))
+            return None
+        self.verdicts.append(Verdict(receipt, "unchanged"))
+        return {name: made["sha256"] for name, made in read_entry(entry).items()}
+
+
+def forecast(config: Config, settings: dict[str, Any], build: Path, store: Store) -> list[Verdict]:
+    """Verdicts on every cached step of a build, in the order of the pipeline.
+
+    Args: settings the config as plain data; build the model's folder.
+    """
+    found = Forecast(build, store)
+    files = source_files(config, build, store)
+    if files is None:
+        return [Verdict("source", "works", "not fetched as the config has it; all else depends on what it brings")]
+    split_known = found.expect("plan", split.action(files, settings))
+    source = Path(config.source.path) if config.source.path else source_folder(build / "source.receipt.json")
+    parts, plan = split.split(source, config, store.hashes) if split_known is None else planned(build, config)
+    by_name = {part.name: part for part in parts}
+    plan["source"] = split.source_digest(files)
+    known = found.expect("reference", reference.action(plan, Path(config.parity.text), settings["parity"]))
+    table = found.expect("embedding", embedding.action(by_name["embedding"]))
+    programs = [list(program(found, by_name[name], settings, plan, known)) for name in config.parts]
+    stack(found, plan, programs, known, table)
+    return found.verdicts
+
+
+def source_files(config: Config, build: Path, store: Store) -> Any:
+    """source.json's `files` as the next fetch would write them; None where only a download can tell."""
+    receipt = build / "source.receipt.json"
+    record = json.loads(receipt.read_text()) if receipt.is_file() else None
+    if config.source.path is None:
+        return record["files"] if record and record["commit"] == config.source.revision else None
+    folder = Path(config.source.path)
+    names = sorted(record["files"]) if record else sorted(f.name for f in folder.iterdir() if f.is_file())
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ShardmillError(f"{folder / missing[0]}: was there at the last build and is gone")
+    hashes = hash_files([folder / name for name in names], store.hashes)
+    return {f.name: {"sha256": sha, "size": f.stat().st_size} for f, sha in hashes.items()}
+
+
+def planned(build: Path, config: Config) -> tuple[Sequence[Part], dict[str, Any]]:
+    """The parts and the plan of the last build."""
+    from shardmill.plan import load_part
+
+    names = [*config.parts, "embedding"]
+    return [load_part(build / "parts" / f"{n}.json") for n in names], json.loads((build / "plan.json").read_text())
+
+
+def program(
+    found: Forecast, part: Part, settings: dict[str, Any], plan: dict[str, Any], known: dict[str, str] | None
+) -> Iterator[str | None]:
+    """Verdicts on one part; yields the hashes of package and bundle, None where unknown."""
+    made = found.expect(f"packages/{part.name}", convert.action(part, settings["convert"]))
+    package = made["package"] if made else None
+    yield package
+    waits = f"packages/{part.name}"
+    made = found.expect(f"compiled/{part.name}", compiling.action(package) if package else None, waits)
+    bundle = made["bundle"] if made else None
+    yield bundle
+    waits = f"compiled/{part.name}" if package else waits
+    judged = residency.action(part, package, bundle) if package and bundle else None
+    found.expect(f"residency/{part.name}", judged, waits)
+    compared = (
+        parity.part_action(plan, part, package, bundle, known["states"]) if package and bundle and known else None
+    )
+    found.expect(f"parity/{part.name}", compared, waits if judged is None else "reference")
+
+
+def stack(
+    found: Forecast,
+    plan: dict[str, Any],
+    programs: Sequence[Sequence[str | None]],
+    known: dict[str, str] | None,
+    table: dict[str, str] | None,
+) -> None:
+    """Verdict on the whole stack."""
+    packages, bundles = ([p[i] for p in programs if p[i]] for i in (0, 1))
+    complete = known and table and len(bundles) == len(programs)
+    hashes = [str(p) for p in packages], [str(b) for b in bundles]
+    action = (
+        parity.stack_action(plan, *hashes, known["states"], table["table"]) if complete and known and table else None
+    )
+    found.expect("parity/stack", action, "a part, the reference or the embedding")

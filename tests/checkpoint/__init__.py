@@ -1,0 +1,1 @@
+"""Checkpoints: fetched, read, hashed, synthesised."""

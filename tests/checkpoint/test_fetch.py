@@ -1,0 +1,277 @@
+"""Fetching from a hub with the real client: what lands, what is recorded, and what every failure says."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from shardmill.checkpoint.fetch import fetch
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.hub import HubAccess
+from shardmill.errors import CheckpointError
+
+from .hub_server import COMMIT, REPO, Hub, running
+from .samples import index_of, two_file_checkpoint
+
+CHUNK = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client writes what it downloads in chunks of this size, so a small file has several."""
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK)
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    files = two_file_checkpoint() | {"README.md": b"# tiny", "modeling.py": b"raise SystemExit", "source.json": b"{}"}
+    with running(files) as served:
+        yield served
+
+
+class Case:
+    """One build folder and one hub cache."""
+
+    def __init__(self, tmp_path: Path, hub: Hub) -> None:
+        self.dest = tmp_path / "build" / "source"
+        self.cache_dir = tmp_path / "hub"
+        self.hub = hub
+
+    def fetch(self, repo: str = REPO, revision: str | None = COMMIT, token: str | None = None) -> dict:
+        access = HubAccess(self.hub.endpoint, self.cache_dir, token)
+        return fetch(path=None, repo=repo, revision=revision, dest=self.dest, cache=None, access=access)
+
+    def refused(self, repo: str = REPO, revision: str | None = COMMIT, token: str | None = None) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            self.fetch(repo, revision, token)
+        assert "\n" not in str(caught.value)
+        assert not self.dest.exists()
+        return str(caught.value)
+
+
+@pytest.fixture
+def case(tmp_path: Path, hub: Hub) -> Case:
+    return Case(tmp_path, hub)
+
+
+def test_hub_checkpoint_lands_linked_and_recorded(case: Case) -> None:
+    """Exactly the checkpoint's files arrive, byte for byte, weights as links into the cache, and are recorded."""
+    record = case.fetch()
+    wanted = two_file_checkpoint()
+    assert {p.name for p in case.dest.iterdir()} == {*wanted, "source.json"}
+    assert {p.name: p.read_bytes() for p in case.dest.iterdir() if p.name != "source.json"} == wanted
+    assert record["repo"] == REPO and record["commit"] == COMMIT
+    assert record["files"].keys() == wanted.keys()
+    weights = case.dest / "model-00001-of-00002.safetensors"
+    blob = case.cache_dir / "models--acme--tiny" / "blobs" / record["files"][weights.name]["sha256"]
+    assert weights.samefile(blob)
+    assert len(read_tensors(case.dest)) == 3
+
+
+def test_record_is_canonical(case: Case, tmp_path: Path) -> None:
+    """source.json is the same text from another cache and into another folder, and names no path of the machine."""
+    case.fetch()
+    other = Case(tmp_path / "elsewhere", case.hub)
+    other.fetch()
+    text = (case.dest / "source.json").read_text()
+    assert text == (other.dest / "source.json").read_text()
+    assert str(tmp_path) not in text and json.loads(text)["commit"] == COMMIT
+
+
+def test_second_fetch_needs_no_network_and_touches_nothing(case: Case) -> None:
+    """A commit never changes: once it is in the cache, nobody is asked again, and the folder stays as it is."""
+    case.fetch()
+    before = (case.dest / "source.json").stat()
+    case.hub.requests.clear()
+    case.fetch()
+    assert case.hub.requests == []
+    assert (case.dest / "source.json").stat() == before
+
+
+def test_dropped_connection_resumes(case: Case) -> None:
+    """After a broken connection the client asks for the rest only: no byte that was written is sent again."""
+    name = "model-00001-of-00002.safetensors"
+    case.hub.drop_after[name] = 3 * CHUNK + 5
+    case.fetch()
+    first, second = case.hub.downloads(name)
+    assert first.range is None and second.range == f"bytes={3 * CHUNK}-"
+    assert second.sent == len(case.hub.files[name]) - 3 * CHUNK
+
+
+def test_killed_download_resumes_in_a_new_process(case: Case, tmp_path: Path) -> None:
+    """A process killed in the middle of a file leaves what it had; the next run continues from there."""
+    name = "model-00001-of-00002.safetensors"
+    case.hub.stall_after[name] = 4 * CHUNK
+    script = f"""
+from pathlib import Path
+from huggingface_hub import constants
+constants.DOWNLOAD_CHUNK_SIZE = {CHUNK}
+from shardmill.checkpoint.fetch import fetch
+fetch(path=None, repo={REPO!r}, revision={COMMIT!r}, dest=Path({str(case.dest)!r}), cache=None)
+"""
+    env = os.environ | {"HF_ENDPOINT": case.hub.endpoint, "HF_HUB_CACHE": str(case.cache_dir)}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(lambda: case.hub.stalled.is_set() or process.poll() is not None)
+        partial = next((case.cache_dir / "models--acme--tiny" / "blobs").glob("*.shardmill.incomplete"))
+        _wait_for(lambda: partial.stat().st_size == 4 * CHUNK)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not case.dest.exists()
+    case.fetch()
+    _, resumed = case.hub.downloads(name)
+    assert resumed.range == f"bytes={4 * CHUNK}-"
+    assert resumed.sent == len(case.hub.files[name]) - 4 * CHUNK
+    assert (case.dest / name).read_bytes() == case.hub.files[name]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "tokenizer.json"])
+def test_damaged_file_is_named_removed_and_fetched_anew(case: Case, name: str) -> None:
+    """Bytes that are not the hub's never land; the rerun gets the right ones."""
+    right = case.hub.files[name]
+    case.hub.served[name] = right[:-1] + bytes([right[-1] ^ 1])
+    message = case.refused()
+    assert name in message
+    assert ("arrived damaged" in message) == name.endswith(".safetensors")  # weights do not even enter the cache
+    case.hub.served.clear()
+    case.fetch()
+    assert (case.dest / name).read_bytes() == right
+
+
+def test_cache_damaged_on_disk_is_found(case: Case) -> None:
+    """A blob that rotted in the cache after its download is found by its hash, removed, and fetched anew."""
+    case.fetch()
+    name = "model-00001-of-00002.safetensors"
+    blob = (case.dest / name).resolve()
+    shutil.rmtree(case.dest)
+    cached = next((case.cache_dir / "models--acme--tiny").glob(f"snapshots/*/{name}")).resolve()
+    content = bytearray(cached.read_bytes())
+    content[-1] ^= 1
+    cached.write_bytes(content)
+    assert name in case.refused()
+    case.fetch()
+    assert (case.dest / name).read_bytes() == case.hub.files[name]
+    assert blob.name == name
+
+
+@pytest.mark.parametrize(("status", "remedy"), [(401, "set HF_TOKEN"), (403, "no access yet")])
+def test_gated_model_says_how_to_get_in(case: Case, status: int, remedy: str) -> None:
+    """A gated model's error names the page where its licence is accepted, and what to do with the token."""
+    case.hub.gated_status = status
+    message = case.refused()
+    assert f"{case.hub.endpoint}/{REPO}" in message and remedy in message
+
+
+def test_refused_token(case: Case) -> None:
+    """A token that the hub does not know is an error about the token, and the right one is sent and works."""
+    case.hub.token = "hf_right"
+    assert "HF_TOKEN" in case.refused(token="hf_wrong")
+    case.fetch(token="hf_right")
+    assert {r.token for r in case.hub.downloads("config.json")} == {"hf_right"}
+    assert {r.token for r in case.hub.requests if r.path.startswith("/cdn")} == {None}
+
+
+def test_missing_repository(case: Case) -> None:
+    assert "no such model" in case.refused(repo="acme/absent")
+
+
+def test_missing_revision(case: Case) -> None:
+    message = case.refused(revision="0" * 40)
+    assert "has no revision" in message and "/commits/main" in message
+
+
+@pytest.mark.parametrize("revision", ["main", None, "v1"])
+def test_names_that_move_are_refused(case: Case, revision: str | None) -> None:
+    """A branch is not a pin: the error gives the commit to pin. A tag that does not exist is said to be missing."""
+    message = case.refused(revision=revision)
+    assert (f"pin revision: {COMMIT}" in message) == (revision != "v1")
+    assert not any("safetensors" in r.path for r in case.hub.requests)
+
+
+def test_not_a_repository_name(case: Case) -> None:
+    assert "owner/name" in case.refused(repo="a/b/c")
+
+
+def test_pickle_checkpoint_is_refused(case: Case) -> None:
+    """Weights that can run code are not even downloaded."""
+    case.hub.files = {"config.json": b"{}", "pytorch_model.bin": b"\x80\x04"}
+    message = case.refused()
+    assert "pytorch_model.bin" in message and "pickle" in message
+    assert not case.hub.downloads("pytorch_model.bin")
+
+
+@pytest.mark.parametrize("name", ["../evil.json", "/tmp/evil.json", "a/../../evil.json", "..\\evil.json"])
+def test_listing_that_climbs_is_refused(case: Case, tmp_path: Path, name: str) -> None:
+    """A hub (or a man in the middle) can't have a file written outside the cache."""
+    case.hub.files[name] = b"{}"
+    assert "leaves the checkpoint folder" in case.refused()
+    assert not list(tmp_path.rglob("*evil.json"))
+
+
+def test_index_that_climbs_is_refused(case: Case) -> None:
+    case.hub.files["model.safetensors.index.json"] = index_of({"w": "../../../secret.safetensors"})
+    assert "leaves the checkpoint folder" in case.refused()
+
+
+def test_index_of_a_file_the_repository_lacks(case: Case) -> None:
+    case.hub.files["model.safetensors.index.json"] = index_of({"w": "model-9.safetensors"})
+    assert "model-9.safetensors" in case.refused()
+
+
+def test_no_network(case: Case) -> None:
+    case.hub.endpoint = "http://127.0.0.1:9"
+    message = case.refused()
+    assert "http://127.0.0.1:9" in message and "run again" in message
+
+
+def test_full_disk_is_said_before_the_download(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(".")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert "disk full" in case.refused()
+    sizes = [len(body) for name, body in case.hub.files.items() if name.endswith(".safetensors")]
+    partial = next(case.cache_dir.glob("*/blobs")) / (
+        sha256(case.hub.files["model-00001-of-00002.safetensors"]).hexdigest() + ".shardmill.incomplete"
+    )
+    partial.write_bytes(case.hub.files["model-00001-of-00002.safetensors"][:CHUNK])
+    usage = usage._replace(free=sum(sizes) - CHUNK)
+    assert not any(r.path.startswith("/cdn") for r in case.hub.requests)
+    case.fetch()  # what an interrupted run left need not fit a second time
+
+
+def test_environment_is_honoured(hub: Hub, tmp_path: Path) -> None:
+    """HF_ENDPOINT and HF_HOME choose hub and cache; then HF_HUB_OFFLINE=1 works without a hub, and only then."""
+    script = (
+        "import sys; from pathlib import Path; from shardmill.checkpoint.fetch import fetch\n"
+        f"fetch(path=None, repo={REPO!r}, revision={COMMIT!r}, dest=Path(sys.argv[1]), cache=None)"
+    )
+
+    def run(dest: str, **env: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")} | env
+        command = [sys.executable, "-c", script, str(tmp_path / dest)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    cold = run("cold", HF_HUB_OFFLINE="1")
+    assert "run once online" in cold.stderr.splitlines()[-1] and hub.requests == []
+    assert run("online").returncode == 0
+    hub.requests.clear()
+    assert run("offline", HF_HUB_OFFLINE="1").returncode == 0
+    assert hub.requests == []
+    assert (tmp_path / "offline" / "source.json").read_text() == (tmp_path / "online" / "source.json").read_text()

@@ -1,0 +1,30 @@
+"""Fixtures that several folders of tests share: one small model, built once per session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import tiny
+
+import shardmill.portable
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    """The tied checkpoint in three layers parts and two head slices."""
+    return tiny.build(tmp_path_factory.mktemp("tied"))
+
+
+@pytest.fixture(scope="session")
+def untied(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    """The same layers under an LM head of its own."""
+    known = {part.name: built.packages[part.name] for part in built.layers()}
+    return tiny.build(tmp_path_factory.mktemp("untied"), tied=False, known=known)
+
+
+@pytest.fixture
+def fp32() -> Iterator[None]:
+    """The portable engine in fp32, where this is no Mac."""
+    shardmill.portable.install(precision="fp32")
+    yield

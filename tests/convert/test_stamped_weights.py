@@ -1,0 +1,91 @@
+"""Every tensor of a part goes to its own place in the weight file, and a mismatch is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardmill.convert import blob, stamped_sample, stamped_weights
+from shardmill.convert.stamped_pattern import StampError
+from shardmill.plan import Part
+
+from .small import head_part, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Path]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("weights") / "checkpoint")
+    return head_part(folder, 0, 32), folder
+
+
+def composed(part: Part) -> object:
+    return stamped_sample.template(part, "int8", None).compose(0, 1, stamped_sample.widths(part))
+
+
+def test_a_tensor_that_the_program_does_not_use_is_told(head: tuple[Part, Path]) -> None:
+    part, _ = head
+    spec = composed(part)
+    few = replace(part, kind="layers", tensors=(replace(part.tensors[0], name="model.norm.weight"),))
+    with pytest.raises(StampError, match="lm_head_weight"):
+        stamped_weights.place(spec, few)
+
+
+def test_a_tensor_of_another_shape_is_told(head: tuple[Part, Path]) -> None:
+    part, _ = head
+    norm, rows = part.tensors
+    with pytest.raises(StampError, match="lm_head_weight"):
+        stamped_weights.place(composed(part), replace(part, tensors=(norm, replace(rows, shape=(16, 64)))))
+
+
+def test_unused_tensors_are_told(head: tuple[Part, Path]) -> None:
+    part, _ = head
+    norm, rows = part.tensors
+    names = [replace(norm, name=n) for n in ("model.norm.weight", "model.bias")]
+    more = replace(part, kind="layers", tensors=(*names, replace(rows, name="model.lm_head.weight")))
+    with pytest.raises(StampError, match=r"bias: a tensor of .* not use"):
+        stamped_weights.place(composed(part), more)
+
+
+@pytest.mark.parametrize("block", [1, 64, 7 * 64, 1 << 18])
+def test_blocks_of_any_size_and_any_order_give_the_same_file(
+    block: int, head: tuple[Part, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, source = head
+    weights = stamped_weights.place(composed(part), part)
+    stamped_weights.write(tmp_path / "whole", weights, source, threads=1)
+    monkeypatch.setattr(stamped_weights, "BLOCK", block)
+    stamped_weights.write(tmp_path / "blocks", weights, source, threads=4)
+    assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_torch_gets_its_threads_back(head: tuple[Part, Path], tmp_path: Path) -> None:
+    part, source = head
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        stamped_weights.write(tmp_path / "w", stamped_weights.place(composed(part), part), source, threads=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_records_lead_to_the_tensors(head: tuple[Part, Path], tmp_path: Path) -> None:
+    """The offsets in the program are those at which the weight file holds what it should."""
+    part, source = head
+    spec = composed(part)
+    norm, rows = stamped_weights.place(spec, part)
+    stamped_weights.write(tmp_path / "w", [norm, rows], source, threads=2)
+    content = (tmp_path / "w").read_bytes()
+    assert norm.tensor is part.tensors[0] and norm.scale is None and norm.data.kind == blob.FP16
+    stored = torch.frombuffer(bytearray(content[norm.data.data : norm.data.end]), dtype=torch.float16)
+    assert torch.equal(stored, stamped_weights.read_rows(norm, 0, 1, source)[0].half())
+    assert rows.scale is not None
+    scale = torch.frombuffer(bytearray(content[rows.scale.data : rows.scale.end]), dtype=torch.float16)
+    levels = torch.frombuffer(bytearray(content[rows.data.data : rows.data.end]), dtype=torch.int8)
+    original = stamped_weights.read_rows(rows, 0, rows.rows, source).float()
+    difference = levels.reshape(original.shape).float() * scale[:, None].float() - original
+    # Half a level, and what fp16 rounds off the scale (127 * 2^-11) and the quotient (2^-5).
+    assert (difference.abs() <= 0.6 * scale[:, None].float()).all()

@@ -1,0 +1,236 @@
+"""Generation gives plain decoding's tokens whatever drafts, and ends for the right reason."""
+
+import numpy as np
+import pytest
+
+from shardmill.decode import (
+    DecodeError,
+    GenerationResult,
+    Options,
+    Sampling,
+    Session,
+    TokenEvent,
+    create_drafter,
+    create_policy,
+    generate,
+    run,
+)
+from shardmill.decode.drafters import Draft, Drafter
+from shardmill.decode.policy import AlwaysDraft
+
+from .scripted import OracleDrafter, ScriptedEngine, chaotic, repetitive
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+SCRIPTS = {"chaotic": chaotic(50), "repetitive": repetitive(50)}
+
+
+def session(script: str = "chaotic", **settings: int) -> Session:
+    return Session(ScriptedEngine(next_token=SCRIPTS[script], **settings))
+
+
+def plain(script: str = "chaotic", count: int = 60) -> tuple[int, ...]:
+    """What the engine says one token at a time, without any of the code under test."""
+    engine = ScriptedEngine(next_token=SCRIPTS[script])
+    text = list(PROMPT)
+    for position in range(len(PROMPT) + count):
+        row = engine.forward([text[position]], [position], [position])
+        if position + 1 >= len(PROMPT):
+            text.append(int(np.argmax(row[-1])))
+    return tuple(text[len(PROMPT) :][:count])
+
+
+def make_drafter(name: str) -> Drafter:
+    draft = Session(ScriptedEngine(next_token=repetitive(50, noise=4)))
+    return create_drafter(name, draft_session=draft)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("policy", ["always", "cost_model", "adaptive_k"])
+@pytest.mark.parametrize("name", ["none", "ngram", "suffix", "learned", "mixed", "draft_model"])
+def test_every_drafter_and_policy_gives_the_plain_tokens(name: str, policy: str, script: str) -> None:
+    result = run(
+        session(script),
+        PROMPT,
+        max_new_tokens=60,
+        drafter=make_drafter(name),
+        policy=create_policy(policy, (1, 4)),
+    )
+    assert result.tokens == plain(script)
+    assert result.finish_reason == "length"
+    assert sum(result.accepted) + result.passes == 59
+
+
+@pytest.mark.parametrize("widths", [(1, 2), (1, 4), (1, 2, 4), (1, 3, 8)])
+def test_good_drafts_save_passes_and_bad_ones_change_nothing(widths: tuple[int, ...]) -> None:
+    truth = plain()
+    for spoil in (False, True):
+        result = run(
+            Session(ScriptedEngine(widths=widths)),
+            PROMPT,
+            max_new_tokens=60,
+            drafter=OracleDrafter(truth, 50, spoil=spoil),
+            policy=AlwaysDraft(),
+        )
+        assert result.tokens == truth
+        if not spoil:
+            assert result.passes == -(-59 // widths[-1])
+            assert all(right == tried for right, tried in result.acceptance_by_position)
+    assert result.passes < 59
+
+
+def test_events_carry_the_tokens_and_where_they_came_from() -> None:
+    events = list(
+        generate(
+            session(),
+            PROMPT,
+            max_new_tokens=30,
+            drafter=OracleDrafter(plain(), 50, spoil=False),
+            policy=AlwaysDraft(),
+        )
+    )
+    result = events.pop()
+    assert isinstance(result, GenerationResult)
+    assert [e.token for e in events if isinstance(e, TokenEvent)] == list(result.tokens)
+    assert [e.from_draft for e in events if isinstance(e, TokenEvent)][:6] == [False, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("index", range(12))
+def test_an_eos_ends_the_text_wherever_in_a_draft_it_stands(index: int) -> None:
+    truth = plain()
+    eos = {truth[index]}
+    end = truth.index(truth[index])
+    result = run(
+        session(),
+        PROMPT,
+        max_new_tokens=60,
+        eos=eos,
+        drafter=OracleDrafter(truth, 50, spoil=False),
+        policy=AlwaysDraft(),
+    )
+    assert (result.tokens, result.finish_reason) == (truth[: end + 1], "eos")
+
+
+@pytest.mark.parametrize("slots", range(9, 22))
+def test_a_full_context_ends_the_text_with_every_slot_used(slots: int) -> None:
+    """The engine asserts that nothing is written past S; the last token emitted needs no slot."""
+    truth = plain()
+    for drafter in (None, OracleDrafter(truth, 50)):
+        result = run(session(slots=slots), PROMPT, max_new_tokens=60, drafter=drafter, policy=AlwaysDraft())
+        assert result.finish_reason == "context"
+        assert result.tokens == truth[: slots + 1 - len(PROMPT)]
+
+
+def test_a_second_request_reuses_the_shared_prefix_and_gives_the_same() -> None:
+    shared = session()
+    first = run(shared, PROMPT, max_new_tokens=20)
+    follow_up = [*PROMPT, *first.tokens, 7, 7]
+    again = run(shared, follow_up, max_new_tokens=20)
+    fresh = run(session(), follow_up, max_new_tokens=20)
+    assert again.reused_tokens == len(PROMPT) + 19  # the last token emitted was never fed
+    assert again.tokens == fresh.tokens
+    assert again.prefill_passes < fresh.prefill_passes
+
+
+def test_an_abandoned_request_leaves_session_and_drafter_usable() -> None:
+    used, drafter = session("repetitive"), create_drafter("learned")
+    events = generate(used, PROMPT, max_new_tokens=60, drafter=drafter, policy=AlwaysDraft())
+    for _ in range(17):
+        next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert run(used, PROMPT, max_new_tokens=60, drafter=drafter).tokens == plain("repetitive")
+
+
+def test_stop_strings_cut_text_and_tokens() -> None:
+    truth = plain()
+    letters = Options(stop=["XY"], detokenize=lambda tokens: "".join("XY" if t == truth[9] else "ab" for t in tokens))
+    end = truth.index(truth[9])
+    result = run(
+        session(),
+        PROMPT,
+        max_new_tokens=60,
+        drafter=OracleDrafter(truth, 50, spoil=False),
+        policy=AlwaysDraft(),
+        options=letters,
+    )
+    assert result.finish_reason == "stop"
+    assert result.tokens == truth[: end + 1]
+    assert result.text == "ab" * end
+
+
+def test_log_probabilities_are_the_models() -> None:
+    options = Options(top_logprobs=3)
+    event = next(generate(session(), PROMPT, max_new_tokens=3, options=options))
+    assert isinstance(event, TokenEvent)
+    row = session().prefill(PROMPT).row.astype(np.float64)
+    expected = row - np.log(np.exp(row).sum())
+    assert event.logprob == pytest.approx(expected[event.token])
+    assert [t for t, _ in event.top] == np.argsort(-expected)[:3].tolist()
+
+
+class ShakyEngine(ScriptedEngine):
+    """Rows of wide calls are off in their last bits, enough to swap two close logits."""
+
+    def forward(self, tokens, slots, positions):  # type: ignore[no-untyped-def]
+        rows = super().forward(tokens, slots, positions)
+        best = rows.argmax(axis=-1)
+        for row, token in zip(rows, best, strict=True):
+            row[(token + 1) % self.vocab] = row[token] - 1e-4
+            if len(tokens) > 1:
+                row[token] -= 2e-4
+        return rows
+
+
+def test_the_guard_makes_shaky_wide_rows_exact() -> None:
+    """Without the guard the same engine does give other tokens, so the guard is what saves them."""
+
+    def decode(guard: float, drafter: Drafter | None) -> GenerationResult:
+        options = Options(guard_margin=guard)
+        engine = Session(ShakyEngine(widths=(1, 4)))
+        return run(engine, [1], max_new_tokens=40, drafter=drafter, policy=AlwaysDraft(), options=options)
+
+    truth = decode(0.0, None).tokens
+    guarded = decode(1e-3, OracleDrafter(truth, 50))
+    assert guarded.tokens == truth
+    assert guarded.verified_again > 0
+    assert decode(0.0, OracleDrafter(truth, 50)).tokens != truth
+
+
+def test_hot_or_very_short_requests_are_not_drafted() -> None:
+    truth = plain()
+    for count, temperature, drafts in [(9, 0.0, False), (40, 1.3, False), (40, 0.0, True)]:
+        options = Options(sampling=Sampling(temperature=temperature))
+        result = run(
+            session(),
+            PROMPT,
+            max_new_tokens=count,
+            drafter=OracleDrafter(truth, 50),
+            policy=AlwaysDraft(),
+            options=options,
+        )
+        assert any(result.drafted) == drafts
+
+
+def test_senseless_requests_are_named() -> None:
+    with pytest.raises(DecodeError, match="max_new_tokens is 0"):
+        run(session(), PROMPT, max_new_tokens=0)
+    with pytest.raises(DecodeError, match="outside the vocabulary of 50"):
+        run(session(), [1, 50], max_new_tokens=1)
+    with pytest.raises(DecodeError, match="need a detokeniser"):
+        run(session(), PROMPT, max_new_tokens=1, options=Options(stop=["x"]))
+
+
+def test_a_private_request_is_announced_to_the_drafter() -> None:
+    class Listening(OracleDrafter):
+        heard: object = None
+
+        def reset(self, prompt, info=None):  # type: ignore[no-untyped-def]
+            super().reset(prompt)
+            self.heard = info
+
+        def propose(self, context, limit: int) -> Draft:  # type: ignore[no-untyped-def]
+            return Draft()
+
+    drafter = Listening((), 50)
+    sampling = Sampling(temperature=0.5, seed=3)
+    run(session(), PROMPT, max_new_tokens=2, drafter=drafter, options=Options(sampling=sampling, private=True))
+    assert (drafter.heard.private, drafter.heard.temperature, drafter.heard.seed) == (True, 0.5, 3)  # type: ignore

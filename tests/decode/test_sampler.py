@@ -1,0 +1,119 @@
+"""Speculative sampling leaves the model's distribution as it is, and top-p acceptance, being lossy, does not."""
+
+import numpy as np
+import pytest
+
+from shardmill.decode import DecodeError, Options, Sampling, Session, run
+from shardmill.decode.drafters import Draft
+from shardmill.decode.policy import AlwaysDraft
+from shardmill.decode.sampler import Sampler
+
+from .scripted import OracleDrafter, ScriptedEngine
+
+P = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
+Q = np.array([0.1, 0.2, 0.3, 0.2, 0.2])
+ROW = np.log(P).astype(np.float32)
+DRAWS = 4000
+CRITICAL = 18.47  # chi-squared, 4 degrees of freedom, p = 0.001
+
+
+def chi_squared(tokens: list[int], probs: np.ndarray) -> float:
+    observed = np.bincount(tokens, minlength=len(probs))
+    expected = probs * len(tokens)
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+def sampler(seed: int, **settings: float) -> Sampler:
+    return Sampler(Sampling(temperature=1.0, seed=seed, **settings), [0], 5)  # type: ignore[arg-type]
+
+
+def test_plain_sampling_has_the_models_distribution() -> None:
+    assert chi_squared([sampler(s).next(ROW) for s in range(DRAWS)], P) < CRITICAL
+
+
+@pytest.mark.parametrize("drafted", [0, 2, 4])
+def test_a_certain_draft_keeps_the_distribution(drafted: int) -> None:
+    tokens = [sampler(s).check(ROW, drafted, None) for s in range(DRAWS)]
+    assert chi_squared(tokens, P) < CRITICAL
+    assert np.mean([t == drafted for t in tokens]) == pytest.approx(P[drafted], abs=0.03)
+
+
+def test_a_drawn_draft_keeps_the_distribution_and_is_accepted_as_often_as_can_be() -> None:
+    drafts = np.random.default_rng(1).choice(5, size=DRAWS, p=Q)
+    tokens = [sampler(s).check(ROW, int(d), Q) for s, d in enumerate(drafts)]
+    assert chi_squared(tokens, P) < CRITICAL
+    kept = np.mean([t == d for t, d in zip(tokens, drafts, strict=True)])
+    assert kept == pytest.approx(np.minimum(P, Q).sum(), abs=0.03)
+
+
+def test_the_chi_squared_test_can_fail() -> None:
+    """Taking drawn drafts as if they were the model's is seen at once."""
+    drafts = np.random.default_rng(1).choice(5, size=DRAWS, p=Q)
+    assert chi_squared([int(d) for d in drafts], P) > 10 * CRITICAL
+
+
+class MarkovEngine(ScriptedEngine):
+    """Five tokens whose distribution depends on the last one alone."""
+
+    table = np.random.default_rng(5).dirichlet(np.ones(5), size=5)
+
+    def _row(self, position: int) -> np.ndarray:
+        last = self._token[self._position.index(position)]
+        return np.log(self.table[last]).astype(np.float32)
+
+
+class RandomDrafter(OracleDrafter):
+    """Draws drafts from a distribution that is not the model's."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__((), 5)
+        self._rng = np.random.default_rng(seed)
+
+    def propose(self, context, limit: int) -> Draft:  # type: ignore[no-untyped-def]
+        drafts = self._rng.choice(5, size=limit, p=Q)
+        return Draft(tuple(drafts.tolist()), (0.5,) * limit, np.tile(Q, (limit, 1)))
+
+
+@pytest.mark.parametrize("random_drafts", [False, True])
+def test_whole_texts_keep_their_distribution(random_drafts: bool) -> None:
+    """Pairs of neighbouring tokens, over many texts, occur as the model's transitions say."""
+    pairs = np.zeros((5, 5))
+    session = Session(MarkovEngine(slots=64, vocab=5))
+    for seed in range(150):
+        drafter = RandomDrafter(seed) if random_drafts else OracleDrafter([0, 1, 2, 3, 4] * 8, 5, spoil=False)
+        options = Options(sampling=Sampling(temperature=1.0, seed=seed))
+        tokens = run(session, [0], max_new_tokens=32, drafter=drafter, policy=AlwaysDraft(), options=options).tokens
+        np.add.at(pairs, ((0, *tokens[:-1]), tokens), 1)
+    expected = MarkovEngine.table * pairs.sum(axis=1, keepdims=True)
+    assert ((pairs - expected) ** 2 / expected).sum() < 45.3  # 20 degrees of freedom, p = 0.001
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_is_drafted() -> None:
+    def decode(drafter: OracleDrafter | None, seed: int) -> tuple[int, ...]:
+        options = Options(sampling=Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=seed))
+        session = Session(ScriptedEngine())
+        return run(session, [1, 2], max_new_tokens=40, drafter=drafter, policy=AlwaysDraft(), options=options).tokens
+
+    plain = decode(None, 7)
+    assert decode(OracleDrafter(plain, 50), 7) == plain
+    assert decode(OracleDrafter(plain, 50, spoil=False), 7) == plain
+    assert decode(None, 8) != plain
+
+
+def test_top_p_acceptance_is_lossy_and_off_by_default() -> None:
+    greedy = Sampler(Sampling(), [0], 5)
+    assert greedy.check(ROW, 1, None) == 0
+    lossy = Sampler(Sampling(accept_top_p=0.6), [0], 5)
+    assert lossy.check(ROW, 1, None) == 1  # in the nucleus, though not the likeliest
+    assert lossy.check(ROW, 2, None) == 0
+
+
+def test_the_penalty_counts_prompt_and_output() -> None:
+    row = np.array([1.0, 0.9, 0.8], dtype=np.float32)
+    penalised = Sampler(Sampling(repetition_penalty=2.0), [0], 3)
+    assert [penalised.next(row) for _ in range(3)] == [1, 2, 0]
+
+
+def test_a_bias_on_no_token_is_named() -> None:
+    with pytest.raises(DecodeError, match="token 9"):
+        Sampler(Sampling(logit_bias={9: 1.0}), [0], 5)

@@ -1,0 +1,107 @@
+"""A session writes each token into its own slot, never past S, and exposes nothing that was not committed."""
+
+import numpy as np
+import pytest
+
+from shardmill.decode.errors import DecodeError, PromptTooLongError
+from shardmill.decode.session import Session
+
+from .scripted import ScriptedEngine
+
+
+def one_by_one(prompt: list[int]) -> np.ndarray:
+    """Logits after `prompt`, fed token by token."""
+    engine = ScriptedEngine(slots=512)
+    for i, token in enumerate(prompt):
+        rows = engine.forward([token], [i], [i])
+    return rows[-1]
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_prefill_sees_exactly_the_prompt(length: int) -> None:
+    prompt = list(range(3, 3 + length))
+    prefill = Session(ScriptedEngine()).prefill(prompt)
+    assert np.array_equal(prefill.row, one_by_one(prompt))
+
+
+@pytest.mark.parametrize(
+    ("widths", "length", "calls"),
+    [
+        ((1, 4), 8, [4, 4]),
+        ((1, 4), 9, [4, 4, 1]),
+        ((1, 4), 10, [4, 4, 4]),  # one padded pass beats two single ones
+        ((1, 2, 4), 10, [4, 4, 2]),
+        ((1, 2, 4), 11, [4, 4, 4]),
+        ((1,), 3, [1, 1, 1]),
+    ],
+)
+def test_prefill_takes_the_fewest_configured_passes(widths: tuple[int, ...], length: int, calls: list[int]) -> None:
+    engine = ScriptedEngine(widths=widths)
+    assert Session(engine).prefill(list(range(length))).passes == len(calls)
+    assert [len(call) for call in engine.calls] == calls
+
+
+def test_padding_never_writes_past_the_last_slot() -> None:
+    engine = ScriptedEngine(slots=10)
+    session = Session(engine)
+    session.prefill(list(range(10)))
+    assert [len(call) for call in engine.calls] == [4, 4, 1, 1]
+    assert session.room() == 0
+    with pytest.raises(DecodeError, match="do not fit"):
+        session.feed([1])
+
+
+def test_padding_is_not_exposed() -> None:
+    session = Session(ScriptedEngine())
+    session.prefill([5, 6])  # padded to 4
+    row = session.feed([7])[0]
+    assert np.array_equal(row, one_by_one([5, 6, 7]))
+
+
+def test_rejected_tokens_are_hidden() -> None:
+    session = Session(ScriptedEngine())
+    session.prefill([5, 6, 7])
+    session.feed([8, 9, 10, 11])
+    session.commit(2)
+    assert list(session.tokens) == [5, 6, 7, 8, 9]
+    assert np.array_equal(session.feed([1])[0], one_by_one([5, 6, 7, 8, 9, 1]))
+
+
+def test_a_fed_token_can_be_run_again_alone() -> None:
+    session = Session(ScriptedEngine())
+    session.prefill([5, 6, 7])
+    rows = session.feed([8, 9, 10])
+    assert np.array_equal(session.refeed(1), rows[1])
+    session.commit(3)
+    assert np.array_equal(session.feed([1])[0], one_by_one([5, 6, 7, 8, 9, 10, 1]))
+
+
+def test_a_shared_prefix_is_not_run_again() -> None:
+    engine = ScriptedEngine()
+    session = Session(engine)
+    session.prefill([1, 2, 3, 4, 5, 6, 7, 8])
+    engine.calls.clear()
+    prefill = session.prefill([1, 2, 3, 4, 9])
+    assert (prefill.reused, prefill.passes) == (4, 1)
+    assert np.array_equal(prefill.row, one_by_one([1, 2, 3, 4, 9]))
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3, 4, 5], [1, 2, 3], [9, 9]])
+def test_reuse_gives_the_logits_of_a_fresh_session(prompt: list[int]) -> None:
+    session = Session(ScriptedEngine())
+    session.prefill([1, 2, 3, 4, 5])
+    assert np.array_equal(session.prefill(prompt).row, one_by_one(prompt))
+
+
+def test_wrong_requests_are_named() -> None:
+    session = Session(ScriptedEngine(slots=8))
+    with pytest.raises(PromptTooLongError, match="9 tokens, the context 8"):
+        session.prefill(list(range(9)))
+    with pytest.raises(DecodeError, match="prompt is empty"):
+        session.prefill([])
+    with pytest.raises(DecodeError, match="lack 1"):
+        Session(ScriptedEngine(widths=(4,)))
+    session.prefill([1])
+    session.feed([2])
+    with pytest.raises(DecodeError, match="2 tokens to commit"):
+        session.commit(2)

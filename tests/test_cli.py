@@ -1,0 +1,382 @@
+"""The `shardmill` command: what it prints, how it fails, and that it starts at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from typer.testing import CliRunner, Result
+
+from shardmill import cli, doctor
+from shardmill.commands import generate as generate_command
+from shardmill.doctor import Finding
+from shardmill.errors import ShardmillError
+
+PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"
+HEAVY = ("torch", "coremltools", "transformers", "numpy", "tokenizers", "snakemake", "huggingface_hub", "pydantic")
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, so that every character outside ASCII is split; the last token is the end of the text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: i for i, symbol in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+class Reciter:
+    """An engine that knows one text by heart: after position p comes its token p + 1."""
+
+    slots, widths, vocab = 256, (1, 4), 257
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text = [*text, 256]
+
+    def reset(self) -> None:
+        """Nothing is held."""
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Nothing is held."""
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+        """One-hot logits [T, V]."""
+        following = [self.text[min(p + 1, len(self.text) - 1)] for p in positions]
+        return np.eye(self.vocab, dtype=np.float32)[following]
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like a built model; its engine recites PROMPT + CONTINUATION."""
+    folder = tmp_path / "demo"
+    (folder / "source").mkdir(parents=True)
+    tokenizer = byte_tokenizer()
+    tokenizer.save(str(folder / "source/tokenizer.json"))
+    manifest = {"tokenizer": {"path": "source/tokenizer.json"}, "eos_token_ids": [256]}
+    (folder / "model.json").write_text(json.dumps(manifest))
+    engine = Reciter(tokenizer.encode(PROMPT + CONTINUATION).ids)
+    monkeypatch.setattr(generate_command, "load_engine", lambda _: engine)
+    return folder
+
+
+def shardmill(*arguments: object, stdin: str | None = None) -> Result:
+    """Runs the command in this process."""
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], input=stdin)
+
+
+def failure(*arguments: object) -> str:
+    """The one line with which a command fails, exit code 1."""
+    result = shardmill(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("shardmill: ")
+    return result.stderr.removeprefix("shardmill: ").rstrip()
+
+
+def test_generates_text_and_says_what_it_took(build: Path) -> None:
+    """stdout holds the text and nothing else, the figures go to stderr."""
+    result = shardmill("generate", build, "--prompt", PROMPT)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == CONTINUATION + "\n"
+    tokens = len(CONTINUATION.encode()) + 1  # and the end of the text
+    assert f"[{tokens} tokens in " in result.stderr
+    assert "drafted tokens accepted" in result.stderr
+
+
+def test_streams_whole_characters(build: Path) -> None:
+    """Text is written piece by piece, never half a character, and every piece as soon as its last byte is there."""
+    from shardmill.decode import Options, Session, generate
+
+    tokenizer = byte_tokenizer()
+    prompt = tokenizer.encode(PROMPT).ids
+    written: list[str] = []
+
+    class Out:
+        write = staticmethod(written.append)
+        flush = staticmethod(lambda: None)
+
+    session = Session(generate_command.load_engine(build))
+    options = Options(detokenize=generate_command.text_after(tokenizer, prompt))
+    result = generate_command.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
+    assert written == list(CONTINUATION)
+    assert result.text == CONTINUATION
+
+
+def test_text_is_that_of_the_whole() -> None:
+    """Tokenizers that write a word's space by what precedes it keep it where the prompt ends and new text begins."""
+    words = Tokenizer(models.WordLevel({"\u2581the": 0, "\u2581end": 1}, unk_token="\u2581the"))
+    words.decoder = decoders.Metaspace()
+    assert words.decode([1]) == "end"
+    assert generate_command.text_after(words, [0])([1]) == " end"
+
+
+def test_an_unfinished_character_at_the_end_is_shown_as_such(build: Path) -> None:
+    """Generation that stops inside a character loses nothing of what came before it."""
+    result = shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3)  # n, a, half of ï
+    assert result.stdout == "na\ufffd\n"
+
+
+def test_json_has_what_the_design_promises(build: Path) -> None:
+    """--json prints one object: the tokens, the text they are, and what they took."""
+    result = shardmill("generate", build, "--prompt", PROMPT, "--drafter", "none", "--json")
+    content = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert content["tokens"] == [*byte_tokenizer().encode(CONTINUATION).ids, 256]
+    assert content["text"] == CONTINUATION
+    assert content["passes"] == len(content["tokens"]) - 1
+    assert content["accepted"] == [0] * content["passes"]
+    assert content["finish_reason"] == "eos"
+    assert content["prefill_tok_s"] > 0
+    assert content["decode_tok_s"] > 0
+    assert content["engine"] in ("portable", "coreml")
+
+
+def test_a_speed_that_was_not_measured_is_null(build: Path) -> None:
+    """A single token comes out of the prefill: there is no decode speed, and none is made up."""
+    content = json.loads(shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 1, "--json").stdout)
+    assert content["decode_tok_s"] is None
+    assert content["passes"] == 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "learned", "mixed"])
+def test_drafters_give_the_same_text(build: Path, drafter: str) -> None:
+    """A drafter changes how fast text comes, never which."""
+    assert shardmill("generate", build, "--prompt", PROMPT, "--drafter", drafter).stdout == CONTINUATION + "\n"
+
+
+def test_a_draft_model_drafts(build: Path) -> None:
+    """--draft-build names the draft model; here it is the model itself, so what it drafts is accepted."""
+    arguments = ("generate", build, "--prompt", PROMPT, "--drafter", "draft_model", "--json")
+    assert "name a second build" in failure(*arguments)
+    content = json.loads(shardmill(*arguments, "--draft-build", build).stdout)
+    assert content["text"] == CONTINUATION
+    assert sum(content["accepted"]) > 0
+
+
+def test_the_help_names_every_drafter() -> None:
+    """What can be asked for is what --help says."""
+    from shardmill.decode import DRAFTERS
+
+    assert set(re.findall(r"\w+", generate_command.DRAFTERS)) - {"or"} == set(DRAFTERS)
+
+
+def test_temperature_draws_by_seed(build: Path) -> None:
+    """At a temperature at which every byte is as likely, the seed decides; without one, nothing does."""
+
+    def drawn(*options: object) -> list[int]:
+        arguments = ("generate", build, "--prompt", PROMPT, "--max-new-tokens", 8, "--json", *options)
+        tokens: list[int] = json.loads(shardmill(*arguments).stdout)["tokens"]
+        return tokens
+
+    hot = ("--temperature", 1e6)
+    assert drawn(*hot, "--seed", 1) == drawn(*hot, "--seed", 1)
+    assert drawn(*hot, "--seed", 1) != drawn(*hot, "--seed", 2)
+    assert drawn("--seed", 1) == drawn("--seed", 2)
+
+
+def test_prompts_from_files(build: Path, tmp_path: Path) -> None:
+    """--prompt-file reads a file, and - is stdin."""
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT)
+    assert shardmill("generate", build, "--prompt-file", file).stdout == CONTINUATION + "\n"
+    assert shardmill("generate", build, "--prompt-file", "-", stdin=PROMPT).stdout == CONTINUATION + "\n"
+
+
+def test_a_wrong_command_line_is_exit_code_2(build: Path) -> None:
+    """Usage errors, ours and typer's, are told apart from failures by the exit code."""
+    for arguments in (
+        ["generate", build],
+        ["generate", build, "--prompt", "a", "--prompt-file", "b"],
+        ["generate", build, "--prompt", "a", "--draft-build", build],
+        ["generate", build, "--prompt", "a", "--max-new-tokens", 0],
+        ["generate", build, "--prompt", "a", "--temperature", -1],
+        ["generate"],
+        ["no-such-command"],
+    ):
+        result = shardmill(*arguments)
+        assert result.exit_code == 2, arguments
+        assert "Traceback" not in result.output
+
+
+def test_failures_are_one_line(build: Path, tmp_path: Path) -> None:
+    """What a user can get wrong is one line that names the thing."""
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "build the model first" in failure("generate", tmp_path / "none", "--prompt", "a")
+    assert "no drafter is called 'foo'" in failure("generate", build, "--prompt", "a", "--drafter", "foo")
+    assert "the prompt is empty" in failure("generate", build, "--prompt", "")
+    assert "the context 256" in failure("generate", build, "--prompt", "a" * 300)
+    assert "No such file" in failure("generate", build, "--prompt-file", tmp_path / "none.txt")
+    assert "not UTF-8" in failure("generate", build, "--prompt-file", binary)
+    assert "no such file or folder" in failure("inspect", tmp_path / "none.mlpackage")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"parts": []}'])
+def test_a_damaged_manifest_is_named(build: Path, content: str) -> None:
+    """model.json that is no JSON, or not ours, is named; nothing is loaded by it."""
+    (build / "model.json").write_text(content)
+    assert str(build / "model.json") in failure("generate", build, "--prompt", "a")
+
+
+def test_a_damaged_tokenizer_is_named(build: Path) -> None:
+    """The tokenizers library raises a bare Exception; the line names the file."""
+    (build / "source/tokenizer.json").write_text("{}")
+    assert str(build / "source/tokenizer.json") in failure("generate", build, "--prompt", "a")
+
+
+def raising(error: BaseException) -> Any:
+    """A function that raises `error`."""
+
+    def fail(_: object) -> Any:
+        raise error
+
+    return fail
+
+
+def test_an_unexpected_error_is_one_line_too(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug shows its type, what it said on one line, and how to see more; an expected error has no such hint."""
+    monkeypatch.setattr(generate_command, "load_engine", raising(KeyError("some\nthing")))
+    line = failure("generate", build, "--prompt", "a")
+    assert line.startswith("KeyError: ")
+    assert line.endswith(cli.HINT)
+    monkeypatch.setattr(generate_command, "load_engine", raising(ShardmillError("gone;\n try again")))
+    assert failure("generate", build, "--prompt", "a") == "gone; try again"
+
+
+def test_a_traceback_on_demand(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--traceback lets every error through as it is."""
+    error = ShardmillError("gone")
+    monkeypatch.setattr(generate_command, "load_engine", raising(error))
+    assert shardmill("--traceback", "generate", build, "--prompt", "a").exception is error
+
+
+def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends with 130 and without a word, as shells expect."""
+    monkeypatch.setattr(generate_command, "load_engine", raising(KeyboardInterrupt()))
+    result = shardmill("generate", build, "--prompt", "a")
+    assert result.exit_code == 130
+    assert result.output == ""
+
+
+def test_a_closed_pipe_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shardmill ... | head` ends without a message."""
+    monkeypatch.setattr(generate_command, "load_engine", raising(BrokenPipeError(32, "Broken pipe")))
+    assert "shardmill:" not in shardmill("generate", build, "--prompt", "a").output
+
+
+def test_starts_without_anything_heavy() -> None:
+    """--help and --version must not wait for torch: nothing heavy is imported before a command runs."""
+    code = (
+        "import sys\n"
+        "from shardmill import cli\n"
+        "from typer.testing import CliRunner\n"
+        "result = CliRunner().invoke(cli.app, ['--help'])\n"
+        "assert result.exit_code == 0 and 'generate' in result.output, result.output\n"
+        f"print(sorted(set({HEAVY!r}) & sys.modules.keys()))\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_version_is_the_distribution_s() -> None:
+    """--version says what pip installed."""
+    from importlib.metadata import version
+
+    assert shardmill("--version").stdout == f"shardmill {version('shardmill')}\n"
+
+
+def test_inspect_prints_tables_and_json(tmp_path: Path) -> None:
+    """A person gets names, shapes in brackets and sizes; a script gets the same as JSON."""
+    from coremltools.proto import FeatureTypes_pb2, Model_pb2
+
+    spec = Model_pb2.Model(specificationVersion=9)
+    function = spec.mlProgram.functions["main"]
+    function.opset = "CoreML8"
+    function.block_specializations["CoreML8"].operations.add(type="relu")
+    array = spec.description.input.add(name="x").type.multiArrayType
+    array.dataType, array.shape[:] = FeatureTypes_pb2.ArrayFeatureType.FLOAT16, [1, 96]
+    file = tmp_path / "m[1].mlmodel"
+    file.write_bytes(spec.SerializeToString())
+
+    text = shardmill("inspect", file).stdout
+    for expected in ("float16", "[1, 96]", "relu", "no weight files"):
+        assert expected in text
+    assert "m[1].mlmodel" in text.replace("\n", "")
+    content = json.loads(shardmill("inspect", file, "--json").stdout)
+    assert content["functions"][0]["inputs"] == [{"name": "x", "dtype": "float16", "shape": "[1, 96]"}]
+
+
+def test_doctor_reports_this_machine() -> None:
+    """Every subject appears, and a machine on which these tests run lacks nothing that a build needs."""
+    result = shardmill("doctor", "--json")
+    findings = json.loads(result.stdout)
+    assert {f["subject"] for f in findings} >= {"Python", "system", "engine", "coremltools", "torch", "disk", "hub"}
+    assert [f for f in findings if f["verdict"] == "missing"] == []
+    assert result.exit_code == 0
+    assert all(f["subject"] in shardmill("doctor").stdout for f in findings)
+
+
+def test_doctor_fails_where_a_build_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script can ask: exit code 1 if anything is missing."""
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("engine", "none", "missing", "reinstall")])
+    assert shardmill("doctor").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("findings", "verdicts"),
+    [
+        (
+            [doctor.python((3, 10)), doctor.python((3, 11)), doctor.python((3, 13)), doctor.python((3, 14))],
+            "missing ok ok missing",
+        ),
+        ([doctor.system("Darwin", "15.1", "arm64"), doctor.system("Darwin", "15.1", "x86_64")], "ok missing"),
+        ([doctor.system("Linux", "", "x86_64"), doctor.system("Linux", "", "aarch64")], "ok missing"),
+        ([doctor.system("Windows", "", "AMD64")], "missing"),
+        (doctor.engine(True, True, "15.0"), "ok ok ok"),
+        (doctor.engine(True, True, "14.7"), "missing"),
+        (doctor.engine(True, False, "15.0"), "missing"),
+        (doctor.engine(False, False, ""), "ok limited limited"),
+        ([doctor.memory(4 << 30), doctor.memory(16 << 30)], "limited ok"),
+        ([doctor.disk(1 << 20), doctor.disk(1 << 40)], "limited ok"),
+        (doctor.packages(["no-such-package==1"]), "missing"),
+        (doctor.packages(["typer==0.0.1"]), "limited"),
+        (doctor.packages(["torch>=2"]), "ok"),
+        (doctor.packages(["typer>=0.1", "no-such-package==1; extra == 'test'"]), ""),
+    ],
+)
+def test_doctor_s_verdicts(findings: list[Finding], verdicts: str) -> None:
+    """What each machine can do: a Mac measures, Linux predicts, old systems and wrong versions are named."""
+    assert " ".join(finding.verdict for finding in findings) == verdicts
+
+
+def test_doctor_never_predicts_on_a_mac_nor_measures_on_linux() -> None:
+    """Residency is measured by Core ML or predicted by rules; the report says which."""
+    values = {on: {f.subject: f.value for f in doctor.engine(on, on, "15.0")} for on in (True, False)}
+    assert values[True]["residency"] == "measured"
+    assert values[False]["residency"] == "predicted"
+    assert values[False]["ANE speed"] == "not run"
+
+
+def test_doctor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline mode and the token are reported; the token itself never appears."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
+    assert doctor.hub()[0].value == "token found"
+    assert "hf_secret" not in str(doctor.hub())
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert doctor.hub()[0].value == "no token"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert doctor.hub()[0].value == "offline"

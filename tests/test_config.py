@@ -1,0 +1,188 @@
+"""shardmill.config: a config that can't be built from is refused in one line, before any work."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from shardmill import config
+from shardmill.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+HUB = {"repo": "owner/name", "revision": COMMIT}
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """A config for a checkpoint on the hub, with changes."""
+    return {"model": "m", "source": HUB, "context": 64, "topology": [[0, 2], [2, 4]], **changes}
+
+
+def local(folder: Path, **numbers: int) -> dict[str, Any]:
+    """A config for a checkpoint in `folder`, which gets a config.json with changed numbers."""
+    shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64, "vocab_size": 256, **numbers}
+    (folder / "config.json").write_text(json.dumps(shape))
+    return settings(source={"path": str(folder)})
+
+
+def refusal(content: Any) -> str:
+    """The one line with which `content` is refused."""
+    with pytest.raises(ConfigError) as caught:
+        config.parse(content, "some.yaml")
+    line = str(caught.value)
+    assert line.startswith("some.yaml: ")
+    assert "\n" not in line
+    return line.removeprefix("some.yaml: ")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"contxt": 5}, "contxt: unknown key"),
+    "unknown nested key": ({"tokens": {"maximum": 4}}, "tokens.maximum: unknown key"),
+    "no token": ({"tokens": {"max": 0}}, "tokens.max: input should be greater than or equal to 1, is 0"),
+    "too many tokens": ({"tokens": {"max": 65}}, "tokens.max: input should be less than or equal to 64, is 65"),
+    "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
+    "unknown weights": ({"convert": {"weights": "int3"}}, "convert.weights: input should be 'int8' or 'fp16'"),
+    "no parts": ({"topology": []}, "topology: "),
+    "gap": ({"topology": [[0, 2], [3, 4]]}, "topology: layers 2..2 are in no part"),
+    "gap at the start": ({"topology": [[1, 4]]}, "topology: layers 0..0 are in no part"),
+    "overlap": ({"topology": [[0, 3], [2, 4]]}, "topology: [2, 4] overlaps the part before it, which ends at 3"),
+    "empty part": ({"topology": [[0, 2], [2, 2]]}, "topology: [2, 2] holds no layer"),
+    "no source": ({"source": {}}, "source: give either path"),
+    "two sources": ({"source": {**HUB, "path": "x"}}, "source: give either path"),
+    "no commit": ({"source": {"repo": "owner/name"}}, "source.revision: needs the repository's commit"),
+    "a branch": (
+        {"source": {"repo": "owner/name", "revision": "main"}},
+        "source.revision: needs the repository's commit",
+    ),
+    "a path's commit": ({"source": {"path": "x", "revision": COMMIT}}, "source.revision: only a repo has one"),
+    "no such folder": ({"source": {"path": "nowhere"}}, "source.path: nowhere holds no config.json"),
+    "a name that leaves build/": ({"model": "../m"}, "model: string should match pattern"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named_in_one_line(name: str) -> None:
+    """Each mistake is refused by the line that names its key, and a right config is not."""
+    changes, expected = WRONG[name]
+    assert refusal(settings(**changes)).startswith(expected)
+    config.parse(settings())
+
+
+def test_a_missing_key_is_named() -> None:
+    """A required key that is left out is an error that names it."""
+    content = settings()
+    del content["context"]
+    assert refusal(content) == "context: missing"
+
+
+def test_a_missing_commit_comes_with_the_command_that_prints_it() -> None:
+    """The line that demands a commit says how to get it, for this very repository."""
+    line = refusal(settings(source={"repo": "some/model"}))
+    assert "git ls-remote https://huggingface.co/some/model HEAD" in line
+
+
+def test_several_mistakes_are_all_named() -> None:
+    """One run tells of every key that is wrong, not of the first only."""
+    line = refusal(settings(contxt=5, tokens={"max": 0}))
+    assert "contxt: unknown key" in line
+    assert "tokens.max" in line
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({"num_hidden_layers": 5}, "topology: ends at layer 4, the model has 5"),
+        ({"num_hidden_layers": 3}, "topology: ends at layer 4, the model has 3"),
+        ({"hidden_size": 96}, "head_dim 48: a key/value state whose width is no multiple of 32"),
+        ({"head_dim": 40}, "head_dim 40: a key/value state whose width is no multiple of 32"),
+        ({"vocab_size": 258}, "head.slices: 4 does not divide the vocabulary of 258"),
+    ],
+)
+def test_a_local_checkpoint_is_held_against_the_config(tmp_path: Path, numbers: dict[str, int], expected: str) -> None:
+    """What config.json contradicts is said before anything runs: layers, state width, vocabulary."""
+    config.parse(local(tmp_path))
+    assert refusal(local(tmp_path, **numbers)).startswith(expected)
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    """A missing file, one that is no YAML and one that is no mapping each give one line that names the file."""
+    broken, plain = tmp_path / "broken.yaml", tmp_path / "plain.yaml"
+    broken.write_text("model: [unclosed\ncontext: 5\n")
+    plain.write_text("just words")
+    for file in (tmp_path / "missing.yaml", broken, plain):
+        with pytest.raises(ConfigError) as caught:
+            config.load(file)
+        assert str(caught.value).startswith(f"{file}: ")
+        assert "\n" not in str(caught.value)
+
+
+def test_parts_and_widths() -> None:
+    """Parts are named as the rules name their files, in the order of a pass; only T = 1 and T = max are widths."""
+    c = config.parse(settings(topology=[[0, 20], [20, 24]], head={"slices": 2}))
+    assert c.parts == ("layers_00_20", "layers_20_24", "head_0", "head_1")
+    assert c.widths == (1, 4)
+    assert config.parse(settings(tokens={"max": 1})).widths == (1,)
+
+
+def test_the_demo_config_is_valid() -> None:
+    """The config that is built by default loads, and is the 20+4+6+2 topology with four head slices."""
+    c = config.load(ROOT / "configs/demo.yaml", ROOT)
+    assert [end - start for start, end in c.topology] == [20, 4, 6, 2]
+    assert len(c.parts) == 8
+    for text in (c.parity.text, c.benchmark.text):
+        assert (ROOT / text).is_file()
+
+
+def test_the_phi_config_lacks_only_its_commit() -> None:
+    """phi-4-mini.yaml demands a commit, and with one it is valid."""
+    content = yaml.safe_load((ROOT / "configs/phi-4-mini.yaml").read_text())
+    if content["source"]["revision"] is None:
+        assert refusal(content).startswith("source.revision: needs the repository's commit")
+    content["source"]["revision"] = COMMIT
+    assert config.parse(content).source.repo == "microsoft/Phi-4-mini-instruct"
+
+
+def test_the_schema_file_is_the_code_s() -> None:
+    """configs/schema.json, which editors read, is what the dataclasses say."""
+    text = (ROOT / "configs/schema.json").read_text()
+    assert json.loads(text) == json.loads(json.dumps(config.schema())), "write config.schema() to configs/schema.json"
+
+
+@pytest.mark.parametrize("name", ["unknown key", "unknown nested key", "no token", "unknown weights", "no parts"])
+def test_the_schema_refuses_too(name: str) -> None:
+    """An editor that follows the schema marks what the schema can express, and accepts a right config."""
+    schema = config.schema()
+    jsonschema.validate(settings(), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(settings(**WRONG[name][0]), schema)
+
+
+def documented() -> dict[str, str]:
+    """key -> default of the table in configs/README.md; an empty default where there is none."""
+    rows = re.findall(r"^\| `([\w.]+)` \|([^|]*)\|", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
+    return {key: default.strip(" `") for key, default in rows if not key.endswith(".yaml")}
+
+
+def described(schema: dict[str, Any], node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """key -> default of every leaf of the schema; None where there is none."""
+    found = {}
+    for name, child in node["properties"].items():
+        if "$ref" in child:
+            found |= described(schema, schema["$defs"][child["$ref"].rpartition("/")[2]], f"{prefix}{name}.")
+        else:
+            found[prefix + name] = child.get("default")
+    return found
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    """configs/README.md lists the keys that there are, with the defaults that they have, and no others."""
+    schema = config.schema()
+    expected = described(schema, schema)
+    defaults = {key: "" if value is None else json.dumps(value).strip('"') for key, value in expected.items()}
+    assert documented() == defaults

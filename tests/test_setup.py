@@ -1,0 +1,196 @@
+"""The set-up: one set of versions everywhere, and README's commands are those that are run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
+EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+# A change of these changes the bytes of an artifact.
+DECIDING = ("coremltools", "numpy", "protobuf", "safetensors", "snakemake", "tokenizers", "transformers")
+LINTERS = {
+    "ruff": "https://github.com/astral-sh/ruff-pre-commit",
+    "snakefmt": "https://github.com/snakemake/snakefmt",
+    "codespell": "https://github.com/codespell-project/codespell",
+    "mypy": "https://github.com/pre-commit/mirrors-mypy",
+}
+
+
+def pins(lines: Iterator[str]) -> dict[str, str]:
+    """name -> version of `name==version` lines; anything else is an error."""
+    found = {}
+    for line in lines:
+        name, version = line.split("==")
+        found[canonicalize_name(name)] = version
+    return found
+
+
+CONSTRAINTS = pins(
+    line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")
+)
+
+
+def closure(names: list[str], extras: dict[str, tuple[str, ...]]) -> set[str]:
+    """Everything that the installed distributions need, whatever the platform and Python that ask for it."""
+    found: set[str] = set()
+    waiting = [canonicalize_name(name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        wanted = extras.get(name, ())
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            if any(applies(requirement, extra) for extra in ("", *wanted)):
+                waiting.append(canonicalize_name(requirement.name))
+    return found
+
+
+def applies(requirement: Requirement, extra: str) -> bool:
+    """Whether a requirement holds on some machine that is supported."""
+    if requirement.marker is None:
+        return True
+    platforms = (
+        {"sys_platform": "linux", "platform_system": "Linux"},
+        {"sys_platform": "darwin", "platform_system": "Darwin"},
+    )
+    return any(
+        requirement.marker.evaluate({"extra": extra, "python_version": version, **platform})
+        for version in ("3.11", "3.12", "3.13")
+        for platform in platforms
+    )
+
+
+def test_what_decides_an_artifacts_bytes_is_pinned() -> None:
+    """Every dependency is pinned to one version, but torch, whose range is what coremltools works with."""
+    exact = {canonicalize_name(r.name): str(r.specifier) for r in DEPENDENCIES}
+    assert exact.pop("torch") == "<2.14,>=2.7"
+    assert set(DECIDING) <= exact.keys()
+    assert all(re.fullmatch(r"==[\d.]+", specifier) for specifier in exact.values()), exact
+
+
+@pytest.mark.parametrize("requirement", [*DEPENDENCIES, *(r for rs in EXTRAS.values() for r in rs)], ids=str)
+def test_constraints_agree_with_the_project(requirement: Requirement) -> None:
+    """constraints.txt gives every dependency, those of the extras too, a version that pyproject.toml allows."""
+    version = CONSTRAINTS[canonicalize_name(requirement.name)]
+    assert version in requirement.specifier
+
+
+def test_constraints_are_complete() -> None:
+    """Nothing that gets installed is left to the day on which it is installed."""
+    roots = [r.name for r in (*DEPENDENCIES, *EXTRAS["test"])]
+    # torch's build for NVIDIA pins its own libraries, and is not the one used here
+    needed = {name for name in closure(roots, {}) if not name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert needed <= CONSTRAINTS.keys(), f"add to constraints.txt: {sorted(needed - CONSTRAINTS.keys())}"
+
+
+def test_this_environment_is_the_constrained_one() -> None:
+    """The tests run with the versions that constraints.txt names, so a green run speaks for them."""
+    installed = {name: metadata.version(name).partition("+")[0] for name in closure([r.name for r in DEPENDENCIES], {})}
+    different = {name: version for name, version in installed.items() if CONSTRAINTS.get(name) not in (version, None)}
+    assert not different, f"pip install -c constraints.txt -e '.[test]' would change: {different}"
+
+
+def test_conda_environments_agree() -> None:
+    """The environment of the rules has every dependency, in the constrained version."""
+    for file in (ROOT / "envs").glob("*.yaml"):
+        content = yaml.safe_load(file.read_text())
+        (listed,) = (d["pip"] for d in content["dependencies"] if isinstance(d, dict))
+        assert pins(iter(listed)) == {
+            canonicalize_name(r.name): CONSTRAINTS[canonicalize_name(r.name)] for r in DEPENDENCIES
+        }
+        assert content["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_every_rule_has_an_environment_that_exists() -> None:
+    """A `conda:` directive that names a file which is not there fails only where conda is used."""
+    named = {
+        (file.parent / path).resolve()
+        for file in (ROOT / "rules").glob("*.smk")
+        for path in re.findall(r'conda:\s+"([^"]+)"', file.read_text())
+    }
+    assert named == {file.resolve() for file in (ROOT / "envs").glob("*.yaml")}
+
+
+def test_pre_commit_uses_the_same_linters() -> None:
+    """A commit is checked by the versions that .ci/run uses."""
+    repos = {
+        repo["repo"]: repo["rev"] for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    }
+    pinned = {r.name: str(r.specifier).removeprefix("==") for r in EXTRAS["lint"]}
+    assert repos == {url: f"v{pinned[name]}" for name, url in LINTERS.items()}
+
+
+def test_pre_commit_types_against_the_same_packages() -> None:
+    """mypy's own environment in pre-commit holds constrained versions."""
+    hooks = [
+        h for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for h in repo["hooks"]
+    ]
+    (listed,) = (hook["additional_dependencies"] for hook in hooks if hook["id"] == "mypy")
+    assert pins(iter(listed)).items() <= CONSTRAINTS.items()
+
+
+def test_supported_pythons_are_said_once() -> None:
+    """pyproject.toml, CI and `shardmill doctor` mean the same versions, and the tests run on one of them."""
+    from shardmill.doctor import PYTHONS
+
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
+    versions = [tuple(map(int, v.split("."))) for v in ci["jobs"]["check"]["strategy"]["matrix"]["python"]]
+    assert (versions[0], versions[-1]) == PYTHONS
+    assert PROJECT["requires-python"] == f">={'.'.join(map(str, PYTHONS[0]))},<3.{PYTHONS[1][1] + 1}"
+    assert sys.version_info[:2] in versions
+
+
+def commands() -> list[str]:
+    """README's lines that install something."""
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```(?:bash|sh|console)?\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if "pip install" in line]
+
+
+def test_readme_s_commands_are_the_ones_that_are_run() -> None:
+    """README builds with its first command and tests with its second, by the constraints; CI runs the latter."""
+    build, test = commands()[:2]
+    assert build.endswith("&& snakemake --cores 4 all")
+    assert test.endswith("&& pytest")
+    for line in (build, test):
+        words = shlex.split(line.split("pip install")[1].split("&&")[0])
+        assert words[:2] == ["-c", "constraints.txt"]
+        assert words[2] == "-e"
+    pattern = re.search(r"grep -E '(.*)' README", (ROOT / ".ci/run").read_text())
+    assert pattern is not None
+    matching = [line for line in (ROOT / "README.md").read_text().splitlines() if re.search(pattern[1], line)]
+    assert matching == [test]
+
+
+def test_ci_runs_what_a_developer_runs() -> None:
+    """Both runners call .ci/run and nothing else decides; states need macOS 15."""
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())["jobs"]["check"]
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    systems = job["strategy"]["matrix"]["os"]
+    assert any(name.startswith("ubuntu") for name in systems)
+    assert all(int(name.removeprefix("macos-")) >= 15 for name in systems if name.startswith("macos"))
+    assert any(name.startswith("macos") for name in systems)
+
+
+def test_files_that_documents_name_exist() -> None:
+    """A link or a path in README and docs/ leads somewhere."""
+    for page in (ROOT / "README.md", ROOT / "configs/README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
