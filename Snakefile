@@ -34,7 +34,7 @@ onstart:
 
 
 rule all:
+    default_target: True
     input:
         f"build/{C.model}/report.html",
         f"build/{C.model}/provenance.json",
-    default_target: True

@@ -36,7 +36,7 @@ def main() -> None:
         run_pieces(pieces, args.slices, args.procs, args.work)
     cases = read_cases(sorted(args.work.glob("*.jsonl")))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page(cases), encoding="utf-8")
+    args.out.write_text(page(cases, extent(args.work)), encoding="utf-8")
     print(summary(cases))
 
 
@@ -68,7 +68,14 @@ def summary(cases: list[Case]) -> str:
     return f"{passed} of {applicable} applicable cases passed ({share:.1f} %), {rest} not applicable"
 
 
-def page(cases: list[Case]) -> str:
+def extent(work: Path) -> str:
+    """How much of all cases was run: the finished slices."""
+    found = sorted(work.glob("[0-9]*_of_[0-9]*.jsonl"))
+    count = int(found[0].stem.split("_of_")[1]) if found else 0
+    return f"Run so far: {len(found)} of {count} slices, a slice being every {count}th case of every suite."
+
+
+def page(cases: list[Case], run: str) -> str:
     """docs/conformance.md."""
     return (
         "\n\n".join(
@@ -76,7 +83,10 @@ def page(cases: list[Case]) -> str:
                 "# Conformance",
                 "coremltools' own tests, unmodified, on the portable engine in fp32 mode, written down by "
                 "`benchmarks/conformance.py`.",
-                f"{summary(cases)}. *Not applicable* are the cases that coremltools itself skips or expects to fail.",
+                run,
+                f"{summary(cases)}. *Not applicable* are the cases that coremltools itself skips or expects to fail, "
+                "and those that fail inside its converter, before the engine is asked (most because coremltools "
+                "9.0 meets numpy 2.4).",
                 "## What failed, and why",
                 reasons(cases, "failed"),
                 "## By suite and operation",

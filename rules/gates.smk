@@ -14,13 +14,13 @@ rule residency:
         receipt="build/{model}/residency/{part}.receipt.json",
     log:
         "build/{model}/logs/residency_{part}.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=1000,
     params:
         store=STORE,
         tools=TOOLS["residency"],
-    resources:
-        mem_mb=1000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/residency.py"
 
@@ -42,13 +42,13 @@ rule parity:
         receipt="build/{model}/parity/{part}.receipt.json",
     log:
         "build/{model}/logs/parity_{part}.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=4000,
     params:
         store=STORE,
         tools=TOOLS["parity"],
-    resources:
-        mem_mb=4000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/parity.py"
 
@@ -71,13 +71,13 @@ rule parity_stack:
         receipt="build/{model}/parity/stack.receipt.json",
     log:
         "build/{model}/logs/parity_stack.log",
-    params:
-        store=STORE,
-        tools=TOOLS["parity"],
+    conda:
+        "../envs/shardmill.yaml"
     threads: 2
     resources:
         mem_mb=4000,
-    conda:
-        "../envs/shardmill.yaml"
+    params:
+        store=STORE,
+        tools=TOOLS["parity"],
     script:
         "../scripts/parity_stack.py"

@@ -14,14 +14,14 @@ rule benchmark:
         speed="build/{model}/benchmark/speed.json",
     log:
         "build/{model}/logs/benchmark.log",
-    params:
-        settings=sm.settings(C)["benchmark"],
-        tools=TOOLS["benchmark"],
+    conda:
+        "../envs/shardmill.yaml"
     threads: workflow.cores  # alone on the machine, or the figures mean nothing
     resources:
         mem_mb=4000,
-    conda:
-        "../envs/shardmill.yaml"
+    params:
+        settings=sm.settings(C)["benchmark"],
+        tools=TOOLS["benchmark"],
     script:
         "../scripts/benchmark.py"
 
@@ -39,13 +39,13 @@ rule manifest:
         made="build/{model}/model.json",
     log:
         "build/{model}/logs/manifest.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=500,
     params:
         store=STORE,
         tools=TOOLS["manifest"],
-    resources:
-        mem_mb=500,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/manifest.py"
 
@@ -60,12 +60,12 @@ rule provenance:
         made="build/{model}/provenance.json",
     log:
         "build/{model}/logs/provenance.log",
-    params:
-        tools=TOOLS["provenance"],
-    resources:
-        mem_mb=500,
     conda:
         "../envs/shardmill.yaml"
+    resources:
+        mem_mb=500,
+    params:
+        tools=TOOLS["provenance"],
     script:
         "../scripts/provenance.py"
 
@@ -75,6 +75,10 @@ rule report:
     input:
         manifest="build/{model}/model.json",
         summary="build/{model}/plan.json",
+        record="build/{model}/source.receipt.json",
+        parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
+        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        table=ancient("build/{model}/embedding.safetensors"),
         residency=expand("build/{{model}}/residency/{part}.json", part=C.parts),
         parity=expand("build/{{model}}/parity/{part}.json", part=[*C.parts, "stack"]),
         speed="build/{model}/benchmark/speed.json",
@@ -83,12 +87,12 @@ rule report:
         page="build/{model}/report.html",
     log:
         "build/{model}/logs/report.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=1000,
     params:
         settings=sm.settings(C),
         tools=TOOLS["report"],
-    resources:
-        mem_mb=1000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/report.py"

@@ -11,13 +11,13 @@ rule embedding:
         receipt="build/{model}/embedding.receipt.json",
     log:
         "build/{model}/logs/embedding.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=4000,
     params:
         store=STORE,
         tools=TOOLS["embedding"],
-    resources:
-        mem_mb=4000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/embedding.py"
 
@@ -32,14 +32,14 @@ rule convert:
         receipt="build/{model}/packages/{part}.receipt.json",
     log:
         "build/{model}/logs/convert_{part}.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=2000,
     params:
         store=STORE,
         settings=sm.settings(C)["convert"],
         tools=TOOLS["convert"],
-    resources:
-        mem_mb=2000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/convert.py"
 
@@ -54,12 +54,12 @@ rule compile:
         receipt="build/{model}/compiled/{part}.receipt.json",
     log:
         "build/{model}/logs/compile_{part}.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=1000,
     params:
         store=STORE,
         tools=TOOLS["compile"],
-    resources:
-        mem_mb=1000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/compile.py"

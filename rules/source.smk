@@ -9,16 +9,14 @@ rule fetch:
         record="build/{model}/source.receipt.json",
     log:
         "build/{model}/logs/fetch.log",
-    params:
-        store=STORE,
-        path=C.source.path,
-        repo=C.source.repo,
-        revision=C.source.revision,
-        tools=TOOLS["fetch"],
-    resources:
-        mem_mb=500,
     conda:
         "../envs/shardmill.yaml"
+    resources:
+        mem_mb=500,
+    params:
+        store=STORE,
+        source=sm.settings(C)["source"],
+        tools=TOOLS["fetch"],
     script:
         "../scripts/fetch.py"
 
@@ -33,14 +31,14 @@ rule split:
         receipt="build/{model}/plan.receipt.json",
     log:
         "build/{model}/logs/split.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=1000,
     params:
         store=STORE,
         settings=sm.settings(C),
         tools=TOOLS["split"],
-    resources:
-        mem_mb=1000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/split.py"
 
@@ -56,13 +54,13 @@ rule reference:
         receipt="build/{model}/reference.receipt.json",
     log:
         "build/{model}/logs/reference.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=4000,
     params:
         store=STORE,
         parity=sm.settings(C)["parity"],
         tools=TOOLS["reference"],
-    resources:
-        mem_mb=4000,
-    conda:
-        "../envs/shardmill.yaml"
     script:
         "../scripts/reference.py"

@@ -19,6 +19,7 @@ import math
 import platform
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +141,7 @@ def rate(step: int, steps: int) -> float:
     return min((step + 1) / (0.02 * steps), 1.0, max((steps - step) / (0.4 * steps), 0.01))
 
 
-def train(model: Phi3ForCausalLM, stream: torch.Tensor, steps: int, save: callable) -> None:
+def train(model: Phi3ForCausalLM, stream: torch.Tensor, steps: int, save: Callable[[], None]) -> None:
     opts = optimizers(model)
     base = [[g["lr"] for g in opt.param_groups] for opt in opts]
     compiled = torch.compile(model, dynamic=False)
@@ -197,45 +198,62 @@ def write_checkpoint(out: Path, model: Phi3ForCausalLM, tokenizer: Tokenizer) ->
     tokenizer.save(str(out / "tokenizer.json"), pretty=False)
 
 
+def evaluate(out: Path, train_stream: torch.Tensor, held_out: torch.Tensor) -> dict[str, object]:
+    """What the checkpoint in `out` reaches, as bf16 left it."""
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    model = Phi3ForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    prompt = torch.tensor([tokenizer.encode("def ").ids])
+    sample = model.generate(prompt, max_new_tokens=120, do_sample=False)[0].tolist()
+    return {
+        "training_tokens": len(train_stream),
+        "held_out_tokens": len(held_out),
+        "held_out_perplexity": round(perplexity(model, held_out), 3),
+        "bigram_perplexity": round(bigram_perplexity(train_stream, held_out, CONFIG["vocab_size"]), 3),
+        "greedy_sample": tokenizer.decode(sample),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("resources/demo"))
     parser.add_argument("--steps", type=int, default=1800)
+    parser.add_argument("--evaluate", action="store_true", help="only measure the checkpoint in OUT again")
     args = parser.parse_args()
 
     torch.manual_seed(0)
     train_texts, held_texts = corpus()
-    tokenizer = train_tokenizer(train_texts)
+    record_file = args.out / "training.json"
+    if args.evaluate:
+        tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+        record = json.loads(record_file.read_text())
+    else:
+        tokenizer = train_tokenizer(train_texts)
     stream, held_out = encode(tokenizer, train_texts), encode(tokenizer, held_texts)
     print(f"{len(stream)} training tokens, {len(held_out)} held out", flush=True)
+    if not args.evaluate:
+        record = train_from_scratch(args.out, tokenizer, stream, args.steps)
+    record |= evaluate(args.out, stream, held_out)
+    record_file.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
 
+
+def train_from_scratch(out: Path, tokenizer: Tokenizer, stream: torch.Tensor, steps: int) -> dict[str, object]:
+    """Writes the checkpoint; returns how it was made."""
     config = AutoConfig.for_model(**{k: v for k, v in CONFIG.items() if k not in ("architectures", "torch_dtype")})
     model = Phi3ForCausalLM(config)
     for name, weight in model.named_parameters():  # residual branches start small: 64 of them add up
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.data /= math.sqrt(2 * config.num_hidden_layers)
     began = time.time()
-    train(model, stream, args.steps, lambda: write_checkpoint(args.out, model, tokenizer))
-    write_checkpoint(args.out, model, tokenizer)
-
-    model = Phi3ForCausalLM.from_pretrained(args.out, dtype=torch.float32).eval()  # as bf16 left it
-    prompt = "def read_lines(path):\n"
-    ids = torch.tensor([[0, *tokenizer.encode(prompt).ids]])
-    sample = model.generate(ids, max_new_tokens=160, do_sample=False)[0, 1:].tolist()
-    record = {
+    train(model, stream, steps, lambda: write_checkpoint(out, model, tokenizer))
+    write_checkpoint(out, model, tokenizer)
+    return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "steps": args.steps,
+        "steps": steps,
         "minutes": round((time.time() - began) / 60, 1),
-        "training_tokens": len(stream),
-        "held_out_tokens": len(held_out),
-        "held_out_perplexity": round(perplexity(model, held_out), 3),
-        "bigram_perplexity": round(bigram_perplexity(stream, held_out, config.vocab_size), 3),
-        "greedy_sample": tokenizer.decode(sample),
     }
-    (args.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
+
 
 def dumps(content: Any) -> str:
     """Sorted keys, one space, a final newline; NaN is refused, since JSON has none."""
@@ -38,7 +40,7 @@ def write_text(path: Path, text: str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write a file or a folder to; it takes `path`'s place on success, else it is gone."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{path.name}.", dir=path.parent))
     try:
         temporary = scratch / path.name
         yield temporary

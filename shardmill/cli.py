@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from shardmill import __version__
-from shardmill.commands import doctor, gc, generate, inspect, synth_checkpoint, verify, why
+from shardmill.commands import chat, doctor, gc, generate, inspect, serve, synth_checkpoint, verify, why
 
 HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
 HINT = "(unexpected; `shardmill --traceback ...` shows where)"
@@ -72,7 +72,17 @@ def options(
     """Options that stand before the command; `Commands.invoke` reads them."""
 
 
-COMMANDS = (generate.generate, inspect.inspect, verify.verify, why.why, gc.gc, doctor.doctor, synth_checkpoint.synth_checkpoint)
+COMMANDS = (
+    generate.generate,
+    chat.chat,
+    serve.serve,
+    inspect.inspect,
+    verify.verify,
+    why.why,
+    gc.gc,
+    doctor.doctor,
+    synth_checkpoint.synth_checkpoint,
+)
 for command in COMMANDS:
     app.command(command.__name__.replace("_", "-"))(command)
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardmill.canonical import SCRATCH
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -23,13 +25,14 @@ def referenced(builds: Path) -> set[str]:
 
 
 def garbage(builds: Path) -> Iterator[Path]:
-    """Folders of the store that nothing refers to, scratch folders of killed runs among them."""
+    """Folders of the store that nothing refers to, and scratch folders that killed runs left anywhere."""
     keep = referenced(builds)
     store = builds / ".store"
     for folder in sorted(store.iterdir() if store.is_dir() else ()):
         is_entry = (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
         if folder.is_dir() and is_entry and folder.name not in keep:
             yield folder
+    yield from sorted(folder for folder in builds.rglob(f"{SCRATCH}*") if folder.is_dir())
 
 
 def collect(builds: Path, dry: bool = False) -> Collected:

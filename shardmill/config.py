@@ -77,7 +77,7 @@ class Benchmark:
 
     text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = "resources/text/code.txt"
     prompt_tokens: Annotated[tuple[int, ...], Field(min_length=1)] = (100, 200, 372, 800)
-    new_tokens: Annotated[int, Field(ge=1)] = 80
+    new_tokens: Annotated[int, Field(ge=2)] = 80
     repetitions: Annotated[int, Field(ge=1)] = 5
 
 

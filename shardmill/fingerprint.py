@@ -18,7 +18,10 @@ LOG_CALLS = {"debug", "info", "warning", "error"}
 
 
 def code_digest(modules: Iterable[str]) -> str:
-    """sha256 over the code of the modules and of every shardmill module they import, directly or not."""
+    """sha256 over the code of the modules and of every shardmill module they import, directly or not.
+
+    A package's other files (templates, say) count with its `__init__.py`.
+    """
     found: dict[str, str] = {}
     waiting = list(modules)
     while waiting:
@@ -50,8 +53,21 @@ def read_module(file: Path) -> tuple[str, tuple[str, ...]]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     package = file.relative_to(ROOT).with_suffix("").parts
     imported = tuple(sorted(set(imports(tree, package[:-1]))))
+    data = data_files(file.parent) if file.name == "__init__.py" else ()
     code = ast.unparse(Normalizer().visit(tree))  # dump() differs more between versions of Python
-    return hashlib.sha256(code.encode()).hexdigest(), imported
+    blob = code.encode() + b"".join(path.name.encode() + path.read_bytes() for path in data)
+    return hashlib.sha256(blob).hexdigest(), imported
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Files of a package that are no code, in it or in folders that hold no code, sorted."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "__pycache__" and not any(path.rglob("*.py")):
+            found += sorted(f for f in path.rglob("*") if f.is_file())
+        elif path.is_file() and path.suffix not in (".py", ".pyc"):
+            found.append(path)
+    return found
 
 
 def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:

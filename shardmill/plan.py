@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,10 @@ class Part:
         del fields["name"]
         return fields
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the part's weight file with INT8 matrices (scales and alignment left out)."""
-        return sum(_int8_bytes(t) for t in self.tensors)
-
-
-def _int8_bytes(tensor: Tensor) -> int:
-    count = 1
-    for extent in tensor.shape:
-        count *= extent
-    return count if len(tensor.shape) == 2 else 2 * count
+    def weight_bytes(self, quantization: str) -> int:
+        """Bytes of the part's weights once converted, scales and alignment left out. The host's table is fp16."""
+        matrix = 1 if quantization == "int8" and self.kind != "embedding" else 2
+        return sum(prod(t.shape) * (matrix if len(t.shape) == 2 else 2) for t in self.tensors)
 
 
 def load_part(path: Path) -> Part:
@@ -126,7 +120,14 @@ def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part,
 def plan_json(config: Config, a: Architecture, parts: Sequence[Part]) -> dict[str, Any]:
     """plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
     rows = [
-        {"name": p.name, "kind": p.kind, "start": p.start, "end": p.end, "weight_bytes": p.weight_bytes} for p in parts
+        {
+            "name": p.name,
+            "kind": p.kind,
+            "start": p.start,
+            "end": p.end,
+            "weight_bytes": p.weight_bytes(config.convert.weights),
+        }
+        for p in parts
     ]
     return {
         "model": config.model,

@@ -1,4 +1,4 @@
-"""coremltools without its remarks on import: what a machine without Core ML lacks, versions that it was not tested with.
+"""coremltools without its remarks on import: what a machine without Core ML lacks, versions it was not tested with.
 
 They are true and of no use to a person who runs a command: `shardmill doctor` says the same in terms of what follows.
 """

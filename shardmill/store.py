@@ -82,8 +82,8 @@ class Store:
             for file in files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
             recorded = {name: {"sha256": tree_hash(path), "file": path.name} for name, path in made.items()}
-            canonical.write_json(scratch / STAMPS, stamps(scratch))
             canonical.write_json(scratch / ENTRY, recorded)
+            canonical.write_json(scratch / STAMPS, stamps(scratch))
             adopt(scratch, entry)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -134,7 +134,8 @@ def intact(entry: Path) -> bool:
         recorded = read_entry(entry)
         if stamps(entry) == json.loads((entry / STAMPS).read_text()):
             return True
-        whole = all(tree_hash(entry / made["file"]) == made["sha256"] for made in recorded.values())
+        hashes = [tree_hash(entry / made["file"]) == made["sha256"] for made in recorded.values()]
+        whole = bool(hashes) and all(hashes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ShardmillError):
         whole = False
     if whole:
@@ -150,18 +151,13 @@ def read_entry(entry: Path) -> dict[str, dict[str, str]]:
     return content
 
 
-def files_of(folder: Path) -> list[Path]:
-    """All files below a folder but our own records, sorted."""
-    return sorted(f for f in folder.rglob("*") if f.is_file() and f not in records(folder))
-
-
-def records(entry: Path) -> tuple[Path, Path]:
-    """What describes an entry and is no output."""
-    return entry / ENTRY, entry / STAMPS
+def files_of(entry: Path) -> list[Path]:
+    """All files of an entry but its stamps, sorted."""
+    return sorted(f for f in entry.rglob("*") if f.is_file() and f != entry / STAMPS)
 
 
 def stamps(entry: Path) -> dict[str, list[int]]:
-    """Size and modification time of every file of an entry. Hard links to it change neither."""
+    """Size and modification time of every file of an entry, its record too. Hard links to it change neither."""
     found = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
 

@@ -63,9 +63,8 @@ def forecast(config: Config, settings: dict[str, Any], build: Path, store: Store
         return [Verdict("source", "works", "not fetched as the config has it; all else depends on what it brings")]
     split_known = found.expect("plan", split.action(files, settings))
     source = Path(config.source.path) if config.source.path else source_folder(build / "source.receipt.json")
-    parts, plan = split.split(source, config, store.hashes) if split_known is None else planned(build, config)
+    parts, plan = split.split(source, config, store.hashes, files) if split_known is None else planned(build, config)
     by_name = {part.name: part for part in parts}
-    plan["source"] = split.source_digest(files)
     known = found.expect("reference", reference.action(plan, Path(config.parity.text), settings["parity"]))
     table = found.expect("embedding", embedding.action(by_name["embedding"]))
     programs = [list(program(found, by_name[name], settings, plan, known)) for name in config.parts]

@@ -20,7 +20,14 @@ from shardmill.manifest import in_place
 
 Floats = NDArray[np.float32]
 TOLERANCE = 1e-2 if sys.platform == "darwin" else 1e-4  # Core ML itself computes in fp16 only
-SPLITS = {"T=1": [1], "T=2": [2], "T=3": [3], "T=4": [4], "mixed": [1, 4, 2, 3, 1, 1], "prefill, then decode": [4] * 8 + [1] * 64}
+SPLITS = {
+    "T=1": [1],
+    "T=2": [2],
+    "T=3": [3],
+    "T=4": [4],
+    "mixed": [1, 4, 2, 3, 1, 1],
+    "prefill, then decode": [4] * 8 + [1] * 64,
+}
 
 
 class ByHand:
@@ -180,9 +187,7 @@ def test_reset_and_forget_hide_what_was_written(built: tiny.Build) -> None:
 
 
 @pytest.mark.usefixtures("fp32")
-def test_long_factors_are_used_throughout_a_context_over_the_original_length(
-    built: tiny.Build, tmp_path: Path
-) -> None:
+def test_long_factors_are_used_throughout_a_context_over_the_original_length(built: tiny.Build, tmp_path: Path) -> None:
     """transformers does so for the whole of a sequence that is longer; the programs are the same ones."""
     long = tiny.relabelled(built, tmp_path, original=tiny.CONTEXT // 2)
     assert long.plan["architecture"]["rope"]["factors"] == "long"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import sys
@@ -96,6 +97,28 @@ def test_constraints_are_complete() -> None:
     # torch's build for NVIDIA pins its own libraries, and is not the one used here
     needed = {name for name in closure(roots, {}) if not name.startswith(("nvidia-", "cuda-", "triton"))}
     assert needed <= CONSTRAINTS.keys(), f"add to constraints.txt: {sorted(needed - CONSTRAINTS.keys())}"
+
+
+def imported(folder: str) -> set[str]:
+    """Top-level names of the third-party modules that Python files in a folder import, wherever the import stands."""
+    found = set()
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    local = {"shardmill", "tests"} | {path.stem for path in (ROOT / "tests").rglob("*")}
+    return found - sys.stdlib_module_names - local
+
+
+@pytest.mark.parametrize(("folder", "extras"), [("shardmill", ["grammar"]), ("scripts", []), ("tests", ["test"])])
+def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
+    """No module is used that is only there because another package happens to need it today."""
+    declared = {canonicalize_name(r.name) for r in [*DEPENDENCIES, *(r for extra in extras for r in EXTRAS[extra])]}
+    providers = metadata.packages_distributions()
+    used = {module: {canonicalize_name(name) for name in providers[module]} for module in imported(folder)}
+    assert [module for module, names in used.items() if not names & declared] == []
 
 
 def test_this_environment_is_the_constrained_one() -> None:

@@ -1,7 +1,7 @@
 """A small Phi-3 checkpoint in which everything a program could get wrong matters, and a build of it.
 
-Four layers of width 96 with three query heads on one key/value head, partial rotary (24 of 32 dimensions), LongRoPE with an
-attention factor of 1.2, norms away from one, and weights large enough that attention is far from uniform.
+Four layers of width 96, three query heads on one key/value head, partial rotary (24 of 32 dimensions), LongRoPE with
+an attention factor of 1.2, norms away from one, and weights large enough that attention is far from uniform.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def write_checkpoint(folder: Path, *, layers: int = LAYERS, tied: bool = True, o
 
 
 def drawn(name: str, weight: Tensor) -> Tensor:
-    """Values with which attention is peaked and a layer adds as much as it is given; uniform, so that INT8 costs little."""
+    """Values with which attention is peaked and a layer adds as much as it gets; uniform, so that INT8 costs little."""
     noise = torch.rand(weight.shape, generator=torch.Generator().manual_seed(sum(name.encode()))) * 2 - 1
     noise *= 3**0.5  # unit variance
     if "norm" in name:
@@ -143,16 +143,19 @@ def split(source: Path, **changes: Any) -> tuple[dict[str, plan.Part], dict[str,
     """Parts by name and plan.json's content."""
     from shardmill.steps.split import split
 
-    parts, content = split(source, config.parse(settings(str(source), **changes)), HashCache(source.parent / "hashes"))
+    files = json.loads((source / "source.json").read_text())["files"]
+    parts, content = split(
+        source, config.parse(settings(str(source), **changes)), HashCache(source.parent / "hashes"), files
+    )
     return {part.name: part for part in parts}, content
 
 
 def convert(part: plan.Part, source: Path, path: Path, quantization: str = "int8") -> Path:
     """The canonical package of a part, by coremltools alone."""
     from shardmill.convert import package, plain
-    from shardmill.convert.weights import read_all
+    from shardmill.convert.weights import PartWeights
 
-    package.save(plain.convert(part, read_all(part, source), quantization), path)
+    package.save(plain.convert(part, PartWeights(part, source), quantization), path)
     return path
 
 
@@ -160,9 +163,9 @@ def write_table(part: plan.Part, source: Path, path: Path) -> Path:
     """embedding.safetensors."""
     from safetensors.torch import save_file
 
-    from shardmill.convert.weights import read_all
+    from shardmill.convert.weights import PartWeights
 
-    (values,) = read_all(part, source).values()
+    (values,) = PartWeights(part, source).values()
     save_file({"embedding": values.half()}, path)
     return path
 
@@ -193,7 +196,7 @@ def sampled_text(source: Path) -> list[int]:
 
 def relabelled(build: Build, folder: Path, original: int) -> Build:
     """The same weights under a config whose original length is `original`; the packages stay as they are."""
-    shutil.copytree(build.source, folder / "checkpoint")
+    copied_checkpoint(build.source, folder / "checkpoint")
     hf_config(original=original).save_pretrained(folder / "checkpoint")
     source = fetched(folder / "checkpoint", folder / "source")
     parts, content = split(source)
@@ -201,7 +204,7 @@ def relabelled(build: Build, folder: Path, original: int) -> Build:
 
 
 def transformers_model(source: Path, weights: Mapping[str, Tensor] | None = None) -> Any:
-    """Phi3ForCausalLM in fp32 with eager attention; `weights` replace the checkpoint's, the head's without the table's."""
+    """Phi3ForCausalLM in fp32 with eager attention; `weights` replace the checkpoint's, and untie the head."""
     from transformers import Phi3ForCausalLM
 
     model = Phi3ForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
@@ -244,3 +247,9 @@ def constants(package: Path) -> dict[str, Tensor]:
         elif op.op_type == "const" and getattr(op.outputs[0].val, "ndim", 0):
             found[name] = torch.from_numpy(op.outputs[0].val.astype("float32"))
     return found
+
+
+def copied_checkpoint(source: Path, folder: Path) -> Path:
+    """A fetched checkpoint as a folder of its own, which a test may spoil."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("source.json"))
+    return folder

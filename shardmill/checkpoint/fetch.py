@@ -60,7 +60,7 @@ def _hash_local(folder: Path, cache: HashCache | None) -> dict[str, str]:
         raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
     names = {file.relative_to(folder).as_posix() for file in folder.rglob("*")}
     chosen = [*text_files(names), *weight_files(folder, names, str(folder))]
-    files = {name: checked_file(folder, name) for name in chosen}
+    files = {name: checked_file(folder, name, ours=False) for name in chosen}
     hashes = hash_files(files.values(), cache)
     return {name: hashes[file] for name, file in files.items()}
 

@@ -24,19 +24,19 @@ def check_name(name: str, where: str) -> None:
         raise CheckpointError(f"{where}: {name!r} leaves the checkpoint folder; refusing to use it")
 
 
-def checked_file(folder: Path, name: str) -> Path:
+def checked_file(folder: Path, name: str, *, ours: bool = True) -> Path:
     """`folder/name`, an existing file that really lies in the folder.
 
     Two kinds of links may point outside: the hub cache's own (snapshots/<commit>/x -> blobs/<etag>), and
-    those that `fetch` made and recorded in source.json. Raises CheckpointError for any other, and where the
-    file is missing.
+    those that `fetch` made and recorded in source.json, if the folder is `ours`: a stranger's may hold a forged
+    record. Raises CheckpointError for any other link, and where the file is missing.
     """
     check_name(name, str(folder))
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"{path}: file is missing or a dangling link; fetch the checkpoint again")
     inside = path.resolve().is_relative_to(folder.resolve())
-    if not (inside or _is_hub_blob(folder, path) or _is_recorded(folder, name)):
+    if not (inside or _is_hub_blob(folder, path) or (ours and _is_recorded(folder, name))):
         raise CheckpointError(f"{path}: links to {path.resolve()}, outside the checkpoint; copy the file in")
     return path
 

@@ -24,11 +24,13 @@ def to_fp16(rows: Tensor) -> tuple[Tensor, float]:
 def to_int8(rows: Tensor) -> tuple[Tensor, Tensor, float]:
     """Rows [n, columns] of any float dtype as int8 [n, columns], scales [n] in fp16, and the largest magnitude."""
     wide = rows.float()
-    largest = torch.maximum(wide.amax(dim=1).abs(), wide.amin(dim=1).abs())  # [n]; rounds to the largest of the rounded ones
+    largest = torch.maximum(
+        wide.amax(dim=1).abs(), wide.amin(dim=1).abs()
+    )  # [n]; rounds to the largest of the rounded ones
     limit = largest.half()
     scale = (limit + limit) / (2 * INT8_MAX)
     levels = wide.half().div_(scale[:, None]).round_().clamp_(-INT8_MAX, INT8_MAX)
-    if not scale.all():  # a row of zeros, or of numbers too small for a scale: 0 / 0 is stored as 0
+    if not scale.all():  # 0 / 0, in a row of zeros or of numbers too small for a scale; NaN has no int8 of its own
         levels.nan_to_num_(nan=0.0)
     return levels.float().to(torch.int8), scale, float(largest.max())
 

@@ -33,8 +33,8 @@ def convert_stamped(
     template = stamped_sample.template(part, quantization, cache)
     start, layers = (0, 1) if part.kind == "head" else (part.start, part.end - part.start)
     spec = template.compose(start, layers, stamped_sample.widths(part))
-    weights = stamped_weights.place(spec, part)
+    blobs, weights = stamped_weights.place(spec, part)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)
-    stamped_weights.write(path / WEIGHT_FILE, weights, source, threads)
+    stamped_weights.write(path / WEIGHT_FILE, blobs, weights, source, threads)
     package.canonicalize(path)

@@ -123,9 +123,8 @@ def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent |
         raise StampError(f"{values[0]} and {values[-1]}: constants that depend on a width; {REMEDY}")
     for width in places[0].widths:
         factors = {Fraction(value, place.widths[width]) for value, place in zip(values, places, strict=True)}
-        factor = factors.pop()
-        if not factors and factor.denominator == 1:
-            return Extent(width, int(factor))
+        if len(factors) == 1:  # the samples' widths are different primes, so the factor is whole
+            return Extent(width, int(factors.pop()))
     raise StampError(f"{values[0]} and {values[-1]}: a value that is no multiple of a width; {REMEDY}")
 
 

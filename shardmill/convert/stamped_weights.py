@@ -31,11 +31,11 @@ BLOCK = 1 << 18  # weights: the fp32 block and its scratch copies stay in a core
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor and where it goes: fp16 `data`, or int8 `data` with one fp16 `scale` per row."""
+    """A tensor and the offsets at which it goes into a file: fp16, or int8 with one fp16 scale per row."""
 
     tensor: plan.Tensor
-    data: blob.Blob
-    scale: blob.Blob | None
+    data: int
+    scale: int | None = None
 
     @property
     def columns(self) -> int:
@@ -46,7 +46,7 @@ class Weight:
         return math.prod(self.tensor.shape) // self.columns
 
 
-def place(spec: Any, part: plan.Part) -> list[Weight]:
+def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight]]:
     """Gives every weight of the program its place in the weight file, in the order of use, and says what goes there.
 
     Raises StampError where the program's weights are not the part's tensors.
@@ -60,10 +60,10 @@ def place(spec: Any, part: plan.Part) -> list[Weight]:
             value.blobFileValue.offset = where.offset
         if name not in tensors or math.prod(extents(values[0])) != math.prod(tensors[name].shape):
             raise StampError(f"{name}: the program's weight of {extents(values[0])} is no tensor of {part.name}")
-        weights.append(Weight(tensors.pop(name), placed[0], placed[1] if len(placed) > 1 else None))
+        weights.append(Weight(tensors.pop(name), *(where.data for where in placed)))
     if tensors:
         raise StampError(f"{min(tensors)}: a tensor of {part.name} that its program does not use")
-    return weights
+    return blobs, weights
 
 
 def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
@@ -97,22 +97,29 @@ def kind_and_size(value: Any) -> tuple[int, int]:
     return kind, item * math.prod(extents(value))
 
 
-def write(file: Path, weights: list[Weight], source: Path, threads: int) -> None:
+def write(file: Path, blobs: list[blob.Blob], weights: list[Weight], source: Path, threads: int) -> None:
     """Writes the weight file. Raises CheckpointError for a weight that fp16 can't hold, or a file that is too short."""
+    with created(file) as descriptor:
+        blob.write_records(descriptor, blobs)
+        stream(descriptor, weights, source, threads)
+
+
+@contextmanager
+def created(file: Path) -> Iterator[int]:
+    """The descriptor of a new file."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        blob.write_records(descriptor, blobs_in_order(weights))
-        jobs = [(weight, row) for weight in weights for row in range(0, weight.rows, rows_per_block(weight))]
-        with single_threaded_torch(threads) as pool:
-            for _ in pool.map(lambda job: write_block(descriptor, job[0], job[1], source), jobs):
-                pass  # raises what a block raised
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def blobs_in_order(weights: list[Weight]) -> list[blob.Blob]:
-    """All blobs in the order of the file."""
-    return [b for weight in weights for b in (weight.data, weight.scale) if b]
+def stream(descriptor: int, weights: list[Weight], source: Path, threads: int) -> None:
+    """Writes weights to their places in a file; raises as `write` does."""
+    jobs = [(weight, row) for weight in weights for row in range(0, weight.rows, rows_per_block(weight))]
+    with single_threaded_torch(threads) as pool:
+        for _ in pool.map(lambda job: write_block(descriptor, job[0], job[1], source), jobs):
+            pass  # raises what a block raised
 
 
 def rows_per_block(weight: Weight) -> int:
@@ -134,15 +141,14 @@ def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
 def write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
     """Reads, encodes and writes the rows of a block that starts at `row`."""
     rows = read_rows(weight, row, min(rows_per_block(weight), weight.rows - row), source)
-    item = 1 if weight.scale else 2  # bytes
-    if weight.scale:
-        data, scale, magnitude = quantize.to_int8(rows)
-        blob.write_at(descriptor, scale.numpy().data, weight.scale.data + 2 * row)
-    else:
+    if weight.scale is None:
         data, magnitude = quantize.to_fp16(rows)
+    else:
+        data, scale, magnitude = quantize.to_int8(rows)
+        blob.write_at(descriptor, scale.numpy().data, weight.scale + 2 * row)
     if not quantize.fits_fp16(magnitude):
         raise CheckpointError(f"{weight.tensor.name}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
-    blob.write_at(descriptor, data.numpy().data, weight.data.data + item * row * weight.columns)
+    blob.write_at(descriptor, data.numpy().data, weight.data + data.itemsize * row * weight.columns)
 
 
 def read_rows(weight: Weight, row: int, count: int, source: Path) -> torch.Tensor:

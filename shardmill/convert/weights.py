@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,25 @@ def read(tensor: plan.Tensor, source: Path) -> Tensor:
     return torch.from_numpy(raw).view(DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
-def read_all(part: plan.Part, source: Path) -> dict[str, Tensor]:
-    """All tensors of a part in fp32, by name; rows of a tensor go by the tensor's name.
+class PartWeights(Mapping[str, Tensor]):
+    """A part's tensors in fp32 by the checkpoint's names, rows of a tensor under the tensor's name.
 
-    Raises CheckpointError for a weight that fp16, the dtype of every program, can't hold.
+    Each is read when it is asked for and not kept, so a part of any size takes the memory of one tensor.
     """
-    weights = {}
-    for tensor in part.tensors:
-        values = read(tensor, source).float()
+
+    def __init__(self, part: plan.Part, source: Path) -> None:
+        self.tensors = {tensor.name.split("[")[0]: tensor for tensor in part.tensors}
+        self.source = source
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Raises CheckpointError for a weight that fp16, the dtype of every program, can't hold."""
+        values = read(self.tensors[name], self.source).float()
         if float(values.abs().max()) > FP16_MAX:
-            raise CheckpointError(f"{tensor.name}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
-        weights[tensor.name.split("[")[0]] = values
-    return weights
+            raise CheckpointError(f"{name}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)

@@ -6,7 +6,7 @@ distribution.
 """
 
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.decode.accept import agreement
@@ -22,6 +22,8 @@ from shardmill.decode.sampler import Sampler
 from shardmill.decode.session import Prefill, Session
 from shardmill.decode.text import TextStream
 from shardmill.decode.verify import Verified, log_probabilities, verify
+
+Events = Generator[TokenEvent | GenerationResult, None, None]
 
 
 @dataclass
@@ -55,8 +57,10 @@ def generate(
     drafter: Drafter | None = None,
     policy: DraftPolicy | None = None,
     options: Options | None = None,
-) -> Iterator[TokenEvent | GenerationResult]:
-    """Yields a `TokenEvent` per token and at the end a `GenerationResult`.
+) -> Events:
+    """A generator of a `TokenEvent` per token and at the end a `GenerationResult`.
+
+    What is wrong with a request is said at once, before the first event is asked for.
 
     The session may hold an earlier request: what its prompt shares with this one is not run again. A
     drafter and a policy may serve many requests, one at a time. Closing the iterator abandons the request
@@ -69,22 +73,8 @@ def generate(
     Raises:
         DecodeError: an empty prompt, one that is longer than the context, or settings that make no sense.
     """
-    request = _start(session, prompt, max_new_tokens, eos, drafter, policy, options or Options())
-    start = time.perf_counter()
-    prefill = session.prefill(prompt)
-    first = Verified((request.sampler.next(prefill.row),), (prefill.row,), 0, 0)
-    prefilled = time.perf_counter()
-    request.drafter.reset(
-        prompt,
-        RequestInfo(request.options.private, request.options.sampling.temperature, request.options.sampling.seed),
-    )
-    request.drafter.observe(first.tokens, 0)
-    request.drafter_seconds = time.perf_counter() - prefilled
-    reason = yield from _emit(request, first)
-    while reason is None:
-        reason = yield from _emit(request, _decode_pass(request))
-    request.drafter.finish()
-    yield _result(request, prefill, reason, prefilled - start, time.perf_counter() - prefilled)
+    prompt = [int(t) for t in prompt]  # arrays too: drafters tell tokens by their type
+    return _events(_start(session, prompt, max_new_tokens, eos, drafter, policy, options or Options()), prompt)
 
 
 def run(
@@ -105,6 +95,22 @@ def run(
     return result
 
 
+def _events(request: _Request, prompt: Sequence[int]) -> Events:
+    start = time.perf_counter()
+    prefill = request.session.prefill(prompt)
+    first = Verified((request.sampler.next(prefill.row),), (prefill.row,), 0, 0)
+    prefilled = time.perf_counter()
+    sampling = request.options.sampling
+    request.drafter.reset(prompt, RequestInfo(request.options.private, sampling.temperature, sampling.seed))
+    request.drafter.observe(first.tokens, 0)
+    request.drafter_seconds = time.perf_counter() - prefilled
+    reason = yield from _emit(request, first)
+    while reason is None:
+        reason = yield from _emit(request, _decode_pass(request))
+    request.drafter.finish()
+    yield _result(request, prefill, reason, prefilled - start, time.perf_counter() - prefilled)
+
+
 def _start(
     session: Session,
     prompt: Sequence[int],
@@ -114,18 +120,16 @@ def _start(
     policy: DraftPolicy | None,
     options: Options,
 ) -> _Request:
-    vocab = session.engine.vocab
+    session.check_prompt(prompt)
     if max_new_tokens < 1:
         raise DecodeError(f"max_new_tokens is {max_new_tokens}: it must be at least 1")
     if options.stop and options.detokenize is None:
         raise DecodeError("stop strings need a detokeniser")
-    if any(not 0 <= t < vocab for t in prompt):
-        raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
     return _Request(
         session=session,
         drafter=drafter or NoDrafter(),
         policy=policy or create_policy("cost_model", session.widths),
-        sampler=Sampler(options.sampling, prompt, vocab, options.constraint),
+        sampler=Sampler(options.sampling, prompt, session.engine.vocab, options.constraint),
         options=options,
         eos=eos,
         context=list(prompt),

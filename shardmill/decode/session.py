@@ -87,11 +87,29 @@ class Session:
         """Width of the engine call that `feed` would use for `count` tokens."""
         return next(w for w in self.widths if w >= count)
 
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Whether `prefill` can take `prompt`.
+
+        Raises:
+            DecodeError: it is empty or holds tokens of another vocabulary.
+            PromptTooLongError: it does not fit.
+        """
+        vocab = self._engine.vocab
+        if not prompt:
+            raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
+        if not 0 <= min(prompt) <= max(prompt) < vocab:
+            raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
+        if not self.can_hold(len(prompt)):
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt)} tokens, the context {self._layout.room(0)}: "
+                f"shorten it or set context_policy=slide"
+            )
+
     def prefill(self, prompt: Sequence[int]) -> Prefill:
         """Makes the committed tokens equal to `prompt`, running only what a shared prefix does not
         already hold.
         """
-        self._check_prompt(prompt)
+        self.check_prompt(prompt)
         reused = self.truncate(self._shared(prompt))
         passes = 0
         done = reused
@@ -154,15 +172,6 @@ class Session:
 
     def _intact(self, length: int) -> bool:
         return self._layout.first_visible(length) == self._first
-
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
-        if not prompt:
-            raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
-        if not self.can_hold(len(prompt)):
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens, the context {self._layout.room(0)}: "
-                f"shorten it or set context_policy=slide"
-            )
 
     def _shared(self, prompt: Sequence[int]) -> int:
         limit = min(len(self._tokens), len(prompt) - 1)  # the last token has to run: its logits are wanted

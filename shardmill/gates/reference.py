@@ -18,13 +18,14 @@ from shardmill.convert.weights import read
 from shardmill.models.architecture import load_hf_config
 from shardmill.plan import whole
 
-Weights = Callable[[str], Tensor]  # the checkpoint's name -> fp32 values
+HEAD_ROWS = 16384
+Weights = Callable[[str], Tensor]  # the checkpoint's name -> values in any float dtype
 
 
 def checkpoint_weights(source: Path) -> Weights:
-    """The checkpoint's own weights, read when asked for."""
+    """The checkpoint's own weights in their own dtype, mapped and read when used."""
     tensors = read_tensors(source)
-    return lambda name: read(whole(tensors[name]), source).float()
+    return lambda name: read(whole(tensors[name]), source)
 
 
 class Reference:
@@ -68,7 +69,7 @@ class Reference:
 def load(module: Any, prefix: str, weights: Weights) -> Any:
     """The module with its weights assigned."""
     names = list(module.state_dict())
-    module.load_state_dict({name: weights(prefix + name) for name in names}, assign=True)
+    module.load_state_dict({name: weights(prefix + name).float() for name in names}, assign=True)
     return module.eval()
 
 
@@ -77,9 +78,14 @@ def run(
 ) -> dict[str, Tensor]:
     """A whole forward pass: hidden [layers + 1, n, d] (the embedding first) and logits [n, vocab].
 
-    Args: table the embedding [vocab, d]; head the LM head [vocab, d].
+    Args: table the embedding [vocab, d]; head the LM head [vocab, d]; both in any float dtype.
     """
-    hidden = [table[list(tokens)]]
+    hidden = [table[list(tokens)].float()]
     hidden += reference.layers(hidden[0], range(len(reference.model.model.layers)), weights)
-    logits = reference.norm(hidden[-1], weights) @ head.T
+    logits = project(reference.norm(hidden[-1], weights), head)
     return {"hidden": torch.stack(hidden), "logits": logits}
+
+
+def project(hidden: Tensor, head: Tensor) -> Tensor:
+    """Logits [n, vocab] in fp32, a slice of the vocabulary at a time: a head in fp32 may take gigabytes."""
+    return torch.cat([hidden @ rows.float().T for rows in torch.split(head, HEAD_ROWS)], dim=1)

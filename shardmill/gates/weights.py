@@ -73,12 +73,9 @@ def weight_steps(stored: PackageWeights, original: Mapping[str, Tensor]) -> tupl
     """
     worst, where = 0.0, ""
     for name, values in original.items():
-        step = stored.scale(name)
-        if step is None:
-            step = (values.abs() * 2**-10).clamp(min=2**-24)
-        steps = float(
-            ((stored(name).reshape(values.shape) - values).abs() / step.reshape(-1, *[1] * (values.ndim - 1))).max()
-        )
+        scale = stored.scale(name)  # [out, 1] for a matrix
+        step = (values.abs() * 2**-10).clamp(min=2**-24) if scale is None else scale
+        steps = float(((stored(name) - values).abs() / step).max())
         if not steps <= worst:  # NaN too
             worst, where = steps, name
     return worst, where

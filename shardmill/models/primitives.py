@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
-    """x * factor, to within fp32's rounding though constants are stored in fp16.
+    """x * factor, to a few parts in 10^6 though constants are stored in fp16.
 
     A square root such as head_dim ** -0.5 is off by up to 2e-4 in fp16, which would be most of the error between this
     program and the model it was made from. The product of two fp16 numbers comes as close as wanted.
@@ -51,7 +51,7 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def fp16_factors(value: float) -> tuple[float, ...]:
-    """One or two numbers that fp16 holds exactly and whose product is `value` to about 1 part in 10^7."""
+    """One or two numbers that fp16 holds exactly and whose product is `value` to a few parts in 10^6."""
     if float(np.float16(value)) == value:
         return (value,)
     first = 1 + np.arange(1024) / 1024  # every fp16 number in [1, 2)

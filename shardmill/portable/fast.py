@@ -105,7 +105,7 @@ def _split(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tenso
 
 def _matmul(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
     x, y = values["x"], values["y"]
-    if values["transpose_x"] or x.dim() < 2 or y.dim() < 2:  # noqa: PLR2004 - matrices
+    if x.dtype != y.dtype or values["transpose_x"] or x.dim() < 2 or y.dim() < 2:  # noqa: PLR2004 - matrices
         return None
     return (_matmul_nt if values["transpose_y"] else torch.matmul), (args["x"], args["y"])
 

@@ -1,8 +1,8 @@
 """Recognises the masked cache write and does it in place.
 
-Given  add(mul(read_state(s), sub(1, reduce_sum(mask, -1))), matmul(mask, new)), written back to s
-Result the rows of s that mask selects are overwritten by those of new, if mask is one-hot per column: that is what the
-formula then says, and it touches T rows instead of all S. Any other mask takes the formula.
+Given  add(mul(read_state(s), sub(1, reduce_sum(mask, -1))), matmul(mask, new)), written back to s Result the rows
+of s that mask selects are overwritten by those of new, if mask is one-hot per column: that is what the formula then
+says, and it touches T rows instead of all S. Any other mask takes the formula.
 
 States are changed in place only if every write of the function has this form, so that no two states share memory.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .dtypes import BY_NAME
+from .errors import ProgramError
 from .program import (
     Binding,
     Blob,
@@ -40,8 +41,6 @@ def read_text(text: str) -> Program:
 
 class _Reader(Scanner):
     """A recursive-descent parser: one method per construct."""
-
-    # --- structure
 
     def program(self) -> Program:
         self.expect("program")
@@ -140,8 +139,6 @@ class _Reader(Scanner):
         kind = self.type()
         return Named(self.name(), kind)
 
-    # --- types
-
     def type(self) -> Type:
         self.nest()
         word = self.name()
@@ -191,8 +188,6 @@ class _Reader(Scanner):
         if number < 0:
             raise self.fail("a negative extent")
         return number
-
-    # --- values
 
     def value(self) -> Value:
         kind = self.type()
@@ -257,7 +252,7 @@ class _Reader(Scanner):
     def tensor(self, kind: TensorType) -> np.ndarray:
         """The values of a tensor literal, brackets included, up to the closing parenthesis (which stays)."""
         open_shape = None in kind.shape
-        count = None if open_shape else element_count(kind)
+        count = None if open_shape else self.count(kind)
         flat: list[object] = []
         brackets = 0
         while self.token and (brackets or not flat) and self.token not in (")", "}"):
@@ -279,6 +274,12 @@ class _Reader(Scanner):
             raise self.fail(f"{len(flat)} values for {kind.dtype}{list(kind.shape)}")
         shape = (len(flat),) if open_shape else tuple(d or 0 for d in kind.shape)
         return np.array(flat, BY_NAME[kind.dtype].numpy).reshape(shape)
+
+    def count(self, kind: TensorType) -> int:
+        try:
+            return element_count(kind)
+        except ProgramError as error:
+            raise self.fail(str(error)) from None
 
     def number(self, dtype: str) -> object:
         if dtype == "string":

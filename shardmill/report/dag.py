@@ -64,7 +64,11 @@ class Layout:
     def corner(self, step: str) -> tuple[float, float]:
         """Upper left corner of a step's box."""
         rank, lane = PLACES[step]
-        return (lane * self.across + 4, rank * self.along + 4) if self.down else (rank * self.along + 4, lane * self.across + 4)
+        return (
+            (lane * self.across + 4, rank * self.along + 4)
+            if self.down
+            else (rank * self.along + 4, lane * self.across + 4)
+        )
 
     @property
     def extent(self) -> tuple[float, float]:
@@ -75,7 +79,7 @@ class Layout:
 
 
 WIDE = Layout("wide", False, 140, 74, 184, 92)
-NARROW = Layout("narrow", True, 90, 70, 98, 95)
+NARROW = Layout("narrow", True, 98, 70, 98, 104)
 
 
 def drawings(steps: Mapping[str, Step]) -> Markup:
@@ -121,12 +125,16 @@ def box(step: Step, layout: Layout) -> Markup:
 
 
 def dots(step: Step, x: float, y: float, layout: Layout) -> Markup:
-    """A dot per artifact, as many as the box has room for."""
+    """A dot per artifact; where the box has no room for all, how many more there are."""
     room = int((layout.width - 16) // 8)
-    shown = step.artifacts[:room]
-    return Markup("").join(
+    shown = step.artifacts if len(step.artifacts) <= room else step.artifacts[: room - 3]
+    drawn = Markup("").join(
         Markup('<circle class="is-{}" cx="{:g}" cy="{:g}" r="2.6"><title>{}: {}</title></circle>').format(
             state, x + 8 * i, y, name, STATES[state]
         )
         for i, (name, state) in enumerate(shown)
     )
+    more = len(step.artifacts) - len(shown)
+    if not more:
+        return drawn
+    return drawn + Markup('<text class="amount" x="{:g}" y="{:g}">+{}</text>').format(x + 8 * len(shown), y + 4, more)

@@ -1,4 +1,4 @@
-"""Every gate's numbers by question: per measure the worst of all, per part the worst of its repetitions, and all of them."""
+"""Every gate's numbers by question: the worst of all, per part the worst of its repetitions, and all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cell:
 
     worst: Number | None
     count: int = 0
-    state: str = "n/a"  # "n/a" or "not_run" where there is no number
+    state: str = "run"  # "n/a" or "not_run" where there is no number
     reason: str = ""
 
 
@@ -66,6 +66,11 @@ class Question:
     parts: tuple[tuple[str, tuple[Cell, ...]], ...]  # a cell per column; parts without any are left out
     numbers: tuple[Number, ...]
 
+    @property
+    def ragged(self) -> bool:
+        """Whether some part has neither number nor refusal in a column."""
+        return any(cell.state == "n/a" for _, cells in self.parts for cell in cells)
+
 
 TITLES = {
     PROGRAM: (
@@ -75,8 +80,8 @@ TITLES = {
     ),
     WIDTHS: (
         "Is every pass width the same?",
-        "The same tokens cut into passes of 1, 2, 3, ... tokens, in mixtures, and with rejected drafts in between, must "
-        "give the same outputs and leave the same key/value state.",
+        "The same tokens cut into passes of 1, 2, 3, ... tokens, in mixtures, and with rejected drafts in between, "
+        "must give the same outputs and leave the same key/value state.",
     ),
     COST: (
         "What did quantisation and fp16 cost?",
@@ -176,7 +181,7 @@ def cell(file: Json, name: str) -> Cell:
         return Cell(max(same, key=lambda n: n.badness), len(same))
     if name in refusals(file):
         return Cell(None, state="not_run", reason=str(refusals(file)[name]))
-    return Cell(None)
+    return Cell(None, state="n/a")
 
 
 def answers(file: Json, name: str) -> bool:

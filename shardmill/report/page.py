@@ -19,7 +19,17 @@ from shardmill.report.verdict import verdict
 
 TOLERANCE = 1.1
 FILTERS = (
-    "engine", "fixed", "margin", "marked", "number", "percent", "plural", "sentence", "short", "size", "threshold"
+    "engine",
+    "fixed",
+    "margin",
+    "marked",
+    "number",
+    "percent",
+    "plural",
+    "sentence",
+    "short",
+    "size",
+    "threshold",
 )
 
 

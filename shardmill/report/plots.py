@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
-from matplotlib import rc_context
+from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ COLOURS = {
     "#060606": "var(--three)",
 }
 INK, FAINT, LINE, ONE, TWO, THREE = COLOURS
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "shardmill",
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",  # the one that matplotlib brings along, so that no machine lays out differently
@@ -47,7 +47,7 @@ STYLE = {
     "ytick.major.size": 0,
 }
 UNDATED = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-SIZE = (4.3, 2.9)  # inches
+SIZE = (3.9, 2.65)  # inches
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def draw_throughput(axes: Axes, rows: Sequence[Json]) -> None:
         loc="lower center",
         bbox_to_anchor=(0.46, 1.0),
         ncols=3,
-        fontsize=8,
+        fontsize=8.4,
         handlelength=1,
-        columnspacing=1,
+        columnspacing=0.9,
         handletextpad=0.4,
         borderaxespad=0,
     )
@@ -114,7 +114,9 @@ def nothing_won(axes: Axes) -> None:
 
 def figure(name: str, title: str, rows: Sequence[Json], draw: Any) -> Markup:
     """One plot over prompt length, each length equally wide."""
-    with rc_context(STYLE):
+    with rc_context():
+        rcdefaults()  # no user's own settings
+        rcParams.update(STYLE)
         fig = Figure(figsize=SIZE, layout="constrained")
         axes = fig.add_subplot()
         draw(axes, rows)

@@ -45,12 +45,12 @@ def steps(build: Build) -> dict[str, Step]:
         Step("fetch", plural(len(source), "file"), tuple((name, "made") for name in sorted(source)) or none("source")),
         receipts("split", ["plan"], build, f"{len(build.pieces)} parts"),
         receipts("embedding", ["embedding"], build, "1 table"),
-        receipts("reference", ["reference"], build, "transformers, fp32"),
+        receipts("reference", ["reference"], build, "in fp32"),
         receipts("convert", [f"packages/{part}" for part in parts], build, plural(len(parts), "program")),
         receipts("compile", [f"compiled/{part}" for part in parts], build, plural(len(parts), "bundle")),
         gates("parity", [*parts, "stack"], build.parity, gate),
         gates("residency", parts, build.residency, gate),
-        Step("benchmark", plural(len(build.speed["rows"]), "prompt length"), benchmark(build)),
+        Step("benchmark", plural(len(build.speed["rows"]), "length"), benchmark(build)),
         Step("model.json", "for a runtime", (("model.json", "made"),)),
         Step("report", "this page", (("report.html", "made"),)),
         Step("provenance", "for a machine", (("provenance.json", "apart"),)),
@@ -89,6 +89,8 @@ def gates(name: str, expected: Sequence[str], files: Iterable[Json], unit: str) 
 
 
 def benchmark(build: Build) -> tuple[tuple[str, str], ...]:
-    """Prompt lengths that were measured, or that nothing was."""
-    rows = tuple((f"{row['prompt_tokens']} tokens", "measured") for row in build.speed["rows"])
+    """Prompt lengths that were measured, failed where drafts changed the output; or that nothing was."""
+    rows = tuple(
+        (f"{row['prompt_tokens']} tokens", "measured" if row["exact"] else "failed") for row in build.speed["rows"]
+    )
     return rows or (("benchmark", "not_run"),)

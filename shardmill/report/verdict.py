@@ -21,7 +21,7 @@ class Caveat:
     """Something that this build does not show."""
 
     subject: str
-    state: str  # "predicted", "not_run" or "unverified"
+    state: str  # "failed", "predicted", "not_run" or "unverified"
     why: str
     command: str
     where: str
@@ -45,10 +45,11 @@ def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
     missed = tuple(n for n in numbers if not n.passed)
     found = tuple(caveats(build, questions))
     lines = [outcome(numbers, missed)]
-    for state, word in (("predicted", "Predicted, not measured"), ("not_run", "Not run")):
-        named = [c.subject for c in found if c.state == state and c.headline]
+    for state, word in (("failed", "Failed"), ("predicted", "Predicted, not measured"), ("not_run", "Not run")):
+        named = [c.subject for c in found if c.state == state and (c.headline or state == "failed")]
         lines += [f"{word}: {', '.join(named)}."] if named else []
-    return Verdict(bool(numbers) and not missed, " ".join(lines), remedies(found), missed, found)
+    passed = bool(numbers) and not missed and not any(c.state == "failed" for c in found)
+    return Verdict(passed, " ".join(lines), remedies(found), missed, found)
 
 
 def outcome(numbers: Sequence[Number], missed: Sequence[Number]) -> str:
@@ -71,6 +72,7 @@ def remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
 
 def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
     """Everything that is predicted, not run or unverified, the weightiest first."""
+    yield from exactness(build)
     yield from residency(build)
     yield from speed(build)
     yield Caveat(
@@ -78,7 +80,7 @@ def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
         "not_run",
         "No step reads a power meter; Apple's reports the Neural Engine's power while the model generates.",
         METER,
-        f"on a Mac, while `shardmill generate build/{build.model['model']} --prompt \"def \"` runs in another terminal",
+        f'on a Mac, while `shardmill generate build/{build.model["model"]} --prompt "def "` runs in another terminal',
         True,
     )
     for question in questions:
@@ -101,10 +103,21 @@ def residency(build: Build) -> Iterator[Caveat]:
         yield Caveat("Neural Engine residency", "not_run", "There is no residency file.", BUILD, ON_A_MAC, True)
 
 
+def exactness(build: Build) -> Iterator[Caveat]:
+    """Speculation that gave other tokens than plain decoding: whatever its speed, it is wrong."""
+    lengths = [number(row["prompt_tokens"]) for row in build.speed["rows"] if not row["exact"]]
+    if lengths:
+        why = f"With drafts the model gave other tokens than without, at {', '.join(lengths)} prompt tokens."
+        again = f"snakemake --cores 4 --force build/{build.model['model']}/benchmark/speed.json"
+        yield Caveat("exact speculation", "failed", why, again, "once the fault is found", False)
+
+
 def speed(build: Build) -> Iterator[Caveat]:
     """Speed that was not measured: on the Neural Engine, and prompts without room."""
     if not build.speed["rows"]:
-        yield Caveat("benchmark", "not_run", "No prompt length fits the context.", BUILD, "after raising `context`", True)
+        yield Caveat(
+            "benchmark", "not_run", "No prompt length fits the context.", BUILD, "after raising `context`", True
+        )
     if build.speed["engine"]["name"] != "coreml":
         why = "The benchmark ran on the portable engine: a CPU's speed says nothing about the Neural Engine's."
         yield Caveat("Neural Engine speed", "not_run", why, BUILD, ON_A_MAC, True)

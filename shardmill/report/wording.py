@@ -67,7 +67,7 @@ def percent(part: float | None, whole: float = 1.0) -> str:
     if part is None:
         return NOT_RUN
     share = 100 * part / whole
-    return "< 0.1 %" if 0 < share < 0.1 else f"{share:.3g}\u00a0%"
+    return "<\u00a00.1\u00a0%" if 0 < share < 0.1 else f"{share:.3g}\u00a0%"
 
 
 def short(sha: str) -> str:

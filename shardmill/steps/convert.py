@@ -22,9 +22,9 @@ def run(part: Path, record: Path, package: Path, receipt: Path, store: str, sett
         else:
             from shardmill.convert import package as packages
             from shardmill.convert import plain
-            from shardmill.convert.weights import read_all
+            from shardmill.convert.weights import PartWeights
 
-            packages.save(plain.convert(piece, read_all(piece, source), settings["weights"]), made["package"])
+            packages.save(plain.convert(piece, PartWeights(piece, source), settings["weights"]), made["package"])
 
     Store(Path(store)).perform(action(piece, settings), {"package": package}, receipt, work)
 

@@ -17,9 +17,9 @@ def run(part: Path, record: Path, table: Path, receipt: Path, store: str) -> Non
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import save_file
 
-        from shardmill.convert.weights import read_all
+        from shardmill.convert.weights import PartWeights
 
-        (values,) = read_all(embedding, source_folder(record)).values()
+        (values,) = PartWeights(embedding, source_folder(record)).values()
         save_file({"embedding": values.half()}, made["table"])
 
     Store(Path(store)).perform(action(embedding), {"table": table}, receipt, work)

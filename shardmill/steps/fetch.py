@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from shardmill.store import Store
 log = logging.getLogger(__name__)
 
 
-def run(record: Path, store: str, path: str | None, repo: str | None, revision: str | None, **_: Any) -> None:
-    """Fills source/ beside `record` (source.receipt.json) from a local folder or from the hub.
+def run(record: Path, store: str, source: Mapping[str, str | None], files: Any = None) -> None:
+    """Fills source/ beside `record` (source.receipt.json) from the config's `source`, a local folder or the hub.
 
-    The files themselves as inputs (`_`) are only for Snakemake, which sees by them that a local checkpoint changed.
+    `files` are inputs only for Snakemake, which sees by them that a local checkpoint changed.
     """
     content = fetch(
-        path=Path(path) if path else None,
-        repo=repo,
-        revision=revision,
+        path=Path(source["path"]) if source["path"] else None,
+        repo=source["repo"],
+        revision=source["revision"],
         dest=source_folder(record),
         cache=Store(Path(store)).hashes,
     )

@@ -40,7 +40,7 @@ def run_part(
     def work(out: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
-        from shardmill.convert.weights import read_all
+        from shardmill.convert.weights import PartWeights
         from shardmill.engine import rope_tables
         from shardmill.gates import parity
         from shardmill.gates.reference import Reference
@@ -48,7 +48,7 @@ def run_part(
 
         known = load_file(states)
         context = plan["context"]
-        reference, original = Reference(source_folder(record), context), read_all(piece, source_folder(record))
+        reference, original = Reference(source_folder(record), context), PartWeights(piece, source_folder(record))
         stored = PackageWeights(package, piece)
         if piece.kind == "layers":
             runner = parity.Runner(bundle, piece, rope_tables(rope, context))

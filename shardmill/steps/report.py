@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from shardmill import canonical
-from shardmill.report.page import render
 from shardmill.report.read import Build, read_json, read_pieces, read_receipts
 
 
@@ -30,6 +29,8 @@ def run(
     table for their sizes; residency and parity the gates' files; speed benchmark/speed.json; receipts of all steps;
     page report.html; settings the config as plain data.
     """
+    from shardmill.report.page import render
+
     plan = read_json(summary)
     build = Build(
         model=read_json(manifest),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ log = logging.getLogger(__name__)
 def run(record: Path, summary: Path, parts: list[Path], receipt: Path, store: str, settings: Mapping[str, Any]) -> None:
     """Args: record source.receipt.json; summary plan.json; parts the parts/*.json; settings the whole config."""
     shop = Store(Path(store))
-    todo = action(_content(record), settings)
+    files = json.loads(record.read_text())["files"]
+    todo = action(files, settings)
     outputs = {"plan": summary} | {part.stem: part for part in parts}
 
     def work(made: Mapping[str, Path]) -> None:
-        made_parts, content = split(source_folder(record), config.parse(settings), shop.hashes)
+        made_parts, content = split(source_folder(record), config.parse(settings), shop.hashes, files)
         for part in made_parts:
             plan.write_part(made[part.name], part)
         canonical.write_json(made["plan"], content)
@@ -33,23 +35,14 @@ def run(record: Path, summary: Path, parts: list[Path], receipt: Path, store: st
 
 def action(files: Any, settings: Mapping[str, Any]) -> Action:
     """Args: files source.json's; settings the whole config."""
-    relevant = {name: settings[name] for name in ("model", "context", "topology", "tokens", "head")}
-    return Action("split", {"source": source_digest(files)}, relevant, **ingredients("split"))
+    relevant = {name: settings[name] for name in ("model", "context", "topology", "tokens", "head", "convert")}
+    return Action("split", {"files": canonical.digest(files)}, relevant, **ingredients("split"))
 
 
-def source_digest(files: Any) -> str:
-    """One hash for a checkpoint, whatever commit or folder it comes from. Args: files source.json's."""
-    return canonical.digest(files)
-
-
-def _content(record: Path) -> Any:
-    import json
-
-    return json.loads(record.read_text())["files"]
-
-
-def split(source: Path, settings: config.Config, hashes: HashCache) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
-    """The parts and plan.json's content. Raises ConfigError or CheckpointError."""
+def split(
+    source: Path, settings: config.Config, hashes: HashCache, files: Mapping[str, Any]
+) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
+    """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
     from shardmill.checkpoint.expect import check_tensors
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import read_tensors
@@ -70,8 +63,15 @@ def split(source: Path, settings: config.Config, hashes: HashCache) -> tuple[tup
     wanted = {t.name: t.info for part in drafts for t in part.tensors}
     scan = scan_checkpoint(source, wanted, hashes)
     parts = plan.with_hashes(drafts, scan.tensors)
-    host = {"eos_token_ids": eos_token_ids(source, hf), "source": source_digest(_content(source / "source.json"))}
+    host = {"eos_token_ids": eos_token_ids(source, hf), "source": model_digest(parts, files)}
     return parts, plan.plan_json(settings, architecture, parts) | host
+
+
+def model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
+    """One hash for what transformers would run: every tensor, the config and the tokenizer, wherever they come from."""
+    tensors = {tensor.name: tensor.sha256 for part in parts for tensor in part.tensors}
+    read = {name: files[name]["sha256"] for name in ("config.json", "tokenizer.json") if name in files}
+    return canonical.digest({"tensors": tensors, "files": read})
 
 
 def eos_token_ids(source: Path, hf: Any) -> list[int]:

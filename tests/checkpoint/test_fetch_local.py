@@ -65,8 +65,12 @@ def test_local_folder_on_another_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "link", no_link)
     folder, dest = local(tmp_path), tmp_path / "build" / "source"
     fetch_local(folder, dest)
-    assert (dest / "model-00001-of-00002.safetensors").is_symlink()
+    link = dest / "model-00001-of-00002.safetensors"
+    assert link.is_symlink()
     assert len(read_tensors(dest)) == 3
+    link.resolve().write_bytes(save({}))
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):  # no longer the file of the record
+        read_tensors(dest)
 
 
 def test_changed_local_folder_is_fetched_again(tmp_path: Path) -> None:
@@ -113,5 +117,8 @@ def test_local_link_that_leaves_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("{}")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):
+        fetch_local(folder, tmp_path / "dest")
+    (folder / "source.json").write_text('{"files": {"tokenizer.json": {"size": 2}}}')  # nor by a forged record
     with pytest.raises(CheckpointError, match="outside the checkpoint"):
         fetch_local(folder, tmp_path / "dest")

@@ -65,6 +65,7 @@ def test_weights_as_models_have_them(dtype: torch.dtype) -> None:
 )
 def test_rows_at_the_edges_of_fp16(row: list[float]) -> None:
     assert_same(torch.tensor([row, [1.0, 2.0, 3.0]]))
+    assert_same(torch.tensor([row * 32] * 32))  # where PyTorch takes its vectorised path
 
 
 def test_fp16_rounds_to_nearest_even_and_keeps_subnormals() -> None:

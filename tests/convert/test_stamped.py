@@ -58,7 +58,7 @@ def test_package_is_plain_coremltools_byte_for_byte(
     kind: str, start: int, end: int, quantization: str, checkpoint: Path, cache: Path, tmp_path: Path
 ) -> None:
     part = part_of(checkpoint, kind, start, end)
-    package.save(plain.convert(part, weights.read_all(part, checkpoint), quantization), tmp_path / "plain.mlpackage")
+    package.save(plain.convert(part, weights.PartWeights(part, checkpoint), quantization), tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, quantization, tmp_path / "stamped.mlpackage", cache)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
     assert modes(tmp_path / "stamped.mlpackage") == modes(tmp_path / "plain.mlpackage")
@@ -90,7 +90,7 @@ def test_checkpoints_of_other_dtypes_give_the_plain_weights(
 ) -> None:
     part = rewritten(head_part(checkpoint, 0, 32), checkpoint, tmp_path / "source", dtype)
     source = tmp_path / "source"
-    package.save(plain.convert(part, weights.read_all(part, source), "int8"), tmp_path / "plain.mlpackage")
+    package.save(plain.convert(part, weights.PartWeights(part, source), "int8"), tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", cache)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 

@@ -70,7 +70,7 @@ def test_messages_built_differently_are_refused() -> None:
         fit(list(zip(SEEN, [plain, attributed, plain], strict=True)))
 
 
-def program(layers: int, widths: dict[str, int], first: int, stray: int = 0) -> Model_pb2.Model:
+def program(layers: int, widths: dict[str, int], first: int, stray: int = 0, skew: str = "") -> Model_pb2.Model:
     """x -> relu -> relu ..., one per layer with a state; named as coremltools names: numbers, and none in the last."""
     spec = Model_pb2.Model()
     main = spec.mlProgram.functions["main"]
@@ -82,7 +82,7 @@ def program(layers: int, widths: dict[str, int], first: int, stray: int = 0) -> 
         main.inputs.add(name=f"k_{first + k}")
         spec.description.state.add(name=f"k_{first + k}")
         operation = block.operations.add(type="relu")
-        operation.inputs["x"].arguments.add().name = x
+        operation.inputs["x"].arguments.add().name = x + (skew if k else "")
         operation.inputs["values"].arguments.add().name = f"k_{first + k}"
         x = "y" if k == layers - 1 else f"y_{5 + 2 * k + layers}"
         output = operation.outputs.add(name=x)
@@ -96,6 +96,13 @@ def test_programs_of_any_length_are_composed_from_samples_of_three_and_four(laye
     wanted = program(layers, {"hidden": 7, "ffn": 11}, 20)
     composed = template.compose(20, layers, {"hidden": 7, "ffn": 11})
     assert composed.SerializeToString(deterministic=True) == wanted.SerializeToString(deterministic=True)
+
+
+def test_composed_programs_are_checked() -> None:
+    """Numbers may fit a pattern each and still not meet."""
+    template = fit_template(*(Sample(program(n, w, FIRST, skew="1"), n, w) for n, w in ((3, A), (4, B))))
+    with pytest.raises(StampError, match="used before"):
+        template.compose(20, 5, A)
 
 
 def test_a_layer_unlike_the_others_is_refused() -> None:

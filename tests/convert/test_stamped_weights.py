@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from shardmill.convert import blob, stamped_sample, stamped_weights
+from shardmill.convert import stamped_sample, stamped_weights
 from shardmill.convert.stamped_pattern import StampError
 from shardmill.plan import Part
 
@@ -54,10 +55,10 @@ def test_blocks_of_any_size_and_any_order_give_the_same_file(
     block: int, head: tuple[Part, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part, source = head
-    weights = stamped_weights.place(composed(part), part)
-    stamped_weights.write(tmp_path / "whole", weights, source, threads=1)
+    blobs, weights = stamped_weights.place(composed(part), part)
+    stamped_weights.write(tmp_path / "whole", blobs, weights, source, threads=1)
     monkeypatch.setattr(stamped_weights, "BLOCK", block)
-    stamped_weights.write(tmp_path / "blocks", weights, source, threads=4)
+    stamped_weights.write(tmp_path / "blocks", blobs, weights[::-1], source, threads=4)
     assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
@@ -66,8 +67,10 @@ def test_torch_gets_its_threads_back(head: tuple[Part, Path], tmp_path: Path) ->
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        stamped_weights.write(tmp_path / "w", stamped_weights.place(composed(part), part), source, threads=2)
+        stamped_weights.write(tmp_path / "w", *stamped_weights.place(composed(part), part), source, threads=2)
         assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:  # a thread starts with what was set last in any
+            assert pool.submit(torch.get_num_threads).result() == 2
     finally:
         torch.set_num_threads(before)
 
@@ -76,15 +79,16 @@ def test_records_lead_to_the_tensors(head: tuple[Part, Path], tmp_path: Path) ->
     """The offsets in the program are those at which the weight file holds what it should."""
     part, source = head
     spec = composed(part)
-    norm, rows = stamped_weights.place(spec, part)
-    stamped_weights.write(tmp_path / "w", [norm, rows], source, threads=2)
+    blobs, (norm, rows) = stamped_weights.place(spec, part)
+    stamped_weights.write(tmp_path / "w", blobs, [norm, rows], source, threads=2)
     content = (tmp_path / "w").read_bytes()
-    assert norm.tensor is part.tensors[0] and norm.scale is None and norm.data.kind == blob.FP16
-    stored = torch.frombuffer(bytearray(content[norm.data.data : norm.data.end]), dtype=torch.float16)
+    offsets = [v.blobFileValue.offset for _, values in stamped_weights.weight_sites(spec) for v in values]
+    stored, levels, scale = (
+        torch.frombuffer(bytearray(content[offset + 64 : offset + 64 + b.size]), dtype=dtype)
+        for offset, b, dtype in zip(offsets, blobs, (torch.float16, torch.int8, torch.float16), strict=True)
+    )
+    assert norm.tensor is part.tensors[0]
     assert torch.equal(stored, stamped_weights.read_rows(norm, 0, 1, source)[0].half())
-    assert rows.scale is not None
-    scale = torch.frombuffer(bytearray(content[rows.scale.data : rows.scale.end]), dtype=torch.float16)
-    levels = torch.frombuffer(bytearray(content[rows.data.data : rows.data.end]), dtype=torch.int8)
     original = stamped_weights.read_rows(rows, 0, rows.rows, source).float()
     difference = levels.reshape(original.shape).float() * scale[:, None].float() - original
     # Half a level, and what fp16 rounds off the scale (127 * 2^-11) and the quotient (2^-5).

@@ -1,6 +1,7 @@
 """What each drafter proposes, against slow and obvious references where there are any."""
 
 import random
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,9 @@ def test_the_automaton_finds_the_longest_earlier_match(seed: int) -> None:
         assert automaton.length[automaton.match] == longest
         followers = {grown[p] for p in occurrences(grown, grown[-longest:])} if longest else set(grown)
         assert set(automaton.next[automaton.match]) == followers
+        if longest:
+            counts = Counter(grown[p] for p in occurrences(grown, grown[-longest:]))
+            assert counts[automaton.best[automaton.match]] == max(counts.values())
 
 
 def test_suffix_prefers_the_frequent_continuation_to_the_latest() -> None:
@@ -78,6 +82,14 @@ def test_suffix_prefers_the_frequent_continuation_to_the_latest() -> None:
     drafter = SuffixDrafter()
     drafter.reset(tokens)
     assert drafter.propose(tokens, 2).tokens == (3, 7)
+
+
+def test_suffix_is_as_sure_as_its_match_is_long() -> None:
+    """The match grows by one per drafted token, wherever in the text it was found."""
+    tokens = [*range(100, 200), 5, 6, 7, 8, 9, 1, 6]
+    drafter = SuffixDrafter()
+    drafter.reset(tokens)
+    assert drafter.propose(tokens, 3) == Draft((7, 8, 9), pytest.approx((1 / 2.5, 2 / 3.5, 3 / 4.5)))
 
 
 def test_suffix_stays_linear() -> None:
@@ -144,6 +156,22 @@ def test_learned_prefers_this_text_to_earlier_ones() -> None:
     drafter = LearnedDrafter()
     learn(drafter, STORY)
     assert proposal(drafter, [11, 12, 99, 98, 11, 12])[:2] == (99, 98)
+
+
+def test_learned_prefers_followers_that_the_text_holds() -> None:
+    drafter = LearnedDrafter()
+    learn(drafter, [1, 2, 5], [1, 2, 5], [1, 2, 6])
+    assert proposal(drafter, [9, 1, 2])[0] == 5
+    assert proposal(drafter, [6, 9, 1, 2])[0] == 6
+
+
+def test_a_latecomer_can_become_a_top_follower() -> None:
+    table = FollowTable()
+    for token in (1, 2, 3, 4, 5, 6, 7, 8, 9, 9):
+        table.put(0, 0, token, 1.0)
+    votes: dict[int, float] = defaultdict(float)
+    table.votes(votes, (1.0,), (0,), (0,))
+    assert max(votes, key=votes.__getitem__) == 9
 
 
 def test_a_private_request_is_neither_learned_nor_informed() -> None:

@@ -136,7 +136,7 @@ def test_an_abandoned_request_leaves_session_and_drafter_usable() -> None:
     events = generate(used, PROMPT, max_new_tokens=60, drafter=drafter, policy=AlwaysDraft())
     for _ in range(17):
         next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert run(used, PROMPT, max_new_tokens=60, drafter=drafter).tokens == plain("repetitive")
 
 
@@ -210,6 +210,13 @@ def test_hot_or_very_short_requests_are_not_drafted() -> None:
         assert any(result.drafted) == drafts
 
 
+def test_a_prompt_may_be_an_array() -> None:
+    prompt = np.array(PROMPT)
+    drafter = create_drafter("learned")
+    result = run(session(), prompt, max_new_tokens=20, drafter=drafter, policy=AlwaysDraft())  # type: ignore
+    assert result.tokens == plain()[:20]
+
+
 def test_senseless_requests_are_named() -> None:
     with pytest.raises(DecodeError, match="max_new_tokens is 0"):
         run(session(), PROMPT, max_new_tokens=0)
@@ -217,6 +224,8 @@ def test_senseless_requests_are_named() -> None:
         run(session(), [1, 50], max_new_tokens=1)
     with pytest.raises(DecodeError, match="need a detokeniser"):
         run(session(), PROMPT, max_new_tokens=1, options=Options(stop=["x"]))
+    with pytest.raises(DecodeError, match="9 tokens, the context 8"):
+        generate(session(slots=8), [1] * 9, max_new_tokens=1)  # said before the first event is asked for
 
 
 def test_a_private_request_is_announced_to_the_drafter() -> None:

@@ -112,9 +112,7 @@ def test_slots_behind_the_rejected_ones_are_caught(monkeypatch: pytest.MonkeyPat
         own = self._engine
         forward = type(own).forward
         offset += len(tokens) > 1
-        monkeypatch.setattr(
-            own, "forward", lambda t, s, p: forward(own, t, [x + offset for x in s], p), raising=False
-        )
+        monkeypatch.setattr(own, "forward", lambda t, s, p: forward(own, t, [x + offset for x in s], p), raising=False)
         return feed(self, tokens)
 
     monkeypatch.setattr(Session, "feed", shifted)

@@ -1,7 +1,5 @@
 """Policies draft where it pays, rest where it does not, and try again later."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from shardmill.decode import DecodeError, Session, create_policy, measure_widths, run
@@ -106,8 +104,10 @@ def test_a_success_shortens_the_next_pause() -> None:
 
 def test_calibration_starts_as_stated_and_ends_as_observed() -> None:
     calibration = Calibration()
-    assert calibration.rate(0.8) == pytest.approx(0.8)
-    assert calibration.expected([0.5, 0.5]) == pytest.approx([0.5, 0.75])
+    assert [calibration.rate(c) for c in (0.0, 0.3, 0.8, 1.0)] == pytest.approx([0, 0.3, 0.8, 1], abs=1 / 12)
+    assert calibration.expected([1.0, 1.0]) == [1, 2]
+    half = calibration.rate(0.5)
+    assert calibration.expected([0.5, 0.5]) == pytest.approx([half, half + half**2])
     for _ in range(300):
         calibration.observe([0.8, 0.8], 0)
     assert calibration.rate(0.8) < 0.02
@@ -116,15 +116,17 @@ def test_calibration_starts_as_stated_and_ends_as_observed() -> None:
     assert calibration.rate(0.8) > 0.9  # old trials fade
 
 
-class ClockedEngine(ScriptedEngine):
-    """Counts calls by width instead of taking time."""
-
-    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]):  # type: ignore
-        return super().forward(tokens, slots, positions)
+def test_tokens_behind_a_wrong_one_prove_nothing() -> None:
+    calibration = Calibration()
+    before = calibration.rate(0.2)
+    calibration.observe([0.8, 0.2], 0)
+    assert calibration.rate(0.2) == before
+    calibration.observe([0.8, 0.2], 1)
+    assert calibration.rate(0.2) < before
 
 
 def test_measuring_tries_every_width_and_leaves_the_engine_empty() -> None:
-    engine = ClockedEngine(widths=(1, 2, 4))
+    engine = ScriptedEngine(widths=(1, 2, 4))
     costs = measure_widths(engine, repeats=2)
     assert sorted(costs) == [1, 2, 4]
     assert all(seconds > 0 for seconds in costs.values())

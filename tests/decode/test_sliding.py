@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from shardmill.decode.drafters import create_drafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.generate import run
+from shardmill.decode.policy import AlwaysDraft
 from shardmill.decode.session import Session
 from shardmill.decode.slots import Ring
 
-from .scripted import HIDDEN, OracleDrafter, ScriptedEngine
+from .scripted import HIDDEN, OracleDrafter, ScriptedEngine, repetitive
 
 
 def visible(engine: ScriptedEngine, position: int) -> list[int]:
@@ -33,7 +35,6 @@ def test_output_does_not_depend_on_passes_or_drafts(slots: int) -> None:
 
     def decode(widths: tuple[int, ...], drafter: OracleDrafter | None = None) -> tuple[int, ...]:
         session = Session(ScriptedEngine(slots=slots, widths=widths), context_policy="slide", sinks=3, block=4)
-        # The ring is laid out for the widest pass, so widths of 1 alone would slide elsewhere: keep 4 listed.
         return run(session, prompt, max_new_tokens=120, drafter=drafter).tokens
 
     plain = decode((1, 4))
@@ -83,3 +84,17 @@ def test_without_forgetting_the_old_would_stay_visible(monkeypatch: pytest.Monke
     layout = Ring(32, 4, 4, 4)
     assert any(4 <= p < layout.first_visible(198) for p in visible(engine, 198))
     assert HIDDEN not in engine._position
+
+
+def test_a_sliding_draft_model_keeps_what_it_may_have_to_take_back() -> None:
+    """Both contexts are far longer than their slots; drafts of the same model stay right throughout."""
+
+    def session() -> Session:
+        return Session(ScriptedEngine(slots=32, next_token=repetitive(50)), context_policy="slide", sinks=4, block=4)
+
+    plain = run(session(), [1, 2, 3], max_new_tokens=150)
+    drafter = create_drafter("draft_model", draft_session=session())
+    drafted = run(session(), [1, 2, 3], max_new_tokens=150, drafter=drafter, policy=AlwaysDraft())
+    assert drafted.tokens == plain.tokens
+    assert sum(drafted.accepted) == sum(drafted.drafted)
+    assert drafted.passes < 60

@@ -21,7 +21,8 @@ _BY_NAME: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,
     "suffix": SuffixDrafter,
     "learned": LearnedDrafter,
-    "mixed": lambda: MixedDrafter([SuffixDrafter(), LearnedDrafter()]),
+    # The table knows contexts of up to three tokens: the automaton is for longer ones.
+    "mixed": lambda: MixedDrafter([SuffixDrafter(shortest=4), LearnedDrafter()]),
 }
 
 

@@ -1,13 +1,14 @@
 """Counts of what followed a context, for several kinds of context at once.
 
 Besides the last one to three tokens, contexts with gaps are kept: lists and tables repeat their frame
-around a word that is new. The last kind pairs a token with what followed it the time before, so that "1."
-at the last line break suggests "2." at this one.
+around a word that is new. One kind pairs a token with what followed it the time before, so that "1." at the last
+line break suggests "2." at this one.
 """
 
 from collections.abc import Iterator, Sequence
 
 KINDS = 6
+LONGEST = 2  # kind of the longest context
 TAIL = 3  # tokens that a context reaches back
 NO_TOKEN = -1
 BITS = 21  # per token of a key; vocabularies of up to two million
@@ -27,13 +28,11 @@ def context_keys(tail: Sequence[int], previous: int) -> tuple[int, ...]:
     one = d + 1
     two = (c + 1) << BITS | one
     three = (b + 1) << 2 * BITS | two
-    return one, two, three, c + 1, (b + 1) << BITS | one, (previous + 1) << BITS | one
+    return one, two, three, (previous + 1) << BITS | one, c + 1, (b + 1) << BITS | one
 
 
 class Followers:
-    """What followed one context, seen more than once. `top` holds its most frequent followers, in no
-    order.
-    """
+    """What followed one context, seen more than once. `top` holds its most frequent followers, unordered."""
 
     __slots__ = ("counts", "shares", "top", "total")
 
@@ -76,9 +75,18 @@ class FollowTable:
     def __len__(self) -> int:
         return sum(1 for _ in self.rows())
 
-    def add(self, keys: Sequence[int], token: int) -> int:
-        """Counts `token` after each of `keys`; returns how many (context, token) pairs are new."""
-        return sum(self.put(kind, key, token, 1.0) for kind, key in enumerate(keys))
+    def add(self, keys: Sequence[int], token: int, kinds: Sequence[int]) -> int:
+        """Counts `token` after those of `keys` that are of `kinds`; returns how many pairs are new."""
+        new = 0
+        for kind in kinds:
+            key = keys[kind]
+            table = self.kinds[kind]
+            if key in table:
+                new += self.put(kind, key, token, 1.0)
+            else:
+                table[key] = token
+                new += 1
+        return new
 
     def put(self, kind: int, key: int, token: int, count: float) -> bool:
         """Adds `count` occurrences of `token` after one context; whether that pair is new."""
@@ -95,18 +103,21 @@ class FollowTable:
         found.add(token, count)
         return new
 
-    def votes(self, into: dict[int, float], weights: Sequence[float], keys: Sequence[int]) -> float:
-        """Adds weight times share of every known context's top followers; returns those contexts' weight."""
+    def votes(
+        self, into: dict[int, float], weights: Sequence[float], keys: Sequence[int], kinds: Sequence[int]
+    ) -> float:
+        """Adds weight times share of the known contexts' top followers; returns those contexts' weight."""
         cast = 0.0
-        for weight, table, key in zip(weights, self.kinds, keys, strict=True):
-            found = table.get(key)
+        for kind in kinds:
+            found = self.kinds[kind].get(keys[kind])
             if found is None:
                 continue
+            weight = weights[kind]
             cast += weight
-            if isinstance(found, int):
+            if type(found) is int:
                 into[found] += weight * ONCE
             else:
-                for token, share in found.shares or found.ranked():
+                for token, share in found.shares or found.ranked():  # type: ignore[union-attr]
                     into[token] += weight * share
         return cast
 

@@ -15,14 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
-from shardmill.decode.drafters.follow import NO_TOKEN, TAIL, FollowTable, context_keys, decayed
+from shardmill.decode.drafters.follow import LONGEST, NO_TOKEN, TAIL, FollowTable, context_keys, decayed
 from shardmill.decode.drafters.follow_file import load_table, save_table
 
-# Weight by kind, in the order of `context_keys`.
-_OWN = (1.0, 3.0, 7.0, 0.1, 0.5, 3.0)
-_TABLE = (0.4, 1.2, 2.6, 0.04, 0.2, 1.2)
+# Weight by kind, in the order of `context_keys`; kinds without a weight are not kept.
+_OWN = (1.0, 3.0, 7.0, 2.0, 0.1, 0.5)
+_TABLE = (0.4, 1.2, 2.6, 2.0, 0.04, 0.0)
+_OWN_KINDS = (0, 1, 2, 3, 4, 5)
+_TABLE_KINDS = (0, 1, 2, 3, 4)
+_PLAIN_KINDS = (0, 1, 2, 3)  # those without a gap
 _HELD = 3.0  # factor for followers that the text already holds
-_DOUBT = 2.0  # votes cast for no token: few known contexts are less sure
+_DOUBT = 1.0  # votes cast for no token: few known contexts are less sure
 _UNKNOWN = 0.05  # confidence in the most frequent token, where no context is known
 
 
@@ -62,7 +65,8 @@ class LearnedDrafter:
         while len(tokens) < limit and self._held:
             last = tail[-1]
             previous = drafted.get(last, self._before.get(last, NO_TOKEN))
-            token, sure = self._vote(context_keys(tail, previous))
+            keys = context_keys(tail, previous)
+            token, sure = self._vote(keys, hasty=bool(tokens))
             tokens.append(token)
             confidence.append(sure)
             drafted[last] = token
@@ -74,7 +78,7 @@ class LearnedDrafter:
         for token in emitted:
             last = self._tail[-1]
             keys = context_keys(self._tail, self._before.get(last, NO_TOKEN))
-            self._own.add(keys, token)
+            self._own.add(keys, token, _OWN_KINDS)
             self._log.append((keys, token))
             self._before[last] = token
             self._held[token] = self._held.get(token, 0) + 1
@@ -83,7 +87,7 @@ class LearnedDrafter:
     def finish(self) -> None:
         """Adds the request to the table, unless it is private."""
         if not self._private:
-            self.pairs += sum(self._table.add(keys, token) for keys, token in self._log)
+            self.pairs += sum(self._table.add(keys, token, _TABLE_KINDS) for keys, token in self._log)
             while self.pairs > self._size:
                 self._table = decayed(self._table, 0.5, 1.0)
                 self.pairs = len(self._table)
@@ -105,12 +109,16 @@ class LearnedDrafter:
         self._held = {}
         self._tail = (NO_TOKEN,) * TAIL
 
-    def _vote(self, keys: Sequence[int]) -> tuple[int, float]:
-        """The likeliest token and the share of the votes that it got."""
+    def _vote(self, keys: Sequence[int], *, hasty: bool) -> tuple[int, float]:
+        """The likeliest token and the share of the votes that it got.
+
+        In haste, behind a draft, what would hardly change the outcome is not asked: contexts with gaps, and the
+        table where the text itself knows the longest context.
+        """
         votes: dict[int, float] = defaultdict(float)
-        cast = self._own.votes(votes, _OWN, keys)
-        if not self._private:
-            cast += self._table.votes(votes, _TABLE, keys)
+        cast = self._own.votes(votes, _OWN, keys, _PLAIN_KINDS if hasty else _OWN_KINDS)
+        if not self._private and not (hasty and keys[LONGEST] in self._own.kinds[LONGEST]):
+            cast += self._table.votes(votes, _TABLE, keys, _PLAIN_KINDS if hasty else _TABLE_KINDS)
         if not votes:
             return max(self._held, key=self._held.__getitem__), _UNKNOWN
         best, most = NO_TOKEN, -1.0

@@ -10,7 +10,7 @@ from shardmill.decode.accept import agreement
 from shardmill.decode.calibrate import Calibration
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, RequestInfo
 
-_SURE = 0.85  # expected share of right tokens at which no other member is asked
+_SURE = 0.6  # expected share of right tokens at which no other member is asked
 
 
 class MixedDrafter:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 from shardmill.decode.errors import DecodeError
 
-_CONFIDENCE = (0.15, 0.3, 0.5, 0.65)  # by length of the match; the width controller measures the true rates
+_CONFIDENCE = (0.2, 0.4, 0.55, 0.65)  # by length of the match; the width controller measures the true rates
 
 
 class NgramDrafter:

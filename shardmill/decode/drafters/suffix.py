@@ -118,16 +118,19 @@ class SuffixDrafter:
         """See `Drafter`."""
         automaton = self._automaton
         state = automaton.match
+        length = automaton.length[state]  # of the match; a state's own length is that of its longest context
         tokens: list[int] = []
         confidence: list[float] = []
         while len(tokens) < limit:
-            while state > 0 and automaton.best[state] < 0:
-                state = automaton.link[state]  # a context that so far only ended the text
-            if automaton.length[state] < self._shortest or automaton.best[state] < 0:
+            while state > 0 and automaton.best[state] < 0:  # a context that so far only ended the text
+                state = automaton.link[state]
+                length = automaton.length[state]
+            if length < self._shortest or automaton.best[state] < 0:
                 break
             tokens.append(automaton.best[state])
-            confidence.append(_confidence(automaton.length[state], automaton.share(state)))
+            confidence.append(_confidence(length, automaton.share(state)))
             state = automaton.next[state][tokens[-1]]
+            length += 1
         return Draft(tuple(tokens), tuple(confidence)) if tokens else EMPTY
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:

@@ -20,7 +20,7 @@ def gather(x: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0, valid
     if batch_dims:
         return _batched_gather(x, index, axis, batch_dims)
     picked = x.index_select(axis, index.reshape(-1))
-    return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def _batched_gather(x: Tensor, index: Tensor, axis: int, batch_dims: int) -> Tensor:

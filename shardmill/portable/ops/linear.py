@@ -18,6 +18,9 @@ TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3
 def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
     x = x.transpose(-1, -2) if transpose_x and x.dim() > 1 else x
     y = y.transpose(-1, -2) if transpose_y and y.dim() > 1 else y
+    if x.dtype != y.dtype:  # iOS17 multiplies integers with floating-point values
+        kind = x.dtype if x.is_floating_point() else y.dtype
+        return torch.matmul(x.to(kind), y.to(kind))
     return torch.matmul(x, y)
 
 

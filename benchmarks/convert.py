@@ -1,0 +1,260 @@
+"""Stamped against plain conversion, and the whole of a Phi-4-mini against copying the same bytes.
+
+    shardmill synth-checkpoint --like configs/phi-4-mini.yaml build/phi-4-mini-synthetic    # 7.7 GB, once
+    python benchmarks/convert.py build/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
+
+Every conversion runs in a process of its own, so that time includes imports and memory is that process's peak. Ours and
+theirs take turns on the same machine; the packages are compared byte for byte. Everything written is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shardmill import plan
+from shardmill.checkpoint.hashing import hash_files, scan_checkpoint, tree_hash
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.models import family
+from shardmill.models.architecture import load_hf_config
+from shardmill.plan import Part
+
+SLOTS, TOKENS, SLICES = 2048, 4, 4
+COMPARED = ((30, 32), (20, 24))
+TOPOLOGY = ((0, 20), (20, 24), (24, 30), (30, 32))
+GROWTH = (8, 32, 64)
+MB = 1_000_000
+MEASURES = ("seconds", "cpu_seconds", "peak_mb")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process."""
+
+    name: str
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--scratch", type=Path, help="where to write; on the checkpoint's disk to compare with cp")
+    parser.add_argument("--only", choices=("parts", "growth", "whole"), action="append")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    args = parser.parse_args()
+    chosen = args.only or ["parts", "growth", "whole"]
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+        bench = Bench(args.checkpoint.resolve(), Path(folder))
+        measure: dict[str, Callable[[], Any]] = {"parts": bench.parts, "growth": bench.growth, "whole": bench.whole}
+        figures = {"machine": machine()} | {name: measure[name]() for name in chosen}
+    if "parts" in figures and "growth" in figures:
+        figures["per_layer"] = per_layer(figures["parts"], figures["growth"])
+    show(figures)
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+class Bench:
+    """The measurements on one checkpoint."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self.source, self.folder = source, folder
+        hf = load_hf_config(source)
+        self.models = family(hf.model_type)
+        self.architecture = self.models.architecture(hf, SLOTS)
+        self.tensors = read_tensors(source)
+
+    def layers(self, start: int, end: int) -> Part:
+        """Layers [start, end), where layers past the checkpoint's last have the weights of its first ones again."""
+        a, chosen = self.architecture, []
+        for i in range(start, end):
+            names = self.models.layer_tensor_shapes(a.graph, i), self.models.layer_tensor_shapes(a.graph, i % a.layers)
+            chosen += [replace(plan.whole(self.tensors[there]), name=here) for here, there in zip(*names, strict=True)]
+        name = f"layers_{start:02d}_{end:02d}"
+        return Part(name, "layers", start, end, SLOTS, TOKENS, a.graph, tuple(chosen))
+
+    def head(self, number: int) -> Part:
+        """One slice of the head."""
+        names, rows = self.models.names(self.architecture), self.architecture.vocab // SLICES
+        start, end = number * rows, (number + 1) * rows
+        chosen = plan.whole(self.tensors[names.final_norm]), plan.slice_rows(self.tensors[names.head], start, end)
+        return Part(f"head_{number}", "head", start, end, 0, TOKENS, self.architecture.graph, chosen)
+
+    def table(self) -> Part:
+        """The embedding table."""
+        tensor = plan.whole(self.tensors[self.models.names(self.architecture).embedding])
+        return Part("embedding", "embedding", 0, tensor.shape[0], 0, TOKENS, self.architecture.graph, (tensor,))
+
+    def run(self, method: str, part: Part, templates: str = "templates", threads: int = 4) -> Run:
+        """Converts a part in a process of its own; the package stays at `output`."""
+        file = self.folder / f"{part.name}.json"
+        plan.write_part(file, part)
+        words = [method, file, self.source, self.output(method, part), self.folder / templates, threads]
+        log = self.folder / f"{method}_{part.name}.log"
+        with log.open("wb") as stream:
+            began = time.perf_counter()
+            process = subprocess.Popen([sys.executable, __file__, "--worker", *map(str, words)], stderr=stream)
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"{method} {part.name} failed:\n{log.read_text()[-2000:]}")
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+        return Run(f"{method} {part.name}", seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / MB)
+
+    def output(self, method: str, part: Part) -> Path:
+        return self.folder / f"{method}_{part.name}.mlpackage"
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Plain and stamped on the same parts, in turns; stamped also without a template from earlier."""
+        rows: list[dict[str, Any]] = []
+        for start, end in COMPARED:
+            part = self.layers(start, end)
+            cold = self.run("stamped", part, templates=f"templates_{start}")
+            shutil.rmtree(self.output("stamped", part))
+            runs = {"cold": cold, "plain": self.run("plain", part), "stamped": self.run("stamped", part)}
+            same = tree_hash(self.output("plain", part)) == tree_hash(self.output("stamped", part))
+            rows.append({"layers": [start, end], "identical": same} | {k: asdict(r) for k, r in runs.items()})
+            for method in ("plain", "stamped"):
+                shutil.rmtree(self.output(method, part))
+        return rows
+
+    def growth(self) -> list[dict[str, Any]]:
+        """Peak memory of one process for more and more layers."""
+        rows = []
+        for count in (2, *GROWTH):  # the first makes the template
+            part = self.layers(0, count)
+            rows.append({"layers": count} | asdict(self.run("stamped", part)))
+            shutil.rmtree(self.output("stamped", part))
+        return rows[1:]
+
+    def whole(self) -> dict[str, Any]:
+        """Every part and the table of the model, from no template to hashed packages, against cp of the same bytes."""
+        jobs = [*(self.layers(*r) for r in TOPOLOGY), *(self.head(j) for j in range(SLICES)), self.table()]
+        began = time.perf_counter()
+        scan_checkpoint(self.source, {t.name: t.info for part in jobs for t in part.tensors})
+        hashed = time.perf_counter() - began
+        with ThreadPoolExecutor(4) as pool:
+            runs = list(pool.map(lambda part: self.run("stamped", part, "templates_whole", threads=2), jobs))
+        outputs = [self.output("stamped", part) for part in jobs]
+        for output in outputs:
+            _ = tree_hash(output) if output.is_dir() else hash_files([output])
+        ours = time.perf_counter() - began
+        files = [*self.source.glob("*.safetensors"), *outputs]
+        size = sum(f.stat().st_size for path in files for f in ([path] if path.is_file() else path.rglob("*")))
+        copied = self.copy(files)
+        figures = {"bytes": size, "hash_source_seconds": hashed, "seconds": ours, "cp_seconds": copied}
+        return figures | {"ratio": ours / copied, "runs": [asdict(run) for run in runs]}
+
+    def copy(self, files: Sequence[Path]) -> float:
+        """Seconds that cp takes."""
+        target = self.folder / "copy"
+        target.mkdir()
+        began = time.perf_counter()
+        subprocess.run(["cp", "-r", *map(str, files), str(target)], check=True)
+        seconds = time.perf_counter() - began
+        shutil.rmtree(target)
+        return seconds
+
+
+def per_layer(parts: Sequence[dict[str, Any]], growth: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What one layer more takes: plain from the smallest part to the largest compared, stamped over the growth."""
+    plain = [row["plain"] | {"layers": row["layers"][1] - row["layers"][0]} for row in parts]
+    return {"plain": slope(plain), "stamped": slope(growth)}
+
+
+def slope(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds, CPU seconds and MB for each layer that the last has more than the first."""
+    first, last = rows[0], rows[-1]
+    layers = last["layers"] - first["layers"]
+    return {key: (last[key] - first[key]) / layers for key in MEASURES}
+
+
+def worker(method: str, file: Path, source: Path, output: Path, templates: Path, *, threads: int) -> None:
+    """One conversion: what a step of the pipeline does."""
+    part = plan.load_part(file)
+    if part.kind == "embedding":
+        from shardmill.convert.stamped_table import write_table
+
+        write_table(part, source, output, threads)
+    elif method == "stamped":
+        from shardmill.convert.stamped import convert_stamped
+
+        convert_stamped(part, source, "int8", output, templates, threads)
+    else:
+        from shardmill.convert import package, plain, weights
+
+        package.save(plain.convert(part, weights.PartWeights(part, source), "int8"), output)
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what it was measured."""
+    packages = {name: version(name) for name in ("coremltools", "torch", "numpy", "protobuf")}
+    load = os.getloadavg()[0]
+    return {
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": load,
+        "python": platform.python_version(),
+    } | packages
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Prints the figures as tables."""
+    console = Console()
+    console.print(" ".join(f"{key}={value}" for key, value in figures["machine"].items()))
+    if "parts" in figures:
+        print_parts(console, figures)
+    rows = [*figures.get("growth", []), *figures.get("whole", {}).get("runs", [])]
+    if rows:
+        table = Table("process", "s", "CPU s", "peak MB")
+        for row in rows:
+            table.add_row(row["name"], *(f"{row[key]:.1f}" for key in MEASURES))
+        console.print(table)
+    if whole := figures.get("whole"):
+        console.print(
+            f"whole model: {whole['seconds']:.1f} s ({whole['hash_source_seconds']:.1f} s of it hashing the source), "
+            f"cp of the same {whole['bytes'] / 1e9:.1f} GB: {whole['cp_seconds']:.1f} s, ratio {whole['ratio']:.2f}"
+        )
+
+
+def print_parts(console: Console, figures: dict[str, Any]) -> None:
+    """The comparison with plain conversion."""
+    table = Table("layers", "", "plain", "stamped", "stamped, no template", "plain / stamped")
+    for row in figures["parts"]:
+        for key in MEASURES:
+            plain, stamped, cold = (row[method][key] for method in ("plain", "stamped", "cold"))
+            numbers = (f"{number:.2f}" for number in (plain, stamped, cold, plain / stamped))
+            table.add_row(str(row["layers"]), key, *numbers)
+    for key in MEASURES if "per_layer" in figures else ():
+        plain, stamped = (figures["per_layer"][method][key] for method in ("plain", "stamped"))
+        table.add_row("per layer", key, f"{plain:.2f}", f"{stamped:.2f}", "", f"{plain / stamped:.1f}")
+    console.print(table)
+    console.print(f"packages identical: {[row['identical'] for row in figures['parts']]}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        method, *paths, threads = sys.argv[2:]
+        worker(method, *map(Path, paths), threads=int(threads))
+    else:
+        main()

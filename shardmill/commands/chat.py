@@ -1,0 +1,112 @@
+"""`shardmill chat`: talk to a built model in a terminal.
+
+Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over. A checkpoint with a chat template answers; one without
+continues the text, and the greeting says so.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardmill.commands.generate import DRAFTERS, closing_line, make_drafter
+from shardmill.commands.serve import check_drafter, load_model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shardmill.decode import GenerationResult
+    from shardmill.serve.conversation import Conversation, Talk
+
+KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
+
+
+def chat(
+    build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
+    system: Annotated[str | None, typer.Option(help="What the model is told first; needs a chat template.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. Changes the speed only.")] = "ngram",
+    draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
+) -> None:
+    """Talk to a built model."""
+    from rich.console import Console
+
+    from shardmill.decode import Sampling
+    from shardmill.serve.conversation import Conversation, Talk
+
+    check_drafter(drafter, draft_build)
+    model = load_model(build)
+    talk = Talk(
+        model,
+        make_drafter(drafter, draft_build, model.engine.vocab),
+        Sampling(temperature=temperature, seed=seed),
+        max_new_tokens,
+    )
+    if system is not None and model.template is None:
+        raise typer.BadParameter(f"{build} has no chat template, so --system has no place to go")
+    console = Console(markup=False, highlight=False)
+    says = "" if model.template else " It has no chat template: it continues your text as it is, without answering."
+    console.print(f"{model.name} on the {model.engine_name} engine.{says} {KEYS}", style="dim", soft_wrap=True)
+    talk_until_left(console, talk, Conversation(model, system), model.engine_name)
+
+
+def talk_until_left(console: Console, talk: Talk, conversation: Conversation, engine: str) -> None:
+    """Line after line, until /exit or Ctrl-D."""
+    while True:
+        try:
+            line = console.input("> ").strip()
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print("\n/exit or Ctrl-D leaves", style="dim")
+            continue
+        if line == "/exit":
+            return
+        if line == "/new":
+            conversation.clear()
+        elif line:
+            say(console, talk, conversation, line, engine)
+
+
+def say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
+    """One turn: the answer as it comes, then what it took; an error ends the turn, not the talk."""
+    from shardmill.decode import DecodeError
+    from shardmill.errors import ShardmillError
+
+    try:
+        with interruptible() as stopped:
+            result: GenerationResult | None = None
+            for piece in talk.turn(conversation, line, stopped):
+                if isinstance(piece, str):
+                    console.print(piece, end="", soft_wrap=True)
+                else:
+                    result = piece
+        console.print()
+        console.print(closing_line(result, engine) if result else "[stopped]", style="dim", soft_wrap=True)
+    except (DecodeError, ShardmillError) as error:
+        console.print(f"{error}; /new starts over", style="red")
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Inside, the first Ctrl-C only fills the list, so that no pass is cut in half; a second one interrupts."""
+    stopped: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+        stopped.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)

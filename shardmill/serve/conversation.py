@@ -1,0 +1,97 @@
+"""A conversation of one person with a resident model, turn by turn, in the caller's thread.
+
+With a chat template every turn renders all messages; without, the text simply goes on. Either way the session runs only
+what is new, as a turn begins with all that came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import replace
+
+from shardmill.decode import Drafter, GenerationResult, Options, Sampling, Session, TokenEvent, create_policy, generate
+from shardmill.serve.errors import invalid
+from shardmill.serve.model import Message, Model
+
+
+class Conversation:
+    """What was said.
+
+    Args:
+        system: what a model with a chat template is told first.
+    """
+
+    def __init__(self, model: Model, system: str | None = None) -> None:
+        self._model = model
+        self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self.clear()
+
+    def clear(self) -> None:
+        """Starts over."""
+        self.messages = list(self._opening)
+        self.text: list[int] = []  # tokens of the text that goes on, without a template
+
+    def prompt(self, line: str) -> Sequence[int]:
+        """Tokens to answer, once `line` is said.
+
+        Raises:
+            ApiError: the template refuses the messages.
+        """
+        if self._model.template is None:
+            return [*self.text, *self._model.encode(f"\n{line}" if self.text else line, special=not self.text)]
+        try:
+            text = self._model.template([*self.messages, {"role": "user", "content": line}])
+        except Exception as error:  # templates raise what they like
+            raise invalid(f"the chat template refused the messages: {error}") from error
+        return self._model.encode(text, special=False)
+
+    def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str) -> None:
+        """Keeps a turn; a stopped answer as far as it came."""
+        self.messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
+        self.text = [*prompt, *(token for token in tokens if token not in self._model.eos)]
+
+
+class Talk:
+    """A resident model and how it shall answer."""
+
+    def __init__(self, model: Model, drafter: Drafter, sampling: Sampling, max_new_tokens: int) -> None:
+        self._model = model
+        self._drafter = drafter
+        self._sampling = sampling
+        self._max_new_tokens = max_new_tokens
+        self._session = Session(model.engine)
+        self._policy = create_policy("cost_model", self._session.widths)
+        self._turns = 0
+
+    def turn(self, conversation: Conversation, line: str, stopped: Sized) -> Iterator[str | GenerationResult]:
+        """Yields the answer's text as it becomes final, then, unless it was stopped, what it took.
+
+        Args:
+            stopped: the answer ends early once this is no longer empty; looked at after every token.
+        """
+        prompt = conversation.prompt(line)
+        sampling = replace(self._sampling, seed=self._sampling.seed + self._turns)  # else equal turns sound alike
+        self._turns += 1
+        events = generate(
+            self._session,
+            prompt,
+            max_new_tokens=self._max_new_tokens,
+            eos=self._model.eos,
+            drafter=self._drafter,
+            policy=self._policy,
+            options=Options(sampling=sampling, detokenize=self._model.text_after(prompt)),
+        )
+        tokens: list[int] = []
+        answer = ""
+        for event in events:
+            piece = event.text if isinstance(event, TokenEvent) else event.tail
+            answer += piece
+            if piece:
+                yield piece
+            if isinstance(event, GenerationResult):
+                yield event
+                break
+            tokens.append(event.token)
+            if len(stopped):
+                break
+        conversation.add(line, prompt, tokens, answer)

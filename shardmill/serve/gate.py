@@ -1,0 +1,130 @@
+"""What every request passes before it is read: who sends it, from where, how much, how slowly, beside how many others.
+
+Plain ASGI around the app, so that nothing stands between a stream and the client's leaving. Also counts the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shardmill.serve.errors import ApiError, ClientGoneError, too_busy
+from shardmill.serve.metrics import Metrics
+from shardmill.serve.settings import LOOPBACK, Settings
+
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics")
+OPEN_TO_ALL = ("/health",)
+DISCARD = 16  # times the allowed body that is read and thrown away, so that a client gets to read its 413
+
+
+class Gate:
+    """Lets a request through with its body read, or answers it with an error."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._limits = settings.limits
+        self._metrics = metrics
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the module."""
+        if scope["type"] != "http":
+            return
+        status = 499  # what a client never sees: it left before its answer began
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        counts = scope["method"] == "POST"  # those who only look are never in the way
+        self._open += counts
+        try:
+            await self._pass(scope, receive, counted)
+        except ClientGoneError:
+            pass
+        finally:
+            self._open -= counts
+            self._metrics.requests.labels(_endpoint(scope["path"]), str(status)).inc()
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(scope)
+            body = await asyncio.wait_for(self._read(receive), self._limits.body_seconds)
+        except TimeoutError:
+            seconds = self._limits.body_seconds
+            await respond(ApiError(408, f"the request took over {seconds:g} s to arrive"))(scope, receive, send)
+        except ApiError as error:
+            await respond(error)(scope, receive, send)
+        else:
+            await self._app(scope, replay(body, receive), send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if self._settings.is_loopback and host_name(headers.get("host", "")) not in (*LOOPBACK, ""):
+            # a page whose name was made to mean this machine must not reach a server meant for this machine only
+            raise ApiError(403, "this server answers to localhost only: start it with --host for others")
+        if scope["path"] in OPEN_TO_ALL:
+            return
+        if not self._may_enter(headers.get("authorization", "")):
+            raise ApiError(401, "wrong or missing API key: send Authorization: Bearer KEY", code="invalid_api_key")
+        if scope["method"] == "POST" and self._open > self._limits.open_requests:
+            raise too_busy(f"{self._limits.open_requests} requests are open already: try again later", 1)
+
+    def _may_enter(self, authorization: str) -> bool:
+        key = self._settings.api_key
+        scheme, _, given = authorization.partition(" ")
+        return key is None or (
+            scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), key.encode())
+        )
+
+    async def _read(self, receive: Receive) -> bytes:
+        most, body, size = self._limits.body_bytes, bytearray(), 0
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client left while it sent its request")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            more = message.get("more_body", False) and size <= DISCARD * most
+            if size <= most:
+                body += chunk
+        if size > most:
+            raise ApiError(413, f"the request's body is longer than {most} bytes", code="body_too_large")
+        return bytes(body)
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body, then what comes after it."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def respond(error: ApiError) -> Response:
+    """An error as an answer."""
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    return header.partition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0].lower()
+
+
+def _endpoint(path: str) -> str:
+    """The path as a label: one of few, whatever clients ask for."""
+    return next((known for known in ENDPOINTS if path == known or path.startswith(f"{known}/")), "other")

@@ -1,0 +1,68 @@
+"""Log-probabilities beside the text: a token's are given once the text that it begins is final.
+
+So those of tokens that turn out to belong to a stop string never leave, as their text does not.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardmill.decode import TokenEvent
+from shardmill.serve.vocabulary import Vocabulary
+
+LEAST = -9999.0  # what OpenAI gives for tokens that are all but impossible
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token and the model's log-probability of it, before temperature and filters."""
+
+    text: str
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """An emitted token. offset: characters of the answer before it."""
+
+    token: Alternative
+    top: tuple[Alternative, ...]
+    offset: int
+
+
+class LogprobLog:
+    """Holds tokens back until their text is final."""
+
+    def __init__(self, vocabulary: Vocabulary, eos: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._eos = eos
+        self._held: list[TokenLogprob] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0  # characters of all tokens so far, whole ones only
+
+    def push(self, event: TokenEvent) -> None:
+        """Notes a token; the one that ends the text is no part of it."""
+        if event.logprob is None or event.token in self._eos:
+            return
+        top = tuple(self._alternative(token, logprob) for token, logprob in event.top)
+        self._held.append(TokenLogprob(self._alternative(event.token, event.logprob), top, self._length))
+        if not self._vocabulary.is_special(event.token):
+            self._length += len(self._decoder.decode(self._vocabulary.bytes(event.token)))
+
+    def release(self, length: int) -> list[TokenLogprob]:
+        """Tokens that begin in the first `length` characters of the answer, which are final."""
+        count = sum(1 for held in self._held if held.offset < length)  # offsets never fall
+        out, self._held = self._held[:count], self._held[count:]
+        return out
+
+    def release_all(self) -> list[TokenLogprob]:
+        """All that is left, at the end of an answer that no stop string cut."""
+        out, self._held = self._held, []
+        return out
+
+    def _alternative(self, token: int, logprob: float) -> Alternative:
+        finite = logprob if logprob > LEAST else LEAST  # JSON has no infinities
+        return Alternative(self._vocabulary.text(token), self._vocabulary.bytes(token), finite)

@@ -1,0 +1,69 @@
+"""What /metrics tells, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from shardmill.decode import GenerationResult
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+SHARES = tuple(i / 10 for i in range(11))
+TOKENS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 6, 8, 16)
+
+
+class Metrics:
+    """The counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter("shardmill_requests", "Requests answered.", ("endpoint", "status"), registry=registry)
+        self.queued = Gauge("shardmill_queue_length", "Requests waiting for the engine.", registry=registry)
+        self.running = Gauge("shardmill_running", "Requests that the engine works on.", registry=registry)
+        self.tokens = Counter(
+            "shardmill_tokens",
+            "Tokens: prefilled, reused, generated.",
+            ("kind",),
+            registry=registry,
+        )
+        self.passes = Counter("shardmill_decode_passes", "Decode passes.", ("drafter",), registry=registry)
+        self.drafted = Counter("shardmill_drafted_tokens", "Drafted tokens verified.", ("drafter",), registry=registry)
+        self.accepted = Counter(
+            "shardmill_accepted_tokens", "Drafted tokens accepted.", ("drafter",), registry=registry
+        )
+        self.acceptance = Histogram(
+            "shardmill_acceptance_rate", "Share of a request's drafted tokens that were accepted.",
+            ("drafter",), buckets=SHARES, registry=registry,
+        )  # fmt: skip
+        self.tokens_per_pass = Histogram(
+            "shardmill_tokens_per_pass", "Tokens per decode pass of a request.",
+            ("drafter",), buckets=TOKENS, registry=registry,
+        )  # fmt: skip
+        self.queue_seconds = self._seconds("shardmill_queue_seconds", "Wait for the engine.")
+        self.first_token_seconds = self._seconds("shardmill_first_token_seconds", "From arrival to the first token.")
+        self.request_seconds = self._seconds("shardmill_request_seconds", "From arrival to the last token.")
+        self.token_seconds = Histogram(
+            "shardmill_token_seconds", "Decoding time per token after the first.", buckets=PER_TOKEN, registry=registry
+        )
+
+    def completed(self, drafter: str, result: GenerationResult, cached: int) -> None:
+        """Counts a request that came to its end; `cached` prompt tokens were held from an earlier one."""
+        self.tokens.labels("prefilled").inc(result.prompt_tokens - cached)
+        self.tokens.labels("reused").inc(cached)
+        self.tokens.labels("generated").inc(len(result.tokens))
+        self.passes.labels(drafter).inc(result.passes)
+        self.drafted.labels(drafter).inc(sum(result.drafted))
+        self.accepted.labels(drafter).inc(sum(result.accepted))
+        if sum(result.drafted):
+            self.acceptance.labels(drafter).observe(sum(result.accepted) / sum(result.drafted))
+        if result.passes:
+            self.tokens_per_pass.labels(drafter).observe(result.tokens_per_pass)
+        if len(result.tokens) > 1:
+            self.token_seconds.observe(result.decode_seconds / (len(result.tokens) - 1))
+
+    def text(self) -> bytes:
+        """The page."""
+        return generate_latest(self.registry)
+
+    def _seconds(self, name: str, about: str) -> Histogram:
+        return Histogram(name, about, buckets=SECONDS, registry=self.registry)

@@ -1,0 +1,128 @@
+"""From a request to the engine's work: tokens, limits, sampling, grammar. Runs outside the event loop."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from shardmill.decode import Constraint, DecodeError, JsonSchema, Options, Sampling
+from shardmill.serve.errors import ApiError, invalid
+from shardmill.serve.job import Work
+from shardmill.serve.model import Model
+from shardmill.serve.schema import ChatRequest, CompletionRequest, Request
+from shardmill.serve.settings import Settings
+
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+
+def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> Work:
+    """Checks a request against the model and the limits.
+
+    Raises:
+        ApiError: it asks for what can't be given.
+    """
+    check_model(request.model, model)
+    prompt = chat_prompt(request, model) if isinstance(request, ChatRequest) else text_prompt(request, model)
+    room = _check_prompt(prompt, model, settings)
+    drafter = request.shardmill.drafter or settings.drafter
+    if drafter == "draft_model" and model.draft_session is None:
+        raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
+    try:
+        options = Options(
+            sampling=_sampling(request),
+            detokenize=model.text_after(prompt),
+            stop=request.stops,
+            constraint=_constraint(request, model),
+            top_logprobs=request.top,
+            private=request.shardmill.private,
+        )
+    except DecodeError as error:
+        raise invalid(str(error)) from error
+    return Work(tuple(prompt), _max_tokens(request, room, settings), drafter, options)
+
+
+def check_model(name: str, model: Model) -> None:
+    """Raises ApiError 404 for a model that is not the one served."""
+    if name != model.name:
+        message = f"the model {name!r} is not served here; {model.name!r} is"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
+    """Tokens of a text to continue; a prompt may already be tokens."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return _encode(model, prompt, special=True)
+    if isinstance(prompt[0] if prompt else 0, str):
+        return _encode(model, str(prompt[0]), special=True)
+    return [int(token) for token in prompt]
+
+
+def chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
+    """Tokens of a conversation, by the checkpoint's template, which itself writes what starts a text."""
+    if model.template is None:
+        raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
+    try:
+        text = model.template([message.as_template_input() for message in request.messages])
+    except Exception as error:  # templates raise what they like
+        raise invalid(f"the chat template refused the messages: {error}", "messages") from error
+    return _encode(model, text, special=False)
+
+
+def _encode(model: Model, text: str, *, special: bool) -> Sequence[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid("the prompt is no valid Unicode: it holds half of a surrogate pair") from error
+    return model.encode(text, special=special)
+
+
+def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
+    """How many tokens may follow the prompt at most."""
+    if not prompt:
+        raise invalid("the prompt is empty: give at least one token", "prompt")
+    slots = model.engine.slots
+    most = min(slots, settings.limits.prompt_tokens or slots)
+    if len(prompt) > most:
+        message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed: shorten it"
+        raise invalid(message, code="context_length_exceeded")
+    if not all(0 <= token < model.engine.vocab for token in prompt):
+        raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
+    return slots - len(prompt) + 1  # the last token needs no slot
+
+
+def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: Settings) -> int:
+    wanted = request.max_tokens
+    if isinstance(request, ChatRequest):
+        wanted = request.max_completion_tokens or wanted or room
+    wanted = wanted or COMPLETION_TOKENS
+    most = settings.limits.max_tokens
+    if most is None or wanted <= most:
+        return min(wanted, room)
+    if request.max_tokens is None and getattr(request, "max_completion_tokens", None) is None:
+        return min(most, room)
+    raise invalid(f"max_tokens is {wanted}, at most {most} are allowed", "max_tokens")
+
+
+def _sampling(request: Request) -> Sampling:
+    """OpenAI's defaults: temperature 1, a fresh seed."""
+    seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+    return Sampling(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=request.top_k or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        seed=seed,
+        logit_bias=request.logit_bias or {},
+    )
+
+
+def _constraint(request: Request, model: Model) -> Constraint | None:
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema = wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"}
+    if not model.eos:
+        raise invalid("response_format needs a model with an end-of-text token", "response_format")
+    return JsonSchema(schema, model.tokenizer_json, vocab=model.engine.vocab, eos=model.eos[0])

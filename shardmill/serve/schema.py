@@ -1,0 +1,148 @@
+"""The requests, as OpenAI's interface has them. What can't be honoured is refused by name, never ignored.
+
+Fields that cannot change an answer (who asks, how to bill) are accepted and not used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shardmill.decode import DRAFTERS
+
+MOST_STOPS = 16
+NO_EFFECT = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+     "parallel_tool_calls"}
+)  # fmt: skip
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not know, unless they are empty or have no effect."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    accepted: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="after")
+    def _refuse_unknown(self) -> Strict:
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            if name not in self.accepted and value not in (None, [], {}, ""):
+                raise ValueError(f"{name!r} is not supported: leave it out")
+        return self
+
+
+class Extension(Strict):
+    """`"shardmill": {...}`: what OpenAI's interface has no word for."""
+
+    drafter: Literal[DRAFTERS] | None = None  # type: ignore[valid-type]
+    private: bool = False
+    figures: bool = False
+
+
+class StreamOptions(Strict):
+    """`stream_options`."""
+
+    accepted = frozenset({"include_obfuscation"})
+    include_usage: bool = False
+
+
+class JsonSchemaFormat(Strict):
+    """`response_format.json_schema`."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """`response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type json_schema needs json_schema.schema")
+        return self
+
+
+class Request(Strict):
+    """What both kinds of requests share."""
+
+    accepted = NO_EFFECT
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    n: Literal[1] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    shardmill: Extension = Field(default_factory=Extension)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionRequest(Request):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens to report; None: no log-probabilities."""
+        return self.logprobs
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Strict):
+    """A message; its content may come in parts, as long as they are text."""
+
+    accepted = frozenset({"annotations"})  # what an answer carries when it is sent back
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def as_template_input(self) -> dict[str, str]:
+        """Role and text; `developer` is the newer name of `system`, which templates don't know."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(Request):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    reasoning_effort: Literal["none"] | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens to report; None: no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,118 @@
+"""Runs the HTTP server: binds, loads the model, says where it listens, and ends in order.
+
+On SIGTERM or Ctrl-C it takes no more requests, ends those that wait, gives the running one `grace_seconds`, and leaves;
+the exit code after SIGTERM is 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+import uvicorn
+
+from shardmill.errors import ShardmillError
+from shardmill.serve.app import create_app
+from shardmill.serve.metrics import Metrics
+from shardmill.serve.model import Model
+from shardmill.serve.settings import Settings
+from shardmill.serve.worker import Worker
+
+LAST_WORDS = 2.0  # seconds that answers have to leave once the engine has stopped
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which also tells the worker that it ends."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, grace: float, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._worker, self._grace, self._announce = worker, grace, announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says so once connections are accepted."""
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the waiting requests at once and the running one after the grace period."""
+        self._worker.refuse()
+        asyncio.get_running_loop().call_later(self._grace, self._worker.cancel_running)
+        await super().shutdown(sockets)
+
+
+def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serves until a signal ends it.
+
+    Args:
+        load: makes the model; called once the address is known to be free.
+        announce: takes the line that says where the server listens.
+
+    Raises:
+        ShardmillError: the address can't be used, or whatever `load` raises.
+    """
+    listener = bind(settings)
+    try:
+        model = load()
+        metrics = Metrics()
+        worker = Worker(model, metrics, queue=settings.limits.queue)
+        server = make_server(model, worker, metrics, settings, lambda: announce(greeting(model, settings, listener)))
+        worker.start()
+        try:
+            _run(server, listener)
+        finally:
+            worker.close(timeout=LAST_WORDS)
+    finally:
+        listener.close()
+
+
+def make_server(
+    model: Model, worker: Worker, metrics: Metrics, settings: Settings, announce: Callable[[], None]
+) -> Server:
+    """The server around a worker that is still to be started."""
+    limits = settings.limits
+    config = uvicorn.Config(
+        create_app(model, worker, metrics, settings),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=int(limits.grace_seconds + LAST_WORDS),
+    )
+    return Server(config, worker, limits.grace_seconds, announce)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A socket at the address, not yet listening."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ShardmillError(f"can't listen at {where}: {error.strerror}; choose another --host or --port") from error
+    return listener
+
+
+def greeting(model: Model, settings: Settings, listener: socket.socket) -> str:
+    """The line that says where the server listens."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"serving {model.name} on the {model.engine_name} engine at http://{host}:{listener.getsockname()[1]}/v1"
+
+
+def _run(server: Server, listener: socket.socket) -> None:
+    """Runs the server. uvicorn raises a signal again after its shutdown; SIGTERM, once obeyed, shall not kill."""
+    if threading.current_thread() is not threading.main_thread():
+        server.run(sockets=[listener])
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, before)

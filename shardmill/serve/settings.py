@@ -1,0 +1,52 @@
+"""What the person who starts a server decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what clients may ask for and on what they may hold.
+
+    Attributes:
+        queue: requests that wait while one runs; one more is answered 429.
+        open_requests: requests accepted and not yet delivered, whatever they wait for; one more is answered 429.
+        prompt_tokens, max_tokens: per request; None: as many as the context holds.
+        body_bytes: longest request body. body_seconds: time that a client has to send it.
+        stall_seconds: time after which a reader who takes nothing of a stream is given up.
+        grace_seconds: time that the running request has to finish once the server shuts down.
+    """
+
+    queue: int = 64
+    open_requests: int = 256
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    body_bytes: int = 1 << 20
+    body_seconds: float = 30.0
+    stall_seconds: float = 60.0
+    grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the server listens, who may use it, and what a request gets that asks for nothing special.
+
+    Attributes:
+        port: 0 lets the system choose one.
+        api_key: what clients must send as `Authorization: Bearer KEY`; None: nothing.
+        drafter: used by requests that name none.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    drafter: str = "ngram"
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in LOOPBACK

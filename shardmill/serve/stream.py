@@ -1,0 +1,104 @@
+"""Answers over HTTP that notice when their reader leaves: whole ones, and streams of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from shardmill.serve.answer import Answer
+from shardmill.serve.errors import ApiError, ClientGoneError, client_gone
+from shardmill.serve.job import Item, Job, ending
+from shardmill.serve.shapes import Json
+from shardmill.serve.worker import Worker
+
+log = logging.getLogger(__name__)
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+T = TypeVar("T")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`.
+
+    Raises:
+        ClientGoneError: the client left first; `work` is cancelled.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError("the client closed the connection")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def take_all(job: Job, items: list[Item]) -> list[Item]:
+    """All items of a job that yielded `items` so far."""
+    while ending(items) is None:
+        items += await job.take()
+    return items
+
+
+class EventStream(Response):
+    """An answer as it comes, one event per chunk, `[DONE]` at the end.
+
+    The job goes on at its own speed. It is cancelled when the reader leaves, or takes nothing for `stall` seconds.
+
+    Args:
+        first: the job's first items.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, job: Job, first: list[Item], worker: Worker, stall: float) -> None:
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self._answer, self._job, self._first, self._worker, self._stall = answer, job, first, worker, stall
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the answer."""
+        try:
+            await while_connected(receive, self._send(send))
+        except ClientGoneError:
+            pass
+        except TimeoutError:
+            log.warning("a client read nothing for %g s: its stream is closed", self._stall)
+        finally:
+            self._worker.cancel(self._job, client_gone())
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for data in self._pieces():
+            body = {"type": "http.response.body", "body": data, "more_body": True}
+            await asyncio.wait_for(send(body), self._stall)
+        await asyncio.wait_for(send({"type": "http.response.body", "body": b"", "more_body": False}), self._stall)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        yield _events(self._answer.opening())
+        items = self._first
+        while True:
+            end = ending(items)
+            data = _events(self._answer.chunks(items))
+            if end is not None:
+                yield data if isinstance(end, ApiError) else data + b"data: [DONE]\n\n"
+                return
+            if data:
+                yield data
+            items = await self._job.take()
+
+
+def _events(chunks: Iterable[Json]) -> bytes:
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)

@@ -1,0 +1,56 @@
+"""The bytes of single tokens. A token may hold part of a character, so its text alone can't tell them.
+
+Two notations are in use: byte-level BPE writes each byte as a printable character (GPT-2's table), and tokenizers with
+byte fallback write `<0xE2>` for a byte and U+2581 for a space.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's character -> byte: printable Latin-1 stands for itself, the rest follows from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Vocabulary:
+    """Looks tokens up in a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
+        kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))}
+        self._alphabet = byte_alphabet() if "ByteLevel" in kinds else None
+        self._added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
+        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._tokenizer = tokenizer
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is left out of texts."""
+        return token in self._special
+
+    def bytes(self, token: int) -> bytes:
+        """UTF-8 bytes of the token; none for a number that the tokenizer does not know."""
+        if token in self._added:
+            return self._added[token].encode()
+        symbol = self._tokenizer.id_to_token(token)
+        if symbol is None:
+            return b""
+        if self._alphabet is not None and all(c in self._alphabet for c in symbol):
+            return bytes(self._alphabet[c] for c in symbol)
+        byte = _BYTE.fullmatch(symbol)
+        return bytes([int(byte[1], 16)]) if byte else symbol.replace(_SPACE, " ").encode()
+
+    def text(self, token: int) -> str:
+        """The token's text; U+FFFD for bytes that are no whole character."""
+        return self.bytes(token).decode(errors="replace")

@@ -1,0 +1,210 @@
+"""The one thread that runs the engine, and the bounded queue before it.
+
+Requests run one at a time in the order of their arrival. The thread never waits for a client: it puts tokens into the
+job and goes on. It looks for a cancellation before every pass, and every few passes of a prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from itertools import chain
+
+from shardmill.decode import (
+    DecodeError,
+    Drafter,
+    DraftPolicy,
+    GenerationResult,
+    Session,
+    create_drafter,
+    create_policy,
+    generate,
+    measure_widths,
+)
+from shardmill.serve.errors import ApiError, broken, invalid, shutting_down, too_busy
+from shardmill.serve.job import Done, Job
+from shardmill.serve.metrics import Metrics
+from shardmill.serve.model import Model
+
+log = logging.getLogger(__name__)
+PREFILL_PASSES = 16  # of the widest kind, between two looks for a cancellation
+LONGEST_RETRY = 60  # seconds; openai's client obeys no longer Retry-After
+
+
+class _CancelledError(Exception):
+    """The running job shall end."""
+
+
+class Worker:
+    """Answers jobs with a model.
+
+    Args:
+        queue: jobs that may wait while one runs.
+    """
+
+    def __init__(self, model: Model, metrics: Metrics, *, queue: int) -> None:
+        self._model = model
+        self._metrics = metrics
+        self._limit = queue
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self._seconds = 1.0  # what a request takes; a running average
+        self._costs = measure_widths(model.engine)  # also the first, slow calls of each width
+        self._session = Session(model.engine)
+        self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.start()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether a request that comes now would be answered."""
+        return self._thread.is_alive() and not self._closing
+
+    def submit(self, job: Job) -> None:
+        """Queues a job.
+
+        Raises:
+            ApiError: 429 where the queue is full, 503 once the server shuts down.
+        """
+        with self._changed:
+            if self._closing:
+                raise shutting_down()
+            if len(self._waiting) + (self._running is not None) > self._limit:
+                raise too_busy(f"{self._limit} requests are waiting already: try again later", self._retry_after())
+            self._waiting.append(job)
+            self._metrics.queued.set(len(self._waiting))
+            self._changed.notify()
+
+    def cancel(self, job: Job, reason: ApiError) -> None:
+        """Ends a job early, whether it waits, runs or is over."""
+        job.cancel(reason)
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                self._metrics.queued.set(len(self._waiting))
+                job.put(reason)
+
+    def refuse(self) -> None:
+        """Takes no more jobs and ends those that wait; the running one goes on."""
+        with self._changed:
+            self._closing = True
+            waiting = list(self._waiting)
+            self._changed.notify()
+        for job in waiting:
+            self.cancel(job, shutting_down())
+
+    def close(self, timeout: float) -> None:
+        """Ends everything, and waits that long for the pass under way."""
+        self.cancel_running()
+        self.refuse()
+        self._thread.join(timeout)
+
+    def cancel_running(self) -> None:
+        """Ends the running job after its current pass."""
+        with self._changed:
+            if self._running is not None:
+                self._running.cancel(shutting_down())
+
+    def _retry_after(self) -> int:
+        return max(1, min(LONGEST_RETRY, math.ceil(self._seconds)))
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            start = time.perf_counter()
+            self._metrics.queue_seconds.observe(start - job.submitted)
+            try:
+                self._answer(job)
+            except _CancelledError:
+                job.put(job.cancelled or broken())
+            except DecodeError as error:
+                job.put(invalid(str(error)))
+            except Exception:
+                log.exception("a request failed")
+                self._start_afresh()
+                job.put(broken())
+            finally:
+                self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
+                with self._changed:
+                    self._running = None
+                self._metrics.running.set(0)
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            if self._closing:
+                return None
+            self._running = self._waiting.popleft()
+            self._metrics.queued.set(len(self._waiting))
+            self._metrics.running.set(1)
+            return self._running
+
+    def _answer(self, job: Job) -> None:
+        work = job.work
+        drafter, policy = self._helpers_for(work.drafter)
+        cached = self._prefill_by_steps(job)
+        events = generate(
+            self._session,
+            work.prompt,
+            max_new_tokens=work.max_new_tokens,
+            eos=self._model.eos,
+            drafter=drafter,
+            policy=policy,
+            options=work.options,
+        )
+        first = next(events)
+        self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)
+        for event in chain([first], events):
+            if isinstance(event, GenerationResult):
+                self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
+                self._metrics.completed(work.drafter, event, cached)
+                job.put(Done(event, cached))
+            else:
+                job.put(event)
+                _stop_if_cancelled(job)
+
+    def _prefill_by_steps(self, job: Job) -> int:
+        """Runs most of a long prompt with looks for a cancellation in between; returns how much was held already.
+
+        The session finds what it holds, so `generate` runs only the rest.
+        """
+        prompt, session = job.work.prompt, self._session
+        held = _shared(session, prompt)
+        step = PREFILL_PASSES * session.widths[-1]
+        for end in range(held + step, len(prompt), step):
+            _stop_if_cancelled(job)
+            session.prefill(prompt[:end])
+        _stop_if_cancelled(job)
+        return held
+
+    def _helpers_for(self, name: str) -> tuple[Drafter, DraftPolicy]:
+        """The resident drafter of that name, and the policy that has learned what its drafts are worth."""
+        if name not in self._helpers:
+            model = self._model
+            drafter = create_drafter(name, draft_session=model.draft_session, vocab=model.engine.vocab)
+            policy = create_policy("cost_model", self._session.widths, costs=self._costs)
+            self._helpers[name] = drafter, policy
+        return self._helpers[name]
+
+    def _start_afresh(self) -> None:
+        """Forgets all that a failed request may have left half done."""
+        self._helpers.clear()
+        self._session = Session(self._model.engine)
+
+
+def _stop_if_cancelled(job: Job) -> None:
+    if job.cancelled is not None:
+        raise _CancelledError
+
+
+def _shared(session: Session, prompt: tuple[int, ...]) -> int:
+    """How many prompt tokens the session holds; the last one has to run, for its logits are wanted."""
+    limit = min(len(session.tokens), len(prompt) - 1)
+    return next((i for i in range(limit) if session.tokens[i] != prompt[i]), max(0, limit))

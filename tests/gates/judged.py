@@ -1,0 +1,73 @@
+"""The parity gates on a tiny build, as the parity step runs them, with any piece exchanged for a faulty one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+from torch import Tensor
+
+from shardmill import engine
+from shardmill.convert.weights import PartWeights
+from shardmill.gates import parity, reference, stack, thresholds
+from shardmill.gates.weights import PackageWeights
+from shardmill.manifest import in_place
+
+POSITIONS = 24
+Rows = list[dict[str, Any]]
+
+
+@cache
+def known(source: Path) -> dict[str, Tensor]:
+    """What the reference step writes: hidden [layers + 1, n, d] and logits [n, vocab] with the original weights."""
+    weights = reference.checkpoint_weights(source)
+    table = weights("model.embed_tokens.weight")
+    return reference.run(reference.Reference(source, tiny.CONTEXT), list(text(source)), table, table, weights)
+
+
+@cache
+def text(source: Path) -> tuple[int, ...]:
+    """The tokens of a build; the same for every one of them."""
+    return tuple(tiny.sampled_text(source))
+
+
+def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
+    """The rows of parity/`name`.json. Raises GateError."""
+    piece, program = build.parts[name], package or build.packages[name]
+    judge, original = reference.Reference(build.source, tiny.CONTEXT), PartWeights(piece, build.source)
+    stored, states = PackageWeights(program, piece), known(build.source)
+    if piece.kind == "layers":
+        runner = parity.Runner(program, piece, engine.rope_tables(build.plan["architecture"]["rope"], tiny.CONTEXT))
+        found = parity.layers_parity(runner, judge, states["hidden"][:, :POSITIONS], original, stored)
+    else:
+        pair = states["hidden"][-1], states["logits"]
+        found = parity.head_parity(program, piece, judge, pair, original, stored)
+    return thresholds.judge(name, found)
+
+
+def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None) -> Rows:
+    """The rows of parity/stack.json. Raises GateError."""
+    programs = {**build.packages, **(packages or {})}
+    weights, head = stack.stored_weights({name: (build.parts[name], path) for name, path in programs.items()})
+    states = known(build.source)
+    short = {
+        "tokens": torch.tensor(text(build.source)),
+        "hidden": states["hidden"][:, :POSITIONS],
+        "logits": states["logits"],
+    }
+
+    def load() -> engine.Engine:
+        return engine.Engine(in_place(build.plan, programs, build.table), Path("/"))
+
+    judge = reference.Reference(build.source, tiny.CONTEXT)
+    return thresholds.judge("stack", stack.stack_parity(load, judge, weights, short, head))
+
+
+def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:
+    """A part's package made by the code as it is now; `changes` go into the part."""
+    return tiny.convert(replace(build.parts[name], **changes), build.source, path)

@@ -1,0 +1,291 @@
+"""Deliberate faults, each caught by a gate; the same gates pass what is not at fault.
+
+Faults of the programs are put into the code that makes them, faults of the host into the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shardmill import engine
+from shardmill.errors import CheckpointError, GateError
+from shardmill.gates import parity
+from shardmill.models import phi3
+
+from . import judged
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "darwin", reason="question 1 is the portable engine's; Core ML itself computes in fp16 only"
+)
+LAYER = "layers_02_03"
+Mask = NDArray[np.float32]
+Patch = pytest.MonkeyPatch
+
+
+def caught(*measurements: str) -> Any:
+    """A gate that names each of the measurements as missed."""
+    return pytest.raises(GateError, match="".join(rf"(?=.*\b{name} is )" for name in measurements))
+
+
+def host_mask(patch: Patch, mask: Any) -> None:
+    """Replaces the attention mask wherever a gate or the engine builds it."""
+    patch.setattr(engine, "attention_mask", mask)
+    patch.setattr(parity, "attention_mask", mask)
+
+
+def as_mask(visible: NDArray[np.bool_]) -> Mask:
+    return np.where(visible, np.float32(0), engine.MASKED)[None, None]
+
+
+# What is not at fault passes.
+
+
+@pytest.mark.parametrize("name", ["layers_00_02", LAYER, "layers_03_04", "head_0", "head_1"])
+def test_a_sound_part_passes(built: tiny.Build, name: str) -> None:
+    rows = judged.part(built, name)
+    names = {row["name"] for row in rows}
+    assert {"weight_steps", "program_error", "width_error", "psnr"} <= names
+    assert name.startswith("head") or {"width_state_error", "rejected_draft_error"} <= names
+    assert all(row["passed"] for row in rows)
+
+
+def test_a_sound_stack_passes(built: tiny.Build) -> None:
+    rows = {row["name"]: row for row in judged.whole(built)}
+    assert {"program_error", "argmax_mismatches", "rejected_draft_error", "kl", "top1_agreement"} <= set(rows)
+    assert rows["kl"]["value"] > 1e-7  # INT8 and fp16 cost something: the shipped precision was really measured
+
+
+def test_a_sound_part_over_the_original_length_passes(built: tiny.Build, tmp_path: Path) -> None:
+    long = tiny.relabelled(built, tmp_path, original=tiny.CONTEXT // 2)
+    assert all(row["passed"] for row in judged.part(long, LAYER))
+
+
+# Rotary tables.
+
+
+def test_longrope_attention_factor_left_out(built: tiny.Build, monkeypatch: Patch) -> None:
+    real = engine.rope_tables
+    monkeypatch.setattr(engine, "rope_tables", lambda rope, positions: real({**rope, "scale": 1.0}, positions))
+    with caught("program_error"):
+        judged.part(built, LAYER)
+    with caught("program_error"):
+        judged.whole(built)
+
+
+def test_longrope_attention_factor_left_out_of_the_plan(built: tiny.Build, monkeypatch: Patch) -> None:
+    real = phi3.rope
+    monkeypatch.setattr(phi3, "rope", lambda *arguments: replace(real(*arguments), scale=1.0))
+    parts, plan = tiny.split(built.source)
+    assert plan["architecture"]["rope"]["scale"] == 1.0
+    with caught("program_error"):
+        judged.part(replace(built, parts=parts, plan=plan), LAYER)
+
+
+def test_short_factors_where_long_are_due(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
+    real = phi3.rope
+    monkeypatch.setattr(phi3, "rope", lambda config, context: real(config, 1))
+    long = tiny.relabelled(built, tmp_path, original=tiny.CONTEXT // 2)
+    assert long.plan["architecture"]["rope"]["factors"] == "short"
+    with caught("program_error"):
+        judged.part(long, LAYER)
+
+
+def test_rotary_on_all_dimensions(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
+    real = phi3.rope
+
+    def unaware(config: Any, context: int) -> Any:
+        """As if partial_rotary_factor were not known."""
+        sane = real(config, context)
+        exponents = np.arange(0, tiny.HEAD_DIM, 2) / tiny.HEAD_DIM
+        return replace(sane, inv_freq=tuple((10000.0**-exponents).tolist()))
+
+    monkeypatch.setattr(phi3, "rope", unaware)
+    parts, plan = tiny.split(built.source)
+    assert parts[LAYER].graph.rope_dim == tiny.HEAD_DIM
+    faulty = replace(built, parts=parts, plan=plan)
+    with caught("program_error"):
+        judged.part(faulty, LAYER, judged.converted(faulty, LAYER, tmp_path / "p.mlpackage"))
+
+
+# Graphs.
+
+
+def test_attention_output_flattened_token_first(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
+    """[head, token, dim] instead of [head, dim, token]: the same at T=1, so only question 2 can see it."""
+
+    def forward(self: phi3.Attention, x: Tensor, shared: phi3.Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        g, out = self.g, self.o_proj
+        self.o_proj = torch.nn.Identity()  # the real one's input is its output
+        y = real(self, x, shared, k_cache, v_cache).reshape(1, g.heads, g.head_dim, -1)
+        self.o_proj = out
+        result: Tensor = out(y.transpose(2, 3).reshape(1, g.heads * g.head_dim, -1, 1))
+        return result
+
+    real = phi3.Attention.forward
+    monkeypatch.setattr(phi3.Attention, "forward", forward)
+    package = judged.converted(built, LAYER, tmp_path / "p.mlpackage")
+    with caught("width_error") as error:
+        judged.part(built, LAYER, package)
+    assert "program_error" not in str(error.value)
+
+
+def test_rmsnorm_without_its_weight(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
+    """The package holds it, but the program divides it out again."""
+    real = phi3.RMSNorm.forward
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return real(self, x) / self.weight
+
+    monkeypatch.setattr(phi3.RMSNorm, "forward", forward)
+    package = judged.converted(built, "head_0", tmp_path / "p.mlpackage")
+    with caught("program_error"):
+        judged.part(built, "head_0", package)
+
+
+def test_rmsnorm_s_weight_left_out_of_the_package(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
+    real = phi3.RMSNorm.forward
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.weight = torch.nn.Parameter(torch.ones_like(self.weight), requires_grad=False)
+        return real(self, x)
+
+    monkeypatch.setattr(phi3.RMSNorm, "forward", forward)
+    package = judged.converted(built, "head_0", tmp_path / "p.mlpackage")
+    with pytest.raises(GateError, match=r"weight_steps is .*norm|does not hold model\.norm\.weight"):
+        judged.part(built, "head_0", package)
+
+
+def test_final_norm_applied_twice(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(phi3.HeadPart, "forward", lambda self, hidden: self.lm_head(self.norm(self.norm(hidden))))
+    package = judged.converted(built, "head_0", tmp_path / "p.mlpackage")
+    with caught("program_error"):
+        judged.part(built, "head_0", package)
+
+
+# Weights.
+
+
+def test_a_part_s_weights_swapped_with_its_neighbour_s(built: tiny.Build, tmp_path: Path) -> None:
+    """Layer 2 made from layer 3's tensors, under layer 2's names."""
+    neighbour = {t.name.replace(".3.", ".2."): t for t in built.parts["layers_03_04"].tensors}
+    swapped = tuple(replace(neighbour[t.name], name=t.name) for t in built.parts[LAYER].tensors)
+    package = judged.converted(built, LAYER, tmp_path / "p.mlpackage", tensors=swapped)
+    with caught("weight_steps"):
+        judged.part(built, LAYER, package)
+
+
+def test_head_slices_swapped(built: tiny.Build) -> None:
+    one, other = built.packages["head_0"], built.packages["head_1"]
+    with caught("weight_steps"):
+        judged.part(built, "head_0", other)
+    with caught("kl"):
+        judged.whole(built, {"head_0": other, "head_1": one})
+
+
+def test_layers_run_in_the_wrong_order(built: tiny.Build) -> None:
+    rows = built.plan["parts"]
+    order = [rows[0], rows[2], rows[1], *rows[3:]]
+    with caught("program_error", "kl"):
+        judged.whole(replace(built, plan={**built.plan, "parts": order}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_refused_at_split(built: tiny.Build, tmp_path: Path, value: float) -> None:
+    from safetensors.torch import load_file, save_file
+
+    name = "model.layers.3.mlp.down_proj.weight"
+    checkpoint = tiny.copied_checkpoint(built.source, tmp_path / "checkpoint")
+    index = json.loads((checkpoint / "model.safetensors.index.json").read_text())
+    file = checkpoint / index["weight_map"][name]
+    tensors = load_file(file)
+    tensors[name][5, 7] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    source = tiny.fetched(checkpoint, tmp_path / "source")
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        tiny.split(source)
+    tiny.split(built.source)
+
+
+# Masks and slots.
+
+
+def test_a_token_that_does_not_see_itself(built: tiny.Build, monkeypatch: Patch) -> None:
+    host_mask(monkeypatch, lambda held, positions: as_mask(held[None, :] < positions[:, None]))
+    with caught("program_error"):
+        judged.part(built, LAYER)
+    with caught("program_error"):
+        judged.whole(built)
+
+
+def test_a_token_that_sees_the_next_one(built: tiny.Build, monkeypatch: Patch) -> None:
+    """One token a pass has no next one, so only question 2 can see it."""
+    host_mask(monkeypatch, lambda held, positions: as_mask(held[None, :] <= positions[:, None] + 1))
+    with caught("width_error"):
+        judged.part(built, LAYER)
+    with caught("width_error"):
+        judged.whole(built)
+
+
+def test_a_key_written_into_the_wrong_slot(built: tiny.Build, monkeypatch: Patch) -> None:
+    real = engine.write_mask
+    for module in (engine, parity):
+        monkeypatch.setattr(module, "write_mask", lambda slots, where: real(slots, (where + 1) % slots))
+    with caught("program_error"):
+        judged.part(built, LAYER)
+    with caught("program_error"):
+        judged.whole(built)
+
+
+def test_a_pass_that_writes_only_its_first_token(built: tiny.Build, monkeypatch: Patch) -> None:
+    real = engine.write_mask
+
+    def first_only(slots: int, where: NDArray[np.int64]) -> Mask:
+        mask = real(slots, where)
+        mask[..., 1:] = 0
+        return mask
+
+    for module in (engine, parity):
+        monkeypatch.setattr(module, "write_mask", first_only)
+    with caught("width_error", "width_state_error"):
+        judged.part(built, LAYER)
+
+
+def test_a_rejected_slot_left_exposed(built: tiny.Build, monkeypatch: Patch) -> None:
+    """Within a pass all is well; what earlier passes wrote is seen by everyone, rejected or not."""
+
+    def exposed(held: NDArray[np.int64], positions: NDArray[np.int64]) -> Mask:
+        earlier = (held != engine.NEVER) & ~np.isin(held, positions)
+        return as_mask((held[None, :] <= positions[:, None]) | earlier)
+
+    host_mask(monkeypatch, exposed)
+    with caught("rejected_draft_error") as error:
+        judged.part(built, LAYER)
+    assert "width_error" not in str(error.value)
+    with caught("rejected_draft_error"):
+        judged.whole(built)
+
+
+def test_a_state_that_holds_no_numbers(built: tiny.Build, monkeypatch: Patch) -> None:
+    """NaN in one state of several, and in nothing else, misses the threshold."""
+    real = parity.Runner.run
+
+    def spoilt(self: parity.Runner, *arguments: Any) -> Any:
+        outputs, states = real(self, *arguments)
+        last = list(states)[-1]
+        return outputs, {**states, last: np.full_like(states[last], np.nan)}
+
+    monkeypatch.setattr(parity.Runner, "run", spoilt)
+    with caught("width_state_error"):
+        judged.part(built, LAYER)

@@ -1,0 +1,75 @@
+"""The measures of parity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardmill.gates import parity
+from shardmill.gates.parity import psnr, relative_error
+
+
+def test_relative_error_is_the_worst_row_s() -> None:
+    expected = np.array([[3.0, 4.0], [30.0, 40.0]])
+    assert relative_error(expected + [[0, 0.5], [0, 0.5]], expected) == pytest.approx(0.1)
+    assert relative_error(expected, expected) == 0
+
+
+def test_relative_error_of_a_row_of_zeros_is_no_division_by_zero() -> None:
+    assert relative_error(np.zeros((1, 2)), np.zeros((1, 2))) == 0
+    assert relative_error(np.full((1, 2), 1e-3), np.zeros((1, 2))) > 1e6
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_nan_anywhere_stays_nan(row: int) -> None:
+    value = np.ones((2, 2))
+    value[row, 1] = np.nan
+    assert math.isnan(relative_error(value, np.ones((2, 2))))
+    assert math.isnan(psnr(value, np.ones((2, 2))))
+
+
+def test_psnr_is_twenty_decibels_per_factor_of_ten() -> None:
+    expected = np.array([[1.0, -10.0]])
+    assert psnr(expected + 0.1, expected) == pytest.approx(40)
+    assert psnr(expected + 0.01, expected) == pytest.approx(60)
+    assert psnr(expected, expected) > 200
+
+
+class Remembered:
+    """A runner whose results are given."""
+
+    def __init__(self, results: list[tuple[Any, dict[str, Any]]]) -> None:
+        self.results = iter(results)
+        self.part = type("Part", (), {"tokens": 2})()
+
+    def run(self, rows: Any, passes: Any) -> tuple[Any, dict[str, Any]]:
+        return next(self.results)
+
+
+def test_a_state_of_nan_is_seen_wherever_it_stands() -> None:
+    x, good = np.ones((4, 3), np.float32), np.ones((1, 4, 2), np.float32)
+    for spoilt in ("k_0", "v_0", "k_1"):
+        states = {"k_0": good, "v_0": good, "k_1": good}
+        runner = Remembered([(x, {**states, spoilt: good * np.nan})] * 3)
+        found = list(parity.width_measurements(runner, x, x, states))  # type: ignore[arg-type]
+        values = [m.value for m in found if "state" in m.name or "state" in m.detail]
+        assert values
+        assert all(math.isnan(value) for value in values), spoilt
+
+
+def test_states_and_outputs_are_judged_apart() -> None:
+    x, good = np.ones((4, 3), np.float32), np.ones((1, 4, 2), np.float32)
+    runner = Remembered([(x * 1.5, {"k_0": good * 1.25})] * 3)
+    found = list(parity.width_measurements(runner, x, x, {"k_0": good}))  # type: ignore[arg-type]
+    assert [m.value for m in found] == pytest.approx([0.5, 0.25] * 3)
+    assert [m.detail for m in found] == [
+        "T=2",
+        "state, T=2",
+        "mixed",
+        "state, mixed",
+        "rejected drafts",
+        "state, rejected drafts",
+    ]

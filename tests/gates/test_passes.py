@@ -1,0 +1,61 @@
+"""Ways to cut a sequence: every token is kept exactly once, and the cuts are really different ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardmill.gates.passes import Pass, cut, schedules, with_rejected_drafts
+
+LENGTHS = [1, 2, 5, 16, 64]
+
+
+def kept(passes: list[Pass]) -> list[int]:
+    """Positions whose rows are kept, in order."""
+    return [position for p in passes for position in p.positions[: p.kept]]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("upper", [1, 2, 4, 8])
+def test_every_position_is_kept_once_and_in_order(length: int, upper: int) -> None:
+    for name, passes in {"plain": list(cut(length, [1])), **schedules(length, upper)}.items():
+        assert kept(passes) == list(range(length)), name
+        for p in passes:
+            assert len(p.tokens) == len(p.positions) <= upper
+            assert p.positions == tuple(range(p.positions[0], p.positions[0] + len(p.positions)))
+            assert p.tokens[: p.kept] == p.positions[: p.kept]
+            assert max((*p.tokens, *p.positions)) < length
+
+
+def test_every_width_and_a_mixture_are_among_them() -> None:
+    ways = schedules(64, 4)
+    assert list(ways) == ["T=2", "T=3", "T=4", "mixed", "rejected drafts"]
+    for t in (2, 3, 4):
+        assert {len(p.positions) for p in ways[f"T={t}"][:-1]} == {t}
+    assert {len(p.positions) for p in ways["mixed"]} == {1, 2, 3, 4}
+
+
+def test_one_token_a_pass_has_no_other_way() -> None:
+    assert schedules(16, 1) == {}
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_drafts_are_wrong_and_their_slots_are_still_there_in_a_later_pass(width: int) -> None:
+    """A rejected slot that the next pass overwrites was never exposed to anything."""
+    exposed, rejected = 0, set[int]()
+    for p in with_rejected_drafts(64, width):
+        exposed += bool(rejected - set(p.positions))
+        rejected -= set(p.positions)
+        wrong = {position for token, position in zip(p.tokens, p.positions, strict=True) if token != position}
+        assert wrong <= set(p.positions[p.kept :])
+        rejected |= set(p.positions[p.kept :])
+    assert exposed >= (10 if width > 2 else 0)
+
+
+def test_most_drafted_tokens_are_wrong() -> None:
+    drafted = [
+        (t, s)
+        for p in with_rejected_drafts(64, 4)
+        for t, s in zip(p.tokens[p.kept :], p.positions[p.kept :], strict=True)
+    ]
+    assert len(drafted) > 20
+    assert sum(t != s for t, s in drafted) > 0.9 * len(drafted)

@@ -1,0 +1,58 @@
+"""Residency: every operation counts, and what is not known counts as failure."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+
+from shardmill.errors import GateError
+from shardmill.gates import residency
+from shardmill.gates.residency import Row, measured_status, measurements
+from shardmill.gates.thresholds import judge
+
+
+def row(status: str, operation: str = "ios18.conv") -> Row:
+    return Row("T=1", "main", "out", operation, status, "", "predicted", ("D3",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "status"),
+    [
+        ("ios18.conv", "MLNeuralEngineComputeDevice", "ane"),
+        ("ios18.conv", "MLCPUComputeDevice", "ineligible"),
+        ("ios18.conv", "MLGPUComputeDevice", "ineligible"),
+        ("ios18.conv", "", "unknown"),
+        ("ios18.softmax", "", "unknown"),
+        ("const", "", "no_device"),
+        ("ios18.constexpr_blockwise_shift_scale", "", "no_device"),
+        ("ios18.read_state", "", "no_device"),
+        ("ios18.write_state", "", "unknown"),
+    ],
+)
+def test_what_a_plan_s_answer_means(kind: str, device: str, status: str) -> None:
+    assert measured_status(kind, device) == status
+
+
+@pytest.mark.parametrize("status", ["ineligible", "unknown"])
+def test_one_operation_is_enough_to_fail(status: str) -> None:
+    rows = [row("ane"), row("eligible"), row("no_device", "const"), row(status, "ios18.topk")]
+    with pytest.raises(GateError, match=rf"{status} is 1, must be <= 0 \(first: ios18\.topk out D3\)"):
+        judge("residency", measurements(rows, []))
+    judge("residency", measurements(rows[:-1], []))
+
+
+def test_an_error_of_the_whole_program_fails_too() -> None:
+    finding = {"severity": "error", "rule": "D3", "why": "mixes fixed and flexible inputs"}
+    with pytest.raises(GateError, match="program_findings is 1, must be <= 0 .*D3: mixes fixed"):
+        judge("residency", measurements([row("ane")], [finding]))
+    judge("residency", measurements([row("ane")], [{**finding, "severity": "warning"}]))
+
+
+@pytest.mark.parametrize("name", ["layers_00_02", "head_0"])
+def test_our_own_programs_are_predicted_to_be_resident(built: tiny.Build, name: str) -> None:
+    rows, findings = residency.predict(built.packages[name], 4)
+    judge(name, measurements(rows, findings))
+    assert {r.evidence for r in rows} == {"predicted"}
+    assert {r.shape for r in rows} == {"T=1..4"}
+    assert sum(r.operation.endswith("conv") for r in rows) == {"layers_00_02": 8, "head_0": 1}[name]
+    assert not any(r.device for r in rows)  # a prediction names no device

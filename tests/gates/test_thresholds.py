@@ -1,0 +1,76 @@
+"""A gate passes what meets its threshold, names what does not, and lets no NaN through."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from types import ModuleType
+
+import pytest
+
+from shardmill.errors import GateError
+from shardmill.gates import parity, residency, stack
+from shardmill.gates.thresholds import THRESHOLDS, Measurement, judge
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "holds"),
+    [
+        ("program_error", 1e-4, True),
+        ("program_error", 1.0001e-4, False),
+        ("psnr", 30.0, True),
+        ("psnr", 29.999, False),
+        ("argmax_mismatches", 0, True),
+        ("argmax_mismatches", 1, False),
+    ],
+)
+def test_the_limit_itself_passes(name: str, value: float, holds: bool) -> None:
+    assert THRESHOLDS[name].holds(value) is holds
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_nan_never_passes(name: str) -> None:
+    assert not THRESHOLDS[name].holds(float("nan"))
+    with pytest.raises(GateError, match=f"{name} is nan"):
+        judge("gate", [Measurement(name, float("nan"))])
+
+
+def test_rows_carry_number_threshold_and_meaning() -> None:
+    (row,) = judge("gate", [Measurement("kl", 0.001, "on a text")])
+    assert row == {
+        "name": "kl",
+        "value": 0.001,
+        "detail": "on a text",
+        "threshold": "<= 0.02",
+        "passed": True,
+        "question": "3 cost",
+        "meaning": THRESHOLDS["kl"].meaning,
+    }
+
+
+def test_every_miss_is_named_in_one_line() -> None:
+    found = [Measurement("kl", 0.5), Measurement("psnr", 45.0), Measurement("width_error", 0.25, "T=3")]
+    with pytest.raises(GateError) as error:
+        judge("parity head_0", found)
+    assert str(error.value) == "parity head_0: kl is 0.5, must be <= 0.02; width_error is 0.25, must be <= 1e-05 (T=3)"
+
+
+def test_the_numbers_that_the_design_fixes() -> None:
+    assert {name: THRESHOLDS[name].limit for name in ("program_error", "width_error", "rejected_draft_error")} == {
+        "program_error": 1e-4,
+        "width_error": 1e-5,
+        "rejected_draft_error": 1e-5,
+    }
+    assert {row.question for row in THRESHOLDS.values()} == {"1 program", "2 widths", "3 cost", "residency"}
+
+
+@pytest.mark.parametrize("module", [parity, stack, residency], ids=lambda module: module.__name__)
+def test_whatever_is_measured_has_a_threshold(module: ModuleType) -> None:
+    calls = [n for n in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(n, ast.Call)]
+    names = {
+        call.args[0].value
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == "Measurement" and isinstance(call.args[0], ast.Constant)
+    }
+    assert names
+    assert names <= set(THRESHOLDS)

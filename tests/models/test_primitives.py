@@ -1,0 +1,210 @@
+"""The blocks of the graph against transformers' own functions, and the norm where fp16 is narrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm, apply_rotary_pos_emb, eager_attention_forward
+
+import shardmill.portable
+from shardmill.models.primitives import GatedMLP, RMSNorm, attend, fp16_factors, projection, rotate, scale, write_cache
+
+CHANNELS, TOKENS = 96, 4
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def norms(eps: float = 1e-5) -> tuple[RMSNorm, Any]:
+    """Ours and transformers', with the same weight."""
+    weight = 1 + 0.3 * draw(CHANNELS, seed=1)
+    theirs = Phi3RMSNorm(CHANNELS, eps=eps)
+    theirs.weight.data = weight
+    return RMSNorm(weight, eps), theirs
+
+
+def relative(value: Tensor, expected: Tensor) -> float:
+    """Worst token's relative error; [tokens, channels]."""
+    return float(((value - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-30)).max())
+
+
+MAGNITUDES = [1e-6, 1e-4, 3e-3, 1e-2, 0.0625, 1.0, 300.0, 5e3, 6e4]
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+@pytest.mark.parametrize("eps", [1e-5, 1e-6])
+def test_rmsnorm_is_transformers_at_every_magnitude(magnitude: float, eps: float) -> None:
+    """Below the floor as above it, eps included."""
+    ours, theirs = norms(eps)
+    x = magnitude * draw(TOKENS, CHANNELS)
+    y = ours(x.T[None, :, :, None])[0, :, :, 0].T
+    assert relative(y, theirs(x)) < 2e-6
+
+
+def test_rmsnorm_does_not_mix_tokens() -> None:
+    ours, _ = norms()
+    x = draw(1, CHANNELS, TOKENS, 1) * torch.tensor([1e-3, 1.0, 1e3, 0.0])[None, None, :, None]
+    together = ours(x)
+    alone = torch.cat([ours(x[:, :, t : t + 1]) for t in range(TOKENS)], dim=2)
+    torch.testing.assert_close(together, alone, rtol=1e-6, atol=0)
+    assert torch.equal(together[:, :, 3], torch.zeros(1, CHANNELS, 1))
+
+
+@pytest.fixture(scope="module")
+def norm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RMSNorm alone as a program, T from 1 to 4, as a layer holds it."""
+    import coremltools as ct
+
+    from shardmill.convert import package
+
+    ours, _ = norms()
+    traced = torch.jit.trace(ours, torch.zeros(1, CHANNELS, TOKENS, 1), check_trace=False)
+    axis = ct.RangeDim(1, TOKENS, default=1)
+    model = ct.convert(
+        traced,
+        inputs=[ct.TensorType("x", (1, CHANNELS, axis, 1), np.float16)],
+        outputs=[ct.TensorType("y", dtype=np.float16)],
+        minimum_deployment_target=ct.target.iOS18,
+        skip_model_load=True,
+    )
+    path = tmp_path_factory.mktemp("norm") / "norm.mlpackage"
+    package.save(model, path)
+    return path
+
+
+FP16_CASES = {
+    "activations of 5e3": 5e3 * draw(TOKENS, CHANNELS, seed=2),
+    "one channel at the end of fp16": torch.eye(TOKENS, CHANNELS) * 6e4 + draw(TOKENS, CHANNELS, seed=3),
+    "one token of 5e3, one of 1, one of 1e-3": draw(TOKENS, CHANNELS, seed=4) * torch.tensor([[5e3], [1], [1e-3], [1]]),
+    "tiny": 1e-3 * draw(TOKENS, CHANNELS, seed=5),
+    "tinier than eps": 1e-4 * draw(TOKENS, CHANNELS, seed=6),
+}
+
+
+@pytest.mark.parametrize("case", FP16_CASES)
+def test_rmsnorm_survives_fp16(norm_program: Path, case: str) -> None:
+    """Every result rounded to fp16, against transformers in fp32 on the same inputs."""
+    import coremltools as ct
+
+    shardmill.portable.install(precision="fp16")
+    model = ct.models.MLModel(str(norm_program), compute_units=ct.ComputeUnit.CPU_AND_NE)
+    x = FP16_CASES[case].clamp(-65504, 65504).half().float()
+    y = torch.from_numpy(model.predict({"x": x.T[None, :, :, None].numpy()})["y"]).float()[0, :, :, 0].T
+    assert y.isfinite().all()
+    assert relative(y, norms()[1](x)) < 4e-3
+
+
+def test_rmsnorm_of_zeros_is_zero_in_fp16(norm_program: Path) -> None:
+    import coremltools as ct
+
+    shardmill.portable.install(precision="fp16")
+    model = ct.models.MLModel(str(norm_program), compute_units=ct.ComputeUnit.CPU_AND_NE)
+    assert not np.any(model.predict({"x": np.zeros((1, CHANNELS, 1, 1), np.float32)})["y"])
+
+
+@pytest.mark.parametrize(("head_dim", "rope_dim"), [(32, 24), (32, 32), (128, 96), (64, 2)])
+def test_rotate_is_transformers(head_dim: int, rope_dim: int) -> None:
+    half = rope_dim // 2
+    angles = draw(TOKENS, half, seed=1)
+    cos, sin = 1.2 * angles.cos(), 1.2 * angles.sin()
+    q = draw(1, 3, TOKENS, head_dim, seed=2)
+    doubled = (torch.cat([t, t], dim=-1)[None] for t in (cos, sin))
+    expected, _ = apply_rotary_pos_emb(q, q, *doubled)
+    ours = rotate(q.transpose(2, 3), cos.T, sin.T, (half, head_dim - rope_dim)).transpose(2, 3)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(ours[..., rope_dim:], q[..., rope_dim:])
+
+
+class Heads(torch.nn.Module):
+    """What eager_attention_forward asks of a module."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__()
+        self.num_key_value_groups = group
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (6, 2), (4, 4), (24, 8)])
+def test_attend_is_transformers(heads: int, kv_heads: int) -> None:
+    slots, head_dim, group = 7, 32, heads // kv_heads
+    q, k, v = (
+        draw(1, heads, TOKENS, head_dim),
+        draw(1, kv_heads, slots, head_dim, seed=1),
+        draw(1, kv_heads, slots, head_dim, seed=2),
+    )
+    mask = torch.where(draw(1, 1, TOKENS, slots, seed=3) > 0.3, -1e4, 0.0)
+    factor = head_dim**-0.5
+    expected, _ = eager_attention_forward(Heads(group), q, k, v, mask, factor)  # [1, T, heads, head_dim]
+    grouped = scale(q, factor).reshape(1, kv_heads, group * TOKENS, head_dim)
+    ours = attend(grouped, k, v, torch.cat([mask] * group, dim=2)).reshape(1, heads, TOKENS, head_dim)
+    torch.testing.assert_close(ours.transpose(1, 2), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_write_cache_puts_each_row_into_its_slot_and_leaves_the_others() -> None:
+    cache, new, where = draw(1, 2, 6, 32), draw(1, 2, 3, 32, seed=1), torch.tensor([4, 0, 5])
+    mask = torch.zeros(1, 1, 6, 3)
+    mask[0, 0, where, torch.arange(3)] = 1
+    written = write_cache(cache, new, mask, 1 - mask.sum(dim=3, keepdim=True))
+    expected = cache.clone()
+    expected[:, :, where] = new
+    torch.testing.assert_close(written, expected, rtol=0, atol=0)
+
+
+def test_write_cache_forgets_what_was_there_however_large() -> None:
+    """Also where old values would outweigh the new ones."""
+    cache, new = torch.full((1, 1, 2, 32), 6e4), torch.full((1, 1, 1, 32), 2.0**-10)
+    mask = torch.tensor([[[[1.0], [0.0]]]])
+    written = write_cache(cache, new, mask, 1 - mask.sum(dim=3, keepdim=True))
+    assert torch.equal(written[0, 0, 0], new[0, 0, 0])
+    assert torch.equal(written[0, 0, 1], cache[0, 0, 1])
+
+
+def test_projection_is_a_linear_layer() -> None:
+    weight, x = draw(160, CHANNELS), draw(TOKENS, CHANNELS, seed=1)
+    out = projection(weight)(x.T[None, :, :, None])[0, :, :, 0].T
+    torch.testing.assert_close(out, x @ weight.T, rtol=1e-5, atol=1e-5)
+
+
+def test_gated_mlp_is_transformers() -> None:
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3MLP
+
+    theirs = Phi3MLP(Phi3Config(hidden_size=CHANNELS, intermediate_size=160, pad_token_id=0)).eval()
+    ours = GatedMLP(theirs.gate_up_proj.weight.detach(), theirs.down_proj.weight.detach())
+    x = draw(TOKENS, CHANNELS, seed=1)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x.T[None, :, :, None])[0, :, :, 0].T, theirs(x), rtol=1e-5, atol=1e-6)
+
+
+MANTISSAS = st.floats(min_value=1, max_value=2, exclude_max=True, allow_nan=False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(mantissa=MANTISSAS, exponent=st.integers(-10, 10))
+def test_fp16_factors_hold_any_number_far_better_than_the_gate_asks(mantissa: float, exponent: int) -> None:
+    value = mantissa * 2.0**exponent
+    factors = fp16_factors(value)
+    assert 1 <= len(factors) <= 2
+    assert all(float(np.float16(f)) == f for f in factors)
+    assert abs(np.prod(np.array(factors, np.float64)) / value - 1) < 1e-5
+
+
+@settings(max_examples=100, deadline=None)
+@given(bits=st.integers(0x0400, 0x7BFF))
+def test_fp16_factors_leave_what_fp16_holds(bits: int) -> None:
+    value = float(np.array(bits, np.uint16).view(np.float16))
+    assert fp16_factors(value) == (value,)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_attention_s_scale_is_exact_enough(head_dim: int) -> None:
+    """fp16 alone would be off by up to 2e-4, twice what the parity gate allows."""
+    x = torch.ones(1, dtype=torch.float64)
+    assert abs(float(scale(x, head_dim**-0.5)) / head_dim**-0.5 - 1) < 1e-6

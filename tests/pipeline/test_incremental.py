@@ -1,0 +1,147 @@
+"""Only what changed is worked on: each change to a build, and exactly the steps that it may cost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from safetensors.torch import load_file, save_file
+
+from shardmill import config, fingerprint, why, workflow
+from shardmill.store import Store
+
+from . import driver
+
+PARITY = {"text": "sample.txt", "positions": 16, "perplexity_positions": 32}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished build of the tiny checkpoint; tests copy it."""
+    root = tmp_path_factory.mktemp("first")
+    tiny.write_checkpoint(root / "checkpoint")
+    (root / "sample.txt").write_text(tiny.sample_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        loosen(patch)
+        assert len(driver.run(root, settings())) == 3 + 4 * 5 + 1  # nothing was there before
+    return root
+
+
+@pytest.fixture
+def root(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the finished build, with the working directory in it."""
+    shutil.copytree(first, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    loosen(monkeypatch)
+    yield tmp_path / "copy"
+
+
+def loosen(patch: pytest.MonkeyPatch) -> None:
+    """What INT8 costs a random model of this size is not what these tests are about."""
+    from shardmill.gates import thresholds
+
+    for name in ("psnr", "kl", "top1_agreement", "perplexity_ratio"):
+        patch.setitem(thresholds.THRESHOLDS, name, accepting(thresholds.THRESHOLDS[name]))
+
+
+def accepting(threshold: Any) -> Any:
+    """The threshold with a limit that every number meets."""
+    from dataclasses import replace
+
+    return replace(threshold, limit=-1e9 if threshold.at_least else 1e9)
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """The tiny config; three layers parts and two head slices."""
+    return tiny.settings("checkpoint", parity=PARITY, **changes)
+
+
+def steps_of(*parts: str) -> set[str]:
+    """Every step of the parts, from conversion to the gates."""
+    return {f"{folder}/{part}" for folder in ("packages", "compiled", "residency", "parity") for part in parts}
+
+
+def change_tensor(root: Path, name: str) -> None:
+    """Adds a little to one tensor of the checkpoint."""
+    for file in (root / "checkpoint").glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name] = tensors[name] * 1.5
+            file.unlink()  # a new file: the build's hard link keeps the old bytes
+            save_file(tensors, file, metadata={"format": "pt"})
+
+
+def forecast(root: Path, content: dict[str, Any]) -> set[str]:
+    """Steps that `shardmill why` says would work or depend on one that would."""
+    parsed = config.parse(content)
+    build = root / "build" / parsed.model
+    verdicts = why.forecast(parsed, workflow.settings(parsed), build, Store(root / "build/.store"))
+    return {v.step for v in verdicts if v.status != "unchanged"}
+
+
+def test_nothing_changed(root: Path) -> None:
+    """A second build works on nothing, and `why` says so."""
+    assert forecast(root, settings()) == set()
+    assert driver.run(root, settings()) == []
+
+
+def test_one_layer_changed(root: Path) -> None:
+    """Only the part with that layer is converted; the reference and the stack see it too."""
+    change_tensor(root, "model.layers.2.mlp.down_proj.weight")
+    expected = {"plan", "reference", "parity/stack"} | steps_of("layers_02_03")
+    # Every part's parity is measured on hidden states of the new reference, so it is worked on as well.
+    expected |= {f"parity/{name}" for name in config.parse(settings()).parts}
+    assert forecast(root, settings()) == expected
+    worked = set(driver.run(root, settings()))
+    assert worked == expected
+    assert driver.run(root, settings()) == []
+
+
+def test_new_commit_without_a_changed_tensor(root: Path) -> None:
+    """A file that holds no weight changed: the checkpoint is read again, no program is touched."""
+    (root / "checkpoint/generation_config.json").unlink()
+    (root / "checkpoint/generation_config.json").write_text('{"eos_token_id": 0}\n')
+    assert driver.run(root, settings()) == ["plan"]
+
+
+def test_topology_there_and_back(root: Path) -> None:
+    """Parts whose layers stay together are kept; going back costs nothing."""
+    changed = settings(topology=[[0, 3], [3, 4]])
+    worked = set(driver.run(root, changed))
+    assert {s for s in worked if s.startswith("packages")} == {"packages/layers_00_03"}
+    assert worked == {"plan", "parity/stack"} | steps_of("layers_00_03")
+    assert driver.run(root, settings()) == []
+
+
+def test_benchmark_setting_changed(root: Path) -> None:
+    """What is measured later has no part in a package."""
+    assert driver.run(root, settings(benchmark={"new_tokens": 3})) == []
+
+
+def test_converter_changed_with_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another line in the converter converts everything; where the bytes come out the same, nothing after it works."""
+    read = fingerprint.read_module
+
+    def edited(file: Path) -> tuple[str, tuple[str, ...]]:
+        code, imported = read(file)
+        return (f"{code} edited" if file.parts[-2:] == ("convert", "stamped.py") else code), imported
+
+    monkeypatch.setattr(fingerprint, "read_module", edited)
+    worked = driver.run(root, settings())
+    assert worked == [f"packages/{name}" for name in config.parse(settings()).parts]
+
+
+def test_second_config_over_the_same_weights(root: Path) -> None:
+    """Another model name costs its plan; every artifact is shared."""
+    assert driver.run(root, settings(model="other")) == ["plan"]
+
+
+def test_quantisation_changed(root: Path) -> None:
+    """fp16 instead of INT8 is another package each, and no new reference or embedding."""
+    worked = set(driver.run(root, settings(convert={"weights": "fp16"})))
+    assert worked == {"plan", "parity/stack"} | steps_of(*config.parse(settings()).parts)

@@ -1,0 +1,177 @@
+"""The real pipeline under the real Snakemake: it completes, works once, survives SIGKILL, and stops at a gate."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+
+from shardmill.provenance import mismatches
+
+from .project import Project
+
+pytestmark = pytest.mark.pipeline
+PARTS = ("layers_00_01", "layers_01_02", "head_0")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("pipeline") / "checkpoint", layers=2)
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A build that nothing disturbed."""
+    project = Project(tmp_path_factory.mktemp("undisturbed") / "project", hash_seed=1).create(checkpoint)
+    project.finish()
+    return project
+
+
+def copied(project: Project, folder: Path) -> Project:
+    """Another project that shares the first one's store."""
+    shutil.copytree(project.folder, folder, ignore=shutil.ignore_patterns(".snakemake", "tiny"))
+    return Project(folder, project.hash_seed)
+
+
+def jobs(output: str) -> set[str]:
+    """The rules that a run ran."""
+    return set(re.findall(r"^(?:local)?rule (\w+):", output, re.MULTILINE))
+
+
+def said(output: str) -> list[str]:
+    """What shardmill itself said."""
+    return [line for line in output.splitlines() if line.startswith("shardmill")]
+
+
+def test_a_build_is_complete_and_true(finished: Project) -> None:
+    records = finished.records()
+    expected = {f"{folder}/{part}" for folder in ("packages", "compiled", "residency", "parity") for part in PARTS}
+    expected |= {"source", "plan", "reference", "embedding", "parity/stack"}
+    assert set(records) == {f"{name}.receipt.json" for name in expected} | {"model.json", "provenance.json"}
+    checked, wrong = mismatches(finished.build)
+    assert (wrong, checked > 10) == ([], True)
+
+
+def test_records_tell_nothing_of_place_or_time(finished: Project) -> None:
+    for name, content in finished.records().items():
+        text = content.decode()
+        assert str(finished.folder) not in text, name
+        assert not re.search(r"20\d\d-\d\d-\d\d[T ]\d\d:", text), name
+        assert "snakemake_timestamp" not in text, name
+
+
+def test_every_gate_is_beside_its_threshold(finished: Project) -> None:
+    for name in [f"{gate}/{part}" for gate in ("parity", "residency") for part in PARTS] + ["parity/stack"]:
+        verdict = json.loads((finished.build / f"{name}.json").read_text())
+        assert verdict["gate"], name
+        assert all(row["passed"] and row["threshold"] and row["question"] for row in verdict["gate"]), name
+
+
+def test_the_build_generates(finished: Project) -> None:
+    """What was built and attested is a model: it loads from its folder, and speculation keeps its output."""
+    from shardmill import engine
+    from shardmill.decode import Session, create_drafter, run
+    from shardmill.host import load_programs_as
+
+    with load_programs_as("fp16"):
+        loaded = engine.load(finished.build)
+    tokens = {
+        name: run(Session(loaded), [5, 6, 7], max_new_tokens=12, drafter=create_drafter(name)).tokens
+        for name in ("none", "ngram")
+    }
+    assert tokens["none"] == tokens["ngram"]
+    assert len(tokens["none"]) == 12
+
+
+def test_a_second_run_runs_no_job(finished: Project) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.build.rglob("*") if path.is_file()}
+    output = finished.finish()
+    assert "Nothing to be done" in output
+    assert jobs(output) == set()
+    assert {path: path.stat().st_mtime_ns for path in finished.build.rglob("*") if path.is_file()} == before
+
+
+def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_path: Path) -> None:
+    """A build folder thrown away costs no work, and is then as settled as the first one was."""
+    again = copied(finished, tmp_path / "again")
+    again.hash_seed = 5
+    output = again.finish()
+    assert again.records() == finished.records()
+    worked = [line for line in said(output) if "worked" in line]
+    assert worked == []
+    assert sum("unchanged" in line for line in said(output)) >= 4 * len(PARTS)
+    assert jobs(again.finish()) == set()
+
+
+POINTS: dict[str, Callable[[Path], bool]] = {
+    "during split": lambda build: (build / "source.receipt.json").exists(),
+    "during conversion": lambda build: any((build / "packages").glob("*.receipt.json")),
+    "during the gates": lambda build: any((build / "logs").glob("parity_*.log")),
+}
+
+
+def test_a_build_killed_again_and_again_ends_like_an_undisturbed_one(
+    finished: Project, checkpoint: Path, tmp_path: Path
+) -> None:
+    """SIGKILL at three points, then to the end: in another folder, under another hash seed, the same receipts."""
+    project = Project(tmp_path / "elsewhere", hash_seed=99).create(checkpoint)
+    shutil.rmtree(project.folder / "shardmill")
+    shutil.copytree(finished.folder / "shardmill", project.folder / "shardmill")  # the very same library
+    for reached in POINTS.values():
+        assert not reached(project.build)
+        project.kill_when(reached)
+        for file in project.build.rglob("*.json"):
+            if ".snakemake" not in file.parts and not file.name.startswith("."):
+                json.loads(file.read_text())  # whole, or not there
+        assert not (project.build / "model.json").exists()
+    project.finish()
+    assert project.records() == finished.records()
+    assert mismatches(project.build)[1] == []
+
+
+@pytest.mark.parametrize("before", ["nothing", "a finished build"])
+def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path, before: str) -> None:
+    """Non-zero exit, one clear line, and no model.json, not even an old one."""
+    project = copied(finished, tmp_path / "faulty")
+    if before == "a finished build":
+        shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
+        shutil.copytree(finished.build, project.build)
+    project.replace("shardmill/engine.py", 'np.float32(rope["scale"])', "np.float32(1.0)")
+    done = project.run()
+    assert done.returncode != 0
+    missed = [line for line in said(done.stdout) if "program_error is" in line]
+    assert missed
+    assert all(
+        re.match(r"shardmill parity\S* \S*:? ?.*program_error is \S+, must be <= 0.0001", line) for line in missed
+    )
+    assert "Traceback" not in done.stdout
+    assert not (project.build / "model.json").exists()
+    assert not (project.build / "parity" / "layers_00_01.receipt.json").exists()
+
+
+def test_a_wrong_config_is_one_line_and_no_work(finished: Project, tmp_path: Path) -> None:
+    project = copied(finished, tmp_path / "wrong")
+    shutil.rmtree(project.folder / "build")
+    project.configure(contxt=64)
+    done = project.run()
+    assert done.returncode != 0
+    assert said(done.stdout) == ["shardmill: tiny.yaml: contxt: unknown key"]
+    assert "Traceback" not in done.stdout
+    assert not (project.folder / "build").exists()
+
+
+def test_two_builds_in_one_folder_do_not_mix(finished: Project, tmp_path: Path) -> None:
+    project = copied(finished, tmp_path / "locked")
+    with (project.folder / "build" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = project.run()
+    assert done.returncode != 0
+    assert "another build is running there" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not project.build.exists()

@@ -1,0 +1,76 @@
+"""Input checks: every mistake is an error that names the input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .conftest import step_inputs
+
+
+@pytest.fixture
+def proxy(attention_package: Path) -> Any:
+    from shardmill.portable.proxy import MLModelProxy
+
+    return MLModelProxy(str(attention_package))
+
+
+def test_wrong_inputs_are_named(proxy: Any) -> None:
+    """Missing, unknown, misshapen, out of range, not a number."""
+    good = step_inputs(32, 8, 0, 1, 0)
+    assert proxy.predict(good)["hidden"].shape == (1, 32, 1, 1)
+    cases = [
+        ({k: v for k, v in good.items() if k != "write"}, "'write' is missing"),
+        (good | {"y": good["x"]}, "no input 'y'"),
+        (
+            good | {"x": np.zeros((1, 31, 1, 1), np.float32)},
+            r"'x' has shape \[1, 31, 1, 1\]; allowed: \[1, 32, 1...4, 1\]",
+        ),
+        (good | {"x": np.zeros((1, 32, 5, 1), np.float32)}, "'x' has shape"),
+        (good | {"x": np.zeros((32, 1), np.float32)}, "'x' has shape"),
+        (good | {"x": np.full((1, 32, 1, 1), "a")}, "'x' holds"),
+    ]
+    for data, message in cases:
+        with pytest.raises(RuntimeError, match=message):
+            proxy.predict(data)
+
+
+def test_fp16_and_fp32_arrays_are_both_accepted(proxy: Any) -> None:
+    """coremltools turns float16 arrays into float32 before the proxy; a caller of the proxy need not."""
+    step = step_inputs(32, 8, 0, 2, 0)
+    halves = {name: value.astype(np.float16) for name, value in step.items()}
+    np.testing.assert_array_equal(proxy.predict(step)["hidden"], proxy.predict(halves)["hidden"])
+
+
+def test_integer_inputs_take_whole_numbers_only() -> None:
+    """A float array may feed an int32 input if nothing is lost."""
+    from shardmill.portable.errors import InputError
+    from shardmill.portable.features import to_tensor
+    from shardmill.portable.program import TensorType
+
+    kind = TensorType("int32", (2,))
+    assert to_tensor(np.array([1.0, -2.0]), kind, "ids", half=False).tolist() == [1, -2]
+    with pytest.raises(InputError, match="'ids' holds fractions"):
+        to_tensor(np.array([1.0, 0.5]), kind, "ids", half=False)
+
+
+def test_enumerated_shapes_are_checked() -> None:
+    """Only the listed shapes pass."""
+    from shardmill.portable.errors import InputError
+    from shardmill.portable.features import Feature
+
+    feature = Feature("x", "fp32", (1, 4), choices=((1, 4), (1, 8)))
+    feature.check((1, 8))
+    with pytest.raises(InputError, match=r"\[1, 6\]"):
+        feature.check((1, 6))
+
+
+def test_scalars_come_back_with_one_element(build_program: Any) -> None:
+    """Core ML has no outputs of rank 0."""
+    from coremltools.converters.mil import Builder as mb
+
+    model = build_program(lambda x: mb.reduce_sum(x=x, axes=[0], keep_dims=False), {"x": (3,)})
+    assert list(model.predict({"x": np.ones(3, np.float32)}).values())[0].shape == (1,)

@@ -1,0 +1,105 @@
+"""Lint rows, comparisons with a Mac's reports, and the rules' page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardmill.portable.bundle import compile_model
+from shardmill.portable.lint import compare_compiled, diff_residency, lint, rules_page
+from shardmill.portable.placement import RULES, judge_package
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_sound_package_and_its_bundle_have_no_errors(attention_package: Path, tmp_path: Path) -> None:
+    """The same rows from protobuf and from text; warnings come with a remedy."""
+    bundle = compile_model(attention_package, tmp_path / "m.mlmodelc")
+    rows = lint(attention_package)
+    assert rows == lint(bundle)
+    assert {row.severity for row in rows} <= {"warn", "info"}
+    assert {row.rule for row in rows} >= {"S7", "W5", "D2"}
+    assert all(row.remedy and row.why for row in rows)
+
+
+def test_every_operation_of_the_contracts_attention_is_eligible(attention_package: Path) -> None:
+    """The graph contract was chosen so: nothing ineligible, nothing unknown."""
+    statuses = {row.status for row in judge_package(attention_package).rows}
+    assert statuses == {"eligible", "no_device"}
+
+
+def test_reports_are_compared_operation_by_operation() -> None:
+    """A wrong prediction and a missing row are differences; an unknown one is not."""
+    predicted = [
+        {"output": "a", "status": "eligible"},
+        {"output": "b", "status": "unknown"},
+        {"output": "c", "status": "ineligible", "rules": ["T2"]},
+        {"output": "d", "status": "eligible"},
+    ]
+    measured = [{"output": "a", "device": "ne"}, {"output": "b", "device": "cpu"}, {"output": "c", "device": "NE"}]
+    found = [(d.output, d.predicted, d.measured, d.rules) for d in diff_residency(predicted, measured)]
+    assert found == [("c", "ineligible", "eligible", ("T2",)), ("d", "eligible", "absent", ())]
+
+
+def test_bundles_are_compared_but_for_what_may_differ(attention_package: Path, tmp_path: Path) -> None:
+    """buildInfo may differ; a changed line, a changed weight file and a missing file may not."""
+    one, two = (compile_model(attention_package, tmp_path / n / "m.mlmodelc") for n in ("a", "b"))
+    text = (two / "model.mil").read_text()
+    (two / "model.mil").write_text(text.replace("shardmill-portable", "3600.16.1"))
+    assert compare_compiled(one, two) == ()
+    (two / "model.mil").write_text(text.replace("softmax(", "relu("))
+    weights = (two / "weights" / "weight.bin").read_bytes()
+    (two / "weights" / "weight.bin").unlink()
+    (two / "weights" / "weight.bin").write_bytes(weights[:-1] + b"x")
+    (two / "analytics" / "coremldata.bin").unlink()
+    assert [d.file for d in compare_compiled(one, two)] == [
+        "analytics/coremldata.bin",
+        "model.mil",
+        "weights/weight.bin",
+    ]
+
+
+def test_the_page_has_every_rule() -> None:
+    """Each rule with its sources; contested ones say so."""
+    page = rules_page()
+    assert all(f"## {rule.id}: {rule.title}" in page for rule in RULES)
+    assert page.count("- contested:") == sum(bool(rule.contested) for rule in RULES)
+
+
+def test_the_page_in_docs_is_the_rules() -> None:
+    """docs/ane-rules.md is generated; an edit of the rules without it fails here."""
+    path = ROOT / "docs" / "ane-rules.md"
+    if not path.exists():
+        pytest.skip("docs/ane-rules.md has not been generated: python -m shardmill.portable.lint > docs/ane-rules.md")
+    assert path.read_text(encoding="utf-8") == rules_page()
+
+
+def test_compute_plans_are_predicted(attention_package: Path, tmp_path: Path) -> None:
+    """MLComputePlan answers from the rules and says so; constants have no device."""
+    from coremltools.models.compute_device import MLNeuralEngineComputeDevice
+    from coremltools.models.compute_plan import MLComputePlan
+
+    plan = MLComputePlan.load_from_path(str(compile_model(attention_package, tmp_path / "m.mlmodelc")))
+    assert plan.__proxy__.evidence == "predicted"
+    operations = plan.model_structure.program.functions["main"].block.operations
+    usage = {
+        op.outputs[0].name: plan.get_compute_device_usage_for_mlprogram_operation(op) for op in operations if op.outputs
+    }
+    assert isinstance(usage["hidden"].preferred_compute_device, MLNeuralEngineComputeDevice)
+    assert all(usage[op.outputs[0].name] is None for op in operations if op.operator_name == "const")
+
+
+def test_the_range_audit_keeps_the_worst_of_all_predictions() -> None:
+    """Largest magnitude over calls, headroom to 65504, overflows counted and the first one named."""
+    import torch
+
+    from shardmill.portable.audit import RangeAudit
+
+    audit = RangeAudit()
+    for value in (2.0, -32752.0, 1.0):
+        audit("a", "mul", torch.tensor([value, 0.5]))
+        audit("b", "add", torch.tensor([float("inf") if value < 0 else value]))
+    first, second = audit.rows()
+    assert (first.largest, first.headroom, first.overflows) == (32752.0, 2.0, 0)
+    assert (second.overflows, second.largest, audit.first_nonfinite) == (1, 2.0, "b")

@@ -1,0 +1,128 @@
+"""A small build by hand: two programs, one layer each kind of file, numbers that are told apart on the page."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from shardmill.report.read import Build, Piece
+
+PARTS = ("layers_00_02", "head_0")
+PORTABLE = {"name": "portable"}
+COREML = {"name": "coreml", "macos": "26.1", "build": "25B78", "chip": "Apple M4 Max"}
+
+
+def number(name: str, value: float, threshold: str, question: str, **more: Any) -> dict[str, Any]:
+    """A row of a gate file."""
+    row = {"name": name, "value": value, "threshold": threshold, "question": question, "passed": True}
+    return {**row, "detail": "", "meaning": f"the meaning of {name}", **more}
+
+
+def parity(part: str) -> dict[str, Any]:
+    """parity/P.json."""
+    gate = [
+        number("program_error", 2.5e-7, "<= 0.0001", "1 program"),
+        number("width_error", 1.25e-7, "<= 1e-05", "2 widths", detail="T=2"),
+        number("width_error", 4.75e-6, "<= 1e-05", "2 widths", detail="mixed"),
+        number("psnr", 43.25, ">= 30", "3 cost"),
+    ]
+    return {"part": part, "engine": PORTABLE, "gate": gate, "not_run": {}}
+
+
+def row(operation: str, status: str, evidence: str = "predicted") -> dict[str, Any]:
+    """A row of residency/P.json."""
+    where = {"shape": "T=1..4", "function": "main", "output": f"{operation}_0", "operation": operation, "device": ""}
+    return {**where, "status": status, "evidence": evidence, "rules": ["O15"] if status == "no_device" else []}
+
+
+def residency(part: str) -> dict[str, Any]:
+    """residency/P.json."""
+    finding = {"severity": "warn", "rule": "S7", "function": "main", "output": ""}
+    return {
+        "part": part,
+        "engine": PORTABLE,
+        "evidence": "predicted",
+        "counts": {"eligible": 2, "no_device": 1},
+        "gate": [number("ineligible", 0, "<= 0", "residency"), number("unknown", 0, "<= 0", "residency")],
+        "findings": [{**finding, "why": "'x' is padded", "remedy": "put a wide axis last"}],
+        "rows": [row("conv", "eligible"), row("matmul", "eligible"), row("const", "no_device")],
+    }
+
+
+def receipt(step: str, **outputs: str) -> dict[str, Any]:
+    """Any receipt."""
+    identity = {"step": step, "key": f"{step:a<64}", "code": "c" * 64, "packages": {"coremltools": "9.0"}}
+    return {**identity, "outputs": outputs, "inputs": {}, "params": {}}
+
+
+def speed() -> dict[str, Any]:
+    """benchmark/speed.json."""
+    measured = {
+        "prompt_tokens": 100,
+        "new_tokens": 40,
+        "decode_tok_s": 20.25,
+        "prefill_tok_s": 71.75,
+        "ngram_tok_s": 29.5,
+        "speedup": 1.457,
+        "tokens_per_pass": 1.83,
+        "acceptance": 0.4125,
+        "exact": True,
+        "stops": "length",
+    }
+    machine = {"system": "Linux x86_64", "processor": "Quiet CPU", "threads": 4, "python": "3.12.1"}
+    return {
+        "engine": PORTABLE,
+        "machine": machine,
+        "text": "code.txt",
+        "rows": [measured, {**measured, "prompt_tokens": 372, "speedup": 1.62}],
+        "prefill_over_decode": 3.543,
+        "not_run": {"800": "context has room for 400 prompt tokens"},
+    }
+
+
+def plan() -> dict[str, Any]:
+    """plan.json."""
+    graph = {"model_type": "phi3", "hidden": 96, "ffn": 256, "heads": 3, "kv_heads": 1, "head_dim": 32, "rope_dim": 24}
+    rope = {"factors": "short", "scale": 1.19, "inv_freq": [1.0]}
+    return {
+        "context": 1024,
+        "tokens_max": 4,
+        "widths": [1, 4],
+        "weight_file_limit": 2**31,
+        "architecture": {"graph": graph, "layers": 2, "rope": rope, "tied": True, "vocab": 1024},
+    }
+
+
+def receipts() -> dict[str, Any]:
+    """All receipts that the page knows of."""
+    found = {name: receipt(name) for name in ("plan", "embedding", "reference")}
+    for part in PARTS:
+        found[f"packages/{part}"] = receipt("convert", package=f"{part:0<64}")
+        found[f"compiled/{part}"] = receipt("compile") | {"note": "Compared with nothing."}
+        found[f"residency/{part}"] = receipt("residency") | {"engine": PORTABLE}
+    return found
+
+
+def build(**changes: Any) -> Build:
+    """The build, with some of its files replaced."""
+    files: dict[str, Any] = {
+        "model": {"model": "small", "parts": [{"name": part} for part in PARTS]},
+        "plan": plan(),
+        "source": {"repo": "who/what", "commit": "f" * 40, "files": {"config.json": {"sha256": "e" * 64, "size": 998}}},
+        "pieces": (
+            Piece("layers_00_02", "layers", 0, 2, 12, 196992, 201728, 248832),
+            Piece("head_0", "head", 0, 1024, 2, 98400, 3 * 2**29, 2**31),
+            Piece("embedding", "embedding", 0, 1024, 1, 98304, None, None),
+        ),
+        "residency": tuple(residency(part) for part in PARTS),
+        "parity": tuple(parity(part) for part in (*PARTS, "stack")),
+        "speed": speed(),
+        "receipts": receipts(),
+        "settings": {
+            "model": "small",
+            "source": {"path": None, "repo": "who/what", "revision": "f" * 40},
+            "convert": {"weights": "int8"},
+            "benchmark": {"new_tokens": 40, "repetitions": 3},
+        },
+    }
+    return Build(**copy.deepcopy(files | changes))

@@ -1,0 +1,263 @@
+"""The page says what the files say: numbers beside thresholds, gaps as gaps, and nothing can break out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from shardmill.report.page import render
+from tests.report import sample
+
+VOID = {"meta", "link", "br", "path", "rect", "circle", "use", "line"}
+EVIL = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
+
+
+def words(html: str) -> str:
+    """The page's text as a person reads it."""
+    body = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def section(html: str, name: str) -> str:
+    """The text of one section of the page."""
+    start = html.index(f'<section id="{name}">')
+    end = html.find("<section id=", start + 1)
+    return words(html[start : end if end > 0 else None])
+
+
+class Elements(HTMLParser):
+    """Collects elements, and fails where one is closed that is not open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+
+def elements(html: str) -> Elements:
+    parser = Elements()
+    parser.feed(html)
+    parser.close()
+    return parser
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(sample.build())
+
+
+def test_every_element_is_closed(page: str) -> None:
+    """Browsers mend broken HTML each in its own way."""
+    assert elements(page).open == []
+
+
+def test_the_page_needs_nothing_from_elsewhere(page: str) -> None:
+    """No script, and no address that a browser would fetch."""
+    for tag, attributes in elements(page).found:
+        assert tag not in {"script", "iframe", "img", "object", "embed"}
+        for name in ("src", "href", "xlink:href", "srcset", "data"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:,")), (tag, attributes)
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_ids_are_unique_and_every_reference_has_its_target(page: str) -> None:
+    """Several drawings on one page must not take each other's markers."""
+    ids = [attributes["id"] for _, attributes in elements(page).found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    references = set(re.findall(r'href="#([^"]+)"', page)) | set(re.findall(r"url\(#([^)]+)\)", page))
+    assert references and references <= set(ids)
+
+
+def test_two_renders_are_equal(page: str) -> None:
+    """The page is an artifact: the same files, the same bytes."""
+    assert render(sample.build()) == page
+
+
+def test_no_date_is_on_the_page(page: str) -> None:
+    """matplotlib dates its drawings unless told not to."""
+    assert "<metadata>" not in page and "dc:date" not in page
+
+
+def test_numbers_stand_beside_their_thresholds(page: str) -> None:
+    gates = section(page, "gates")
+    assert "2.5e-7 ≤ 1e-4 holds" in gates
+    assert "43.25 ≥ 30 holds" in gates
+
+
+def test_repeated_widths_are_folded_to_the_worst_and_listed_in_full(page: str) -> None:
+    gates = section(page, "gates")
+    assert "4.75e-6 ≤ 1e-5 holds 2.1 × under · worst of 6, in layers_00_02 (mixed)" in gates
+    assert "layers_00_02 width_error 1.25e-7 ≤ 1e-5 holds T=2" in gates
+    assert gates.count("1.25e-7") == 3  # once per part, in the full table only
+
+
+def test_predicted_is_said_and_never_called_resident(page: str) -> None:
+    text = words(page)
+    assert "Predicted, not measured: Neural Engine residency." in text
+    assert "predicted to hold" in section(page, "gates")
+    assert "could run there (predicted)" in section(page, "residency")
+    assert "prefers it (measured)" not in text
+    assert "is resident" not in text
+
+
+def test_the_first_line_counts_gates_and_names_what_was_not_run(page: str) -> None:
+    text = words(page)
+    assert "All 16 gate numbers hold, 4 of them by prediction." in text
+    assert "Not run: Neural Engine speed, energy per token." in text
+    assert "snakemake --cores 4 all measures Neural Engine residency, Neural Engine speed: on a Mac" in text
+
+
+def test_a_measure_that_nothing_reports_is_not_run_with_the_reason(page: str) -> None:
+    """Core ML's fp16 measure has no place on an engine with fp32."""
+    assert "not run ≤ 0.005 width_error answers the same question" in section(page, "gates")
+
+
+def test_what_a_gate_refused_is_not_run_with_its_reason() -> None:
+    """On a Mac nothing computes in fp32; the page must not show the gap as 0 or as nothing."""
+    files = []
+    for part in (*sample.PARTS, "stack"):
+        file = sample.parity(part)
+        file["gate"] = [row for row in file["gate"] if row["name"] != "program_error"]
+        files.append(file | {"engine": sample.COREML, "not_run": {"program_error": "Core ML has no fp32"}})
+    html = render(sample.build(parity=tuple(files)))
+    gates = section(html, "gates")
+    assert "not run ≤ 1e-4 Core ML has no fp32." in gates
+    assert "layers_00_02 not run" in gates
+    assert "Core ML, macOS 26.1 (25B78), Apple M4 Max" in words(html)
+    assert re.search(r"Not run: [^.]*program_error", words(html))
+
+
+def test_a_missed_threshold_is_in_the_first_line_and_red() -> None:
+    file = sample.parity("head_0")
+    file["gate"][3] |= {"value": 29.5, "passed": False}
+    html = render(sample.build(parity=(sample.parity("layers_00_02"), file, sample.parity("stack"))))
+    assert "1 of 16 gate numbers missed the threshold." in words(html)
+    assert "head_0 : psnr is 29.5 , must be ≥ 30" in words(html)
+    assert 'class="verdict is-failed"' in html
+    assert "29.5 ≥ 30 missed 0.5 under · worst of 3, in head_0" in section(html, "gates")
+
+
+def test_measured_residency_is_called_measured() -> None:
+    files = []
+    for part in sample.PARTS:
+        rows = [sample.row("conv", "ane", "measured"), sample.row("const", "no_device", "measured")]
+        files.append(sample.residency(part) | {"evidence": "measured", "rows": rows, "findings": []})
+    html = render(sample.build(residency=tuple(files), speed=sample.speed() | {"engine": sample.COREML}))
+    residency = section(html, "residency")
+    assert "prefers it (measured)" in residency and "predicted" not in residency
+    assert "Predicted, not measured" not in words(html)
+    assert "Neural Engine speed" not in words(html)
+
+
+def test_findings_carry_rule_remedy_and_parts(page: str) -> None:
+    residency = section(page, "residency")
+    assert "warning Rule S7 Remedy: put a wide axis last." in residency
+    assert "'x' is padded layers_00_02, head_0" in residency
+
+
+def test_benchmark_names_engine_machine_and_its_best_case(page: str) -> None:
+    benchmark = section(page, "benchmark")
+    assert "portable engine (CPU, torch)" in benchmark and "Quiet CPU" in benchmark
+    assert "Tiled code is the best case for n-grams" in benchmark
+    assert "say nothing about the Neural Engine" in benchmark
+    assert "100 40 71.8 20.2 29.5 1.46 × 1.83 41.2" in benchmark
+    assert "Prefill at T = 4 is 3.54 × decoding at T = 1" in benchmark
+    assert "800 not run context has room for 400 prompt tokens" in benchmark
+
+
+def test_nothing_measured_is_not_run_instead_of_empty_plots() -> None:
+    nothing = sample.speed() | {"rows": [], "prefill_over_decode": None}
+    html = render(sample.build(speed=nothing))
+    assert "not run No prompt length was measured." in section(html, "benchmark")
+    assert "Prefill at T = 4 is not run." in section(html, "benchmark")
+    assert 'class="plot"' not in html
+    assert re.search(r"Not run: [^.]*benchmark", words(html))
+
+
+def test_speculation_that_changes_the_output_fails_the_verdict() -> None:
+    """However fast it is, and whatever the gates say."""
+    wrong = sample.speed()
+    wrong["rows"][1]["exact"] = False
+    html = render(sample.build(speed=wrong))
+    assert 'class="verdict is-failed"' in html
+    assert "Failed: exact speculation." in words(html)
+    assert "at 372 prompt tokens" in section(html, "limits")
+
+
+def test_a_speed_up_that_drafts_cannot_give_is_called_noisy(page: str) -> None:
+    wild = sample.speed()
+    wild["rows"][0]["speedup"] = 13.9
+    assert "noisy At 100 prompt tokens" in section(render(sample.build(speed=wild)), "benchmark")
+    assert "noisy" not in words(page)
+
+
+def test_sizes_stand_beside_the_limit(page: str) -> None:
+    """1.5 GiB of the 2 GiB that rule W1 allows; what is not there is missing."""
+    sizes = section(page, "sizes")
+    assert "head_0 rows 0 to 1 023 2 98 400 1.5 GiB 75 % 2 GiB stateless" in sizes
+    assert "256 KiB" in sizes  # 2 layers, k and v, fp16 [1, 1024, 32]
+    assert "98 304 missing n/a, on the host missing" in sizes
+
+
+def test_provenance_shows_short_hashes_with_the_whole_in_the_title(page: str) -> None:
+    provenance = section(page, "provenance")
+    assert "who/what, " + "f" * 40 in provenance
+    assert f'<code title="{"e" * 64}">{"e" * 12}</code>' in page
+    assert f'<code title="{"layers_00_02":0<64}">layers_00_02</code>' in page
+    assert "coremltools 9.0" in provenance
+
+
+def test_missing_receipts_are_missing_in_the_drawing() -> None:
+    kept = {name: receipt for name, receipt in sample.receipts().items() if name != "packages/head_0"}
+    html = render(sample.build(receipts=kept))
+    assert "convert: missing" in html and "<title>head_0: missing</title>" in html
+    assert "convert: made" in render(sample.build())
+
+
+@pytest.mark.parametrize("place", ["model", "detail", "finding", "operation", "processor", "tensor file", "setting"])
+def test_markup_in_names_and_texts_is_shown_and_does_nothing(place: str) -> None:
+    """A checkpoint, a file name or an error text can hold anything."""
+    html = render(replace(sample.build(), **with_evil(place)))
+    assert "<script" not in html
+    assert EVIL in unescape(html)
+    assert elements(html).open == []
+
+
+def with_evil(place: str) -> dict[str, Any]:
+    """The build's files with EVIL in one place."""
+    parity, residency, speed = sample.parity("head_0"), sample.residency("head_0"), sample.speed()
+    parity["gate"][0]["detail"] = EVIL
+    if place == "finding":
+        residency["findings"][0]["why"] = EVIL
+    if place == "operation":
+        residency["rows"][0]["operation"] = EVIL
+    speed["machine"]["processor"] = EVIL
+    source = {"repo": None, "commit": "local", "files": {EVIL: {"sha256": "e" * 64, "size": 1}}}
+    settings = sample.build().settings
+    return {
+        "model": {"model": {"model": EVIL, "parts": []}},
+        "detail": {"parity": (parity,)},
+        "finding": {"residency": (residency,)},
+        "operation": {"residency": (residency,)},
+        "processor": {"speed": speed},
+        "tensor file": {"source": source, "settings": {**settings, "source": {"path": "a/folder"}}},
+        "setting": {"settings": {**settings, "text": EVIL}},
+    }[place]

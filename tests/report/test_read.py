@@ -1,0 +1,87 @@
+"""From files on disk to the page, as the pipeline's step does it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardmill.report.read import read_pieces
+from shardmill.steps import report
+from tests.report import sample
+
+TENSORS = [{"shape": [96]}, {"shape": [1024, 96]}]
+
+
+def write(path: Path, content: Any) -> Path:
+    """JSON at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def package(path: Path, **files: int) -> Path:
+    """An .mlpackage with files of given sizes, by name in its weights folder."""
+    weights = path / "Data" / "com.apple.CoreML" / "weights"
+    weights.mkdir(parents=True)
+    for name, size in files.items():
+        (weights / f"{name}.bin").write_bytes(b"w" * size)
+    (path / "Manifest.json").write_bytes(b"m" * 1000)
+    return path
+
+
+def plan_with(*names: str) -> dict[str, Any]:
+    rows = [{"name": name, "kind": "head", "start": 0, "end": 8} for name in names]
+    return sample.plan() | {"parts": rows}
+
+
+def test_a_piece_weighs_what_its_files_weigh(tmp_path: Path) -> None:
+    """Rule W1 limits a single file, so the largest counts, not their sum."""
+    part = write(tmp_path / "parts" / "head_0.json", {"tensors": TENSORS})
+    made = package(tmp_path / "head_0.mlpackage", first=3000, second=5000)
+    (piece,) = read_pieces(plan_with("head_0"), [part], [made], tmp_path / "embedding.safetensors")
+    assert (piece.weight_file, piece.total) == (5000, 9000)
+    assert (piece.tensors, piece.parameters) == (2, 96 + 1024 * 96)
+
+
+def test_what_is_not_there_has_no_size(tmp_path: Path) -> None:
+    part = write(tmp_path / "parts" / "head_0.json", {"tensors": TENSORS})
+    gone = tmp_path / "head_0.mlpackage"
+    (piece,) = read_pieces(plan_with("head_0"), [part], [gone], tmp_path / "embedding.safetensors")
+    assert (piece.weight_file, piece.total) == (None, None)
+
+
+def build_folder(root: Path) -> dict[str, Any]:
+    """The sample as files under `root`; the arguments of the step."""
+    build = sample.build()
+    names = (*sample.PARTS, "embedding")
+    (root / "embedding.safetensors").parent.mkdir(parents=True)
+    (root / "embedding.safetensors").write_bytes(b"t" * 2048)
+    rows = [{key: asdict(piece)[key] for key in ("name", "kind", "start", "end")} for piece in build.pieces]
+    return {
+        "manifest": write(root / "model.json", build.model),
+        "summary": write(root / "plan.json", {**build.plan, "parts": rows}),
+        "record": write(root / "source.receipt.json", build.source),
+        "parts": [write(root / "parts" / f"{name}.json", {"tensors": TENSORS}) for name in names],
+        "packages": [package(root / "packages" / f"{part}.mlpackage", weight=4096) for part in sample.PARTS],
+        "table": root / "embedding.safetensors",
+        "residency": [write(root / "residency" / f"{file['part']}.json", file) for file in build.residency],
+        "parity": [write(root / "parity" / f"{file['part']}.json", file) for file in build.parity],
+        "speed": write(root / "benchmark" / "speed.json", build.speed),
+        "receipts": [write(root / f"{name}.receipt.json", content) for name, content in build.receipts.items()],
+        "page": root / "report.html",
+        "settings": build.settings,
+    }
+
+
+def test_the_step_writes_the_same_page_from_the_same_files_anywhere(tmp_path: Path) -> None:
+    """No path of the machine may get onto the page."""
+    pages = []
+    for name in ("here", "there"):
+        arguments = build_folder(tmp_path / name)
+        report.run(**arguments)
+        pages.append(arguments["page"].read_text(encoding="utf-8"))
+    assert pages[0] == pages[1]
+    assert str(tmp_path) not in pages[0]
+    assert "packages/head_0" in pages[0] and "2\u00a0KiB" in pages[0]

@@ -1,0 +1,145 @@
+"""A model to serve without a built one: a scripted engine that speaks UTF-8, and one token per byte.
+
+Its next character is a hash of all that a token may see, so that an answer mixed up with another one differs. It is
+slowed down or held up on request.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from shardmill.serve.model import Message, Model
+
+CHARACTERS = [c.encode() for c in "etaoin shrdlu.,ABé東🙂"]
+VOCAB = 257
+END = 256  # the token that ends a text
+NAME = "fake"
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, so that every character outside ASCII is split; the last token ends a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+@cache
+def byte_tokens() -> tuple[int, ...]:
+    """Byte -> its token."""
+    found: dict[int, int] = {}
+    for character in [*map(chr, range(0x800)), *(c.decode() for c in CHARACTERS)]:
+        found |= dict(zip(character.encode(), byte_tokenizer().encode(character).ids, strict=True))
+    return tuple(found.get(byte, -1) for byte in range(256))
+
+
+@cache
+def token_bytes() -> dict[int, int]:
+    """Token -> its byte."""
+    return {token: byte for byte, token in enumerate(byte_tokens())}
+
+
+def speak(visible: tuple[tuple[int, int], ...]) -> int:
+    """The next byte of a valid UTF-8 text: ends a character that was begun, else begins one by a hash."""
+    tail = bytes(token_bytes().get(token, 0) for _, token in visible[-3:])
+    for begun in range(min(3, len(tail)), 0, -1):
+        for character in CHARACTERS:
+            if len(character) > begun and character.startswith(tail[-begun:]):
+                return byte_tokens()[character[begun]]
+    return byte_tokens()[random.Random(repr(visible)).choice(CHARACTERS)[0]]
+
+
+class Speaker:
+    """Speaks without end, `delay` seconds a pass, only while `free` is set. Refuses calls that break its contract."""
+
+    widths, vocab = (1, 4), VOCAB
+
+    def __init__(self, *, slots: int = 256, delay: float = 0.0) -> None:
+        self.slots, self.delay = slots, delay
+        self.passes = 0
+        self.free = threading.Event()
+        self.free.set()
+        self.reached = threading.Event()  # a pass has begun
+        self.reset()
+
+    def reset(self) -> None:
+        self._held: dict[int, tuple[int, int]] = {}  # slot -> position and token
+
+    def forget(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._held.pop(slot, None)
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+        self.reached.set()
+        assert self.free.wait(30), "a test forgot to free the engine"
+        time.sleep(self.delay)
+        assert len(tokens) == len(slots) == len(positions) and len(tokens) in self.widths
+        assert all(0 <= slot < self.slots for slot in slots), "a slot past S"
+        self.passes += 1
+        self._held |= dict(zip(slots, zip(positions, tokens, strict=True), strict=True))
+        return np.stack([self._row(position) for position in positions])  # [T, V]
+
+    def _row(self, position: int) -> NDArray[np.float32]:
+        visible = tuple(sorted(entry for entry in self._held.values() if entry[0] <= position))
+        logits = np.random.default_rng(abs(hash(visible))).random(VOCAB, dtype=np.float32)
+        logits[speak(visible)] += 2.0
+        return logits
+
+    def hold(self) -> None:
+        """Stops before the next pass; wait for `reached` to know that it got there."""
+        self.reached.clear()
+        self.free.clear()
+
+
+class Reciter(Speaker):
+    """Knows one text by heart: after position p comes its token p + 1, however it is prompted."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(slots=512, delay=0.002)  # the same for every width, so that drafts pay
+        self._text = [*byte_tokenizer().encode(text).ids, END]
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+        time.sleep(self.delay)
+        following = [self._text[min(p + 1, len(self._text) - 1)] for p in positions]
+        return np.eye(VOCAB, dtype=np.float32)[following] * 20  # [T, V]
+
+
+class Broken(Speaker):
+    """Fails in every pass of a text that begins with `~`."""
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+        if tokens[0] == byte_tokens()[ord("~")]:
+            raise RuntimeError("the engine caught fire")
+        return super().forward(tokens, slots, positions)
+
+
+def template(messages: Sequence[Message]) -> str:
+    """`role: text` lines; refuses a conversation that does not begin with the user, as many templates do."""
+    if messages[0]["role"] == "assistant":
+        raise ValueError("the first message must be the user's")
+    return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+
+
+def fake_model(engine: Speaker | None = None, *, chat: bool = True) -> Model:
+    """The engine with the byte tokenizer."""
+    return Model(
+        name=NAME,
+        engine=engine or Speaker(),
+        engine_name="scripted",
+        tokenizer=byte_tokenizer(),
+        eos=(END,),
+        template=template if chat else None,
+        fingerprint="fake-1",
+    )

@@ -1,0 +1,16 @@
+"""`shardmill serve` with a fake model, as a process: python -m serve.process DELAY [OPTION ...]."""
+
+from __future__ import annotations
+
+import sys
+
+from shardmill import cli
+from shardmill.commands import serve
+
+from .fake import Speaker, fake_model
+
+if __name__ == "__main__":
+    delay = float(sys.argv.pop(1))
+    serve.load_model = lambda build, draft_build=None: fake_model(Speaker(slots=4096, delay=delay))  # type: ignore[assignment]
+    sys.argv[1:1] = ["serve", "no-build-needed"]
+    cli.main()

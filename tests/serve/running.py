@@ -1,0 +1,103 @@
+"""A server on a free loopback port, in a thread of the test, and ways to talk to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from openai import OpenAI
+
+from shardmill.serve.metrics import Metrics
+from shardmill.serve.model import Model
+from shardmill.serve.server import Server, bind, make_server
+from shardmill.serve.settings import Settings
+from shardmill.serve.worker import Worker
+
+from .fake import NAME
+
+PATIENCE = 20.0  # seconds, after which a test gives up
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    port: int
+    worker: Worker
+    server: Server
+
+    def client(self, key: str = "none") -> OpenAI:
+        """OpenAI's own client, without tries of its own."""
+        return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of a plain HTTP request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def post(self, content: Any, path: str = "/v1/completions", **headers: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of a request; bytes are sent as they are."""
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        status, _, answer = self.request("POST", path, body, {"Content-Type": "application/json", **headers})
+        return status, json.loads(answer)
+
+    def metric(self, line: str) -> float:
+        """The value on a line of /metrics; 0 while there is none."""
+        _, _, text = self.request("GET", "/metrics")
+        found = [row for row in text.decode().splitlines() if row.startswith(f"{line} ")]
+        return float(found[0].split()[-1]) if found else 0.0
+
+
+@contextmanager
+def running(model: Model, settings: Settings | None = None, send_buffer: int = 0) -> Iterator[Running]:
+    """The server; it ends in order when the block does.
+
+    Args:
+        send_buffer: bytes that the system may hold for a client; 0 leaves it as it is.
+    """
+    settings = settings or Settings(port=0)
+    metrics = Metrics()
+    worker = Worker(model, metrics, queue=settings.limits.queue)
+    listener = bind(settings)
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    up = threading.Event()
+    server = make_server(model, worker, metrics, settings, up.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    worker.start()
+    thread.start()
+    assert up.wait(PATIENCE)
+    try:
+        yield Running(listener.getsockname()[1], worker, server)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        worker.close(PATIENCE)
+        assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Polls until it holds."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never came to hold"
+        time.sleep(0.01)
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    """A short greedy completion, changed by `more`."""
+    return {"model": NAME, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, **more}

@@ -1,0 +1,142 @@
+"""`shardmill serve` and `shardmill chat` over something that looks like a built model."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shardmill import cli
+from shardmill.commands import chat as chat_command
+from shardmill.commands import serve as serve_command
+from shardmill.decode import Sampling, create_drafter
+from shardmill.errors import ShardmillError
+from shardmill.serve.conversation import Conversation, Talk
+from shardmill.serve.template import load_template
+
+from .fake import END, NAME, Speaker, byte_tokenizer, fake_model
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+)
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """model.json, a tokenizer, and an engine that speaks."""
+    source = tmp_path / "source"
+    source.mkdir()
+    byte_tokenizer().save(str(source / "tokenizer.json"))
+    configure(tmp_path)
+    manifest = {"model": NAME, "eos_token_ids": [END], "tokenizer": {"path": "source/tokenizer.json"}}
+    (tmp_path / "model.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(serve_command, "load_engine", lambda _: Speaker(slots=512))
+    return tmp_path
+
+
+def configure(build: Path, **more: Any) -> None:
+    """Writes tokenizer_config.json."""
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", **more}
+    (build / "source/tokenizer_config.json").write_text(json.dumps(content))
+
+
+def shardmill(*arguments: object, keys: str | None = None) -> Result:
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments], input=keys)
+
+
+def test_a_build_becomes_a_model(build: Path) -> None:
+    """Name, end tokens and the template of the checkpoint, rendered by transformers."""
+    assert serve_command.load_model(build).template is None
+    configure(build, chat_template=TEMPLATE)
+    model = serve_command.load_model(build)
+    assert (model.name, model.eos) == (NAME, (END,)) and len(model.fingerprint) == 64
+    assert model.template is not None
+    assert model.template([{"role": "user", "content": "hi"}]) == "[user]hi\n[a]"
+
+
+def test_a_template_may_have_a_file_of_its_own(build: Path) -> None:
+    """chat_template.jinja, as newer checkpoints have it."""
+    (build / "source/chat_template.jinja").write_text("{{ messages[0].content }}!")
+    render = load_template(build / "source")
+    assert render is not None and render([{"role": "user", "content": "hi"}]) == "hi!"
+
+
+def test_a_damaged_tokenizer_config_is_named(build: Path) -> None:
+    """One line, not a traceback."""
+    (build / "source/tokenizer_config.json").write_text("{")
+    with pytest.raises(ShardmillError, match=r"tokenizer_config\.json is damaged"):
+        load_template(build / "source")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--drafter", "magic"), "no drafter is called 'magic'"),
+        (("--drafter", "draft_model"), "--draft-build"),
+        (("--host", "no.such.host.invalid"), "can't listen at no.such.host.invalid:8000"),
+    ],
+)
+def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: str) -> None:
+    """Exit code 1 before a model is loaded."""
+    result = shardmill("serve", build, *options)
+    assert result.exit_code == 1 and says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 + ("--host" in options)  # and the warning about no API key
+
+
+def test_chat_without_a_template_continues_the_text(build: Path) -> None:
+    """It says so, goes on where it stopped, and starts over on request."""
+    result = shardmill("chat", build, "--max-new-tokens", 12, keys="Once\nmore\n/new\nOnce\n/exit\nnever read\n")
+    assert result.exit_code == 0
+    assert "no chat template" in result.stdout
+    turns = result.stdout.split("> ")[1:]
+    assert turns[0] != turns[1] and turns[0].split("[12")[0] == turns[3].split("[12")[0]
+    assert len(turns) == 5 and turns[0].count("[12 tokens") == 1
+
+
+def test_chat_with_a_template_renders_all_turns(build: Path) -> None:
+    """Ctrl-D leaves; --system comes first, and without a template it has no place."""
+    assert shardmill("chat", build, "--system", "Be brief.").exit_code == 2
+    configure(build, chat_template=TEMPLATE)
+    result = shardmill("chat", build, "--system", "Be brief.", "--max-new-tokens", 5, keys="hi\nho\n")
+    assert result.exit_code == 0 and "no chat template" not in result.stdout
+    assert result.stdout.count("[5 tokens") == 2
+
+
+def test_an_error_ends_the_turn_not_the_talk(build: Path) -> None:
+    """A text that fills the context is refused; after /new it goes on."""
+    result = shardmill("chat", build, "--max-new-tokens", 5, keys=f"{'x' * 600}\n/new\nOnce\n")
+    assert result.exit_code == 0
+    assert "the prompt has 600 tokens" in result.stdout and "[5 tokens" in result.stdout
+
+
+def test_a_conversation_reuses_what_was_said() -> None:
+    """Each turn's prompt begins with the one before and its answer, so only the new line is run."""
+    model = fake_model(chat=True)
+    conversation, talk = Conversation(model, "Be brief."), Talk(model, create_drafter("ngram"), Sampling(), 10)
+    first = list(talk.turn(conversation, "hi", []))
+    second = list(talk.turn(conversation, "ho", []))
+    assert [message["role"] for message in conversation.messages] == ["system", *["user", "assistant"] * 2]
+    assert conversation.messages[2]["content"] == "".join(piece for piece in first if isinstance(piece, str))
+    result = second[-1]
+    assert not isinstance(result, str) and result.reused_tokens > len("system: Be brief.\nuser: hi\nassistant: ")
+
+
+def test_ctrl_c_stops_the_answer_between_passes() -> None:
+    """What was said until then is kept; a second Ctrl-C interrupts at once."""
+    model = fake_model()
+    conversation, talk = Conversation(model), Talk(model, create_drafter("none"), Sampling(), 100)
+    with chat_command.interruptible() as stopped:
+        said = []
+        for piece in talk.turn(conversation, "hi", stopped):
+            said.append(piece)
+            if len(said) == 3:
+                signal.raise_signal(signal.SIGINT)
+        assert len(said) == 3 and all(isinstance(piece, str) for piece in said)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert conversation.messages[-1]["content"] == "".join(str(piece) for piece in said)
+    assert list(talk.turn(conversation, "go on", []))

@@ -1,0 +1,191 @@
+"""Text completions, through OpenAI's client and over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from shardmill.decode import Options, Sampling, Session, run
+from shardmill.serve.settings import Limits, Settings
+
+from .fake import NAME, Reciter, Speaker, fake_model
+from .running import Running, ask, running
+
+TEXT = "naïve() → “é”  # 東京 🙂\nand so on\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(fake_model(), Settings(port=0, limits=Limits(max_tokens=100))) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def reciter() -> Iterator[Running]:
+    with running(fake_model(Reciter(TEXT))) as up:
+        yield up
+
+
+def alone(prompt: str, tokens: int, sampling: Sampling | None = None) -> str:
+    """What plain decoding on a fresh engine says."""
+    model = fake_model(Speaker())
+    prompt_tokens = model.encode(prompt)
+    options = Options(sampling=sampling or Sampling(), detokenize=model.text_after(prompt_tokens))
+    return run(Session(model.engine), prompt_tokens, max_new_tokens=tokens, eos=model.eos, options=options).text
+
+
+def test_an_answer_is_what_plain_decoding_says(server: Running) -> None:
+    """Text, finish reason and usage of a whole answer."""
+    answer = server.client().completions.create(**ask())
+    assert answer.choices[0].text == alone("Once upon a time", 24)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.object == "text_completion" and answer.model == NAME and answer.system_fingerprint == "fake-1"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (16, 24, 40)
+
+
+def test_a_stream_is_the_same_answer_in_pieces(server: Running) -> None:
+    """Pieces join to the whole answer, the last has the finish reason, usage follows if it was asked for."""
+    chunks = list(server.client().completions.create(**ask(), stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == alone("Once upon a time", 24)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-2:] == [None, "length"]
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 24
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_a_stream_ends_with_done(server: Running) -> None:
+    """The bytes on the wire: one event per chunk, and the usual last one."""
+    import json
+
+    body = json.dumps(ask(stream=True)).encode()
+    status, headers, answer = server.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    events = answer.decode().split("\n\n")
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: {") for event in events[:-2])
+
+
+@pytest.mark.parametrize("cut", [1, 3, 14, 15])
+def test_no_character_is_ever_split(reciter: Running, cut: int) -> None:
+    """Every piece of a stream is whole characters, wherever the prompt ends, though every token is one byte."""
+    chunks = list(reciter.client().completions.create(**ask(prompt=TEXT[:cut], max_tokens=200), stream=True))
+    pieces = [c.choices[0].text for c in chunks]
+    assert "".join(pieces) == TEXT[cut:]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert chunks[-1].choices[0].finish_reason == "stop"  # the end-of-text token, which shows nowhere
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_over_several_tokens_never_shows(reciter: Running, stream: bool) -> None:
+    """The answer ends before it, and so do the log-probabilities: not one of its tokens leaves."""
+    request = ask(prompt=TEXT[:2], max_tokens=200, stop=["京 🙂", "never"], logprobs=1, stream=stream)
+    answer = reciter.client().completions.create(**request)
+    choices = [c.choices[0] for c in answer] if stream else [answer.choices[0]]
+    expected = TEXT[2 : TEXT.index("京")]
+    assert "".join(c.text for c in choices) == expected
+    assert choices[-1].finish_reason == "stop"
+    tokens = sum(len(c.logprobs.tokens) for c in choices if c.logprobs is not None)
+    assert tokens == len(expected.encode())
+
+
+def test_a_seed_gives_the_same_answer_again(server: Running) -> None:
+    """Whatever ran in between; another seed, and no seed, give others."""
+    create = server.client().completions.create
+    request = ask(temperature=1.1, max_tokens=60)
+    first = create(**request, seed=7).choices[0].text
+    others = {create(**request, seed=8).choices[0].text, *(create(**request).choices[0].text for _ in range(3))}
+    assert create(**request, seed=7).choices[0].text == first
+    assert len(others) == 4 and first not in others
+    assert create(**request, seed=-1).choices[0].text == create(**request, seed=2**64 - 1).choices[0].text
+
+
+def test_sampling_fields_reach_the_sampler(server: Running) -> None:
+    """temperature, top_p, top_k, logit_bias change the distribution as decode does it alone."""
+    request = ask(temperature=1.5, seed=3, top_p=0.9, extra_body={"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1})
+    sampling = Sampling(temperature=1.5, seed=3, top_p=0.9, top_k=5, min_p=0.01, repetition_penalty=1.1)
+    assert server.client().completions.create(**request).choices[0].text == alone("Once upon a time", 24, sampling)
+    x = fake_model().encode("x")[0]
+    biased = server.client().completions.create(**ask(logit_bias={str(x): 100}))
+    assert biased.choices[0].text == "x" * 24
+
+
+def test_logprobs_of_a_completion(reciter: Running) -> None:
+    """Tokens, their log-probabilities, the likeliest others and where each begins in the text."""
+    answer = reciter.client().completions.create(**ask(prompt=TEXT[:16], max_tokens=7, logprobs=3))
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.top_logprobs is not None
+    text = answer.choices[0].text
+    assert text == " 東京"
+    assert len(logprobs.tokens or []) == 7
+    assert all(-1e-3 < value <= 0 for value in logprobs.token_logprobs)  # the reciter is sure
+    assert logprobs.text_offset == [0, 1, 1, 1, 2, 2, 2]
+    assert all(len(top) <= 3 for top in logprobs.top_logprobs)  # tokens that print alike share an entry
+
+
+def test_pieces_carry_the_logprobs_of_the_whole(server: Running) -> None:
+    """A stream's log-probabilities join to those of the same answer in one piece."""
+    whole = server.client().completions.create(**ask(logprobs=2, seed=1, temperature=1)).choices[0].logprobs
+    chunks = server.client().completions.create(**ask(logprobs=2, seed=1, temperature=1), stream=True)
+    pieces = [c.choices[0].logprobs for c in chunks]
+    assert whole is not None and whole.token_logprobs is not None
+    assert [x for p in pieces if p is not None for x in p.token_logprobs or ()] == whole.token_logprobs
+    assert [x for p in pieces if p is not None for x in p.text_offset or ()] == whole.text_offset
+
+
+def test_a_prompt_may_be_tokens(server: Running) -> None:
+    """A list of tokens, and a list of one text, ask the same as the text."""
+    text = alone("Once upon a time", 24)
+    tokens = fake_model().encode("Once upon a time")
+    assert server.client().completions.create(**ask(prompt=tokens)).choices[0].text == text
+    assert server.client().completions.create(**ask(prompt=["Once upon a time"])).choices[0].text == text
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "learned", "mixed"])
+def test_a_drafter_changes_nothing_but_speed(server: Running, drafter: str) -> None:
+    """Every drafter that a request may name gives the same text; figures say what it took."""
+    extra = {"shardmill": {"drafter": drafter, "private": True, "figures": True}}
+    answer = server.client().completions.create(**ask(max_tokens=80), extra_body=extra)
+    assert answer.choices[0].text == alone("Once upon a time", 80)
+    figures = (answer.model_extra or {})["shardmill"]
+    assert figures["passes"] == len(figures["accepted"]) == len(figures["drafted"])
+    assert figures["passes"] + sum(figures["accepted"]) == 79  # the first token comes with the prefill
+    if drafter == "none":
+        assert sum(figures["drafted"]) == 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "learned", "mixed"])
+def test_drafts_of_a_repetitive_text_are_accepted(drafter: str) -> None:
+    """The request's drafter is really asked."""
+    text = "the fox and the hen " * 10
+    with running(fake_model(Reciter(text))) as up:
+        request = ask(prompt=text[:60], max_tokens=120, shardmill={"drafter": drafter, "figures": True})
+        status, answer = up.post(request)
+        assert (status, answer["choices"][0]["text"]) == (200, text[60:180])
+        assert sum(answer["shardmill"]["accepted"]) > 0
+
+
+def test_a_shared_prefix_is_not_run_again(server: Running) -> None:
+    """What a request shares with the one before is counted as cached, and the answer is the same."""
+    create = server.client().completions.create
+    create(**ask(prompt="a story about a fox"))
+    answer = create(**ask(prompt="a story about a hen"))
+    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == len("a story about a ")
+    assert answer.choices[0].text == alone("a story about a hen", 24)
+
+
+def test_a_long_prompt_prefilled_in_steps_gives_the_same(server: Running) -> None:
+    """Looking for cancellations between steps changes no token."""
+    prompt = "many words " * 18
+    assert server.client().completions.create(**ask(prompt=prompt)).choices[0].text == alone(prompt, 24)
+
+
+def test_a_full_context_ends_the_answer(server: Running) -> None:
+    """256 slots hold the prompt and all but the last token."""
+    answer = server.client().completions.create(**ask(prompt="x" * 250, max_tokens=50))
+    assert answer.usage is not None and answer.usage.completion_tokens == 7
+    assert answer.choices[0].finish_reason == "length"
+    with pytest.raises(openai.BadRequestError, match="the prompt has 257 tokens, at most 256"):
+        server.client().completions.create(**ask(prompt="x" * 257))

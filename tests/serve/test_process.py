@@ -1,0 +1,124 @@
+"""The server as a process: how it starts, how signals end it, and that it comes back after the hardest of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from shardmill.errors import ShardmillError
+from shardmill.serve.server import bind
+from shardmill.serve.settings import Limits, Settings
+
+from .fake import Speaker, fake_model
+from .running import ask, running
+
+TESTS = Path(__file__).parent.parent
+START = 60.0  # seconds that a process may take to start on a busy machine
+
+
+@contextmanager
+def process(delay: float, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its base address, read from its first line."""
+    command = [sys.executable, "-m", "serve.process", str(delay), *options]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONUNBUFFERED": "1"}
+    server = subprocess.Popen(
+        command, cwd=TESTS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    timer = threading.Timer(START, server.kill)
+    timer.start()
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        found = re.fullmatch(r"serving fake on the scripted engine at (http://127\.0\.0\.1:\d+/v1)\n", line)
+        assert found, (line, server.communicate())
+        yield server, found[1]
+    finally:
+        timer.cancel()
+        server.kill()
+        server.communicate()
+
+
+def client(base: str) -> OpenAI:
+    return OpenAI(base_url=base, api_key="none", max_retries=0, timeout=START)
+
+
+def test_sigterm_finishes_what_runs_refuses_what_waits_and_exits_0() -> None:
+    """The running stream comes to its end, the waiting request is a 503, nothing is written to stderr."""
+    with process(0.02, "--port", "0") as (server, base):
+        stream = iter(client(base).completions.create(**ask(max_tokens=60), stream=True))
+        pieces = [next(stream).choices[0].text]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client(base).completions.create, **ask())
+            pieces += [next(stream).choices[0].text for _ in range(5)]
+            server.send_signal(signal.SIGTERM)
+            last = None
+            for chunk in stream:
+                pieces.append(chunk.choices[0].text)
+                last = chunk.choices[0].finish_reason
+            assert last == "length"
+            with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):
+                waiting.result(START)
+        _, complaints = server.communicate(timeout=START)
+        assert server.returncode == 0 and complaints == ""
+    assert len("".join(pieces)) > 20
+
+
+def test_after_sigkill_it_serves_again_at_the_same_port() -> None:
+    """A client notices at once, and the next process gives the same answer at the same address."""
+    with process(0.02, "--port", "0") as (server, base):
+        expected = client(base).completions.create(**ask()).choices[0].text
+        stream = iter(client(base).completions.create(**ask(max_tokens=2000), stream=True))
+        next(stream)
+        server.send_signal(signal.SIGKILL)
+        with pytest.raises(openai.APIConnectionError):
+            list(stream)
+    port = base.rsplit(":", 1)[1].removesuffix("/v1")
+    with process(0.0, "--port", port) as (_, again):
+        assert again == base
+        assert client(again).completions.create(**ask()).choices[0].text == expected
+
+
+def test_a_shutdown_ends_an_endless_answer_after_its_grace() -> None:
+    """The stream says so in an error event instead of [DONE]."""
+    engine = Speaker(slots=4096, delay=0.005)
+    with running(fake_model(engine), Settings(port=0, limits=Limits(grace_seconds=0.3))) as server:
+        stream = iter(server.client().completions.create(**ask(max_tokens=4000), stream=True))
+        next(stream)
+        server.server.should_exit = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    """It names the address and the remedy, before any model is loaded."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ShardmillError, match=r"can't listen at 127.0.0.1:\d+: .*--port"):
+            bind(Settings(port=taken.getsockname()[1]))
+    with pytest.raises(ShardmillError, match="can't listen at no.such.host.invalid"):
+        bind(Settings(host="no.such.host.invalid"))
+
+
+def test_health_tells_when_the_engine_is_gone() -> None:
+    """A load balancer is told 503 once no request would be answered."""
+    with running(fake_model()) as server:
+        assert server.request("GET", "/health")[0] == 200
+        server.worker.close(10)
+        status, _, body = server.request("GET", "/health")
+        assert (status, json.loads(body)["status"]) == (503, "unavailable")
+        assert server.post(ask())[0] == 503

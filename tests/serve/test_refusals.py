@@ -1,0 +1,173 @@
+"""What a client may not do: each refusal has OpenAI's form, a fitting status, and one line that says what to change."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from shardmill.serve.settings import Limits, Settings
+
+from .fake import NAME, Broken, fake_model
+from .running import PATIENCE, Running, ask, running
+
+KEY = "s3cret-é"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    limits = Limits(max_tokens=100, prompt_tokens=200, body_bytes=20_000, body_seconds=0.5)
+    with running(fake_model(Broken()), Settings(port=0, limits=limits)) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Running]:
+    with running(fake_model(), Settings(port=0, api_key=KEY)) as up:
+        yield up
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "param"),
+    [
+        ({"n": 2}, "n: ", "n"),
+        ({"best_of": 3}, "best_of: ", "best_of"),
+        ({"echo": True}, "echo: ", "echo"),
+        ({"temperature": -1}, "temperature: ", "temperature"),
+        ({"temperature": "hot"}, "temperature: ", "temperature"),
+        ({"top_p": 0}, "top_p: ", "top_p"),
+        ({"max_tokens": 0}, "max_tokens: ", "max_tokens"),
+        ({"max_tokens": 101}, "max_tokens is 101, at most 100", "max_tokens"),
+        ({"presence_penalty": 0.5}, "presence_penalty: ", "presence_penalty"),
+        ({"stop": ["a"] * 17}, "stop", "stop"),
+        ({"stop": ""}, "stop", "stop"),
+        ({"logprobs": 21}, "logprobs: ", "logprobs"),
+        ({"logit_bias": {"999": 1}}, "logit_bias names token 999", None),
+        ({"tools": [{"type": "function"}]}, "'tools' is not supported", None),
+        ({"no_such_field": 1}, "'no_such_field' is not supported", None),
+        ({"\ud800": 1}, "valid string", None),
+        ({"prompt": ""}, "the prompt is empty", "prompt"),
+        ({"prompt": []}, "the prompt is empty", "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt", "prompt"),
+        ({"prompt": [70000]}, "outside the vocabulary of 257", "prompt"),
+        ({"prompt": "\ud83d"}, "no valid Unicode", None),
+        ({"prompt": "x" * 201}, "the prompt has 201 tokens, at most 200 are allowed", None),
+        ({"prompt": None}, "prompt", "prompt"),
+        ({"shardmill": {"drafter": "magic"}}, "shardmill.drafter: ", "shardmill"),
+        ({"shardmill": {"drafter": "draft_model"}}, "--draft-build", "shardmill.drafter"),
+        ({"shardmill": {"colour": "red"}}, "'colour' is not supported", "shardmill"),
+    ],
+    ids=lambda value: str(value)[:40].encode("ascii", "replace").decode() if isinstance(value, dict) else "",
+)
+def test_a_request_that_cannot_be_honoured_is_named(
+    server: Running, change: dict[str, Any], says: str, param: str | None
+) -> None:
+    """400 with a line that begins with, or names, what is wrong."""
+    status, answer = server.post(ask(**change))
+    assert status == 400, answer
+    error = answer["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert says in error["message"] and "\n" not in error["message"]
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+
+
+def test_empty_and_idle_fields_are_no_reason_to_refuse(server: Running) -> None:
+    """What clients send by habit."""
+    idle = {"user": "u", "metadata": {"a": "b"}, "tools": [], "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0,
+            "stop": None, "echo": False, "store": False, "logit_bias": None}  # fmt: skip
+    status, answer = server.post(ask(**idle))
+    assert status == 200, answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"null", b"[" * 5000, b'{"model": NaN}'],
+    ids=["nothing", "half", "list", "string", "no-utf8", "null", "deep", "nan"],
+)
+def test_a_body_that_is_no_request_is_a_400(server: Running, body: bytes) -> None:
+    """Never a 500, and the server goes on."""
+    status, answer = server.post(body)
+    assert status == 400 and answer["error"]["type"] == "invalid_request_error"
+
+
+def test_only_json_is_read(server: Running) -> None:
+    """A form that a web page can send to another site's server does nothing."""
+    status, _, _ = server.request(
+        "POST", "/v1/completions", b'{"model": "fake", "prompt": "x"}', {"Content-Type": "text/plain"}
+    )
+    assert status == 400
+
+
+def test_other_addresses_and_methods(server: Running) -> None:
+    """404 and 405, in the same form."""
+    assert server.post({}, "/v1/embeddings")[0] == 404
+    status, _, body = server.request("GET", "/v1/completions")
+    assert status == 405 and b"does not take GET" in body
+
+
+def test_another_model_is_not_served_here(server: Running) -> None:
+    """404 names the one that is; the list has just that."""
+    with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served here; 'fake' is"):
+        server.client().completions.create(**ask(model="gpt-4"))
+    assert [model.id for model in server.client().models.list()] == [NAME]
+    assert server.client().models.retrieve(NAME).owned_by == "shardmill"
+    with pytest.raises(openai.NotFoundError):
+        server.client().models.retrieve("gpt-4")
+
+
+def test_too_long_a_body_is_refused_unread(server: Running) -> None:
+    """413, whether its length is announced or not."""
+    assert server.post(ask(user="x" * 30_000))[0] == 413
+    chunk = b"1000\r\n" + b" " * 0x1000 + b"\r\n"
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 10
+    assert raw(server, request + b"0\r\n\r\n").startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_does_not_arrive_is_given_up(server: Running) -> None:
+    """408 after the limit."""
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    assert raw(server, request).startswith(b"HTTP/1.1 408")
+
+
+def test_a_failing_engine_is_a_500_and_the_next_request_is_answered(server: Running) -> None:
+    """The message tells nothing of the inside; the session starts afresh."""
+    before = server.client().completions.create(**ask()).choices[0].text
+    with pytest.raises(openai.InternalServerError) as caught:
+        server.client().completions.create(**ask(prompt="~x"))
+    assert "fire" not in str(caught.value)
+    assert server.client().completions.create(**ask()).choices[0].text == before
+
+
+@pytest.mark.parametrize("key", ["wrong", "", KEY + "x", KEY[:-1]])
+def test_a_wrong_key_opens_nothing(locked: Running, key: str) -> None:
+    """401 for all but /health, which load balancers ask without one."""
+    headers = {"Authorization": f"Bearer {key}".encode().decode("latin-1")}
+    for path in ("/v1/models", "/metrics", "/no-such-page"):
+        assert locked.request("GET", path, headers=headers)[0] == 401
+    assert locked.post(ask(), **headers)[0] == 401
+    assert locked.request("GET", "/v1/models")[0] == 401
+    assert locked.request("GET", "/health")[0] == 200
+
+
+def test_the_right_key_opens(locked: Running) -> None:
+    """And OpenAI's client raises its own error for a wrong one."""
+    headers = {"Authorization": f"bearer {KEY}".encode().decode("latin-1")}
+    assert locked.request("GET", "/v1/models", headers=headers)[0] == 200
+    with pytest.raises(openai.AuthenticationError):
+        locked.client("wrong").models.list()
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 403), ("localhost:80", 200), ("[::1]:1", 200)])
+def test_a_loopback_server_has_loopback_names_only(server: Running, host: str, status: int) -> None:
+    """A web page whose name resolves to 127.0.0.1 can't use it (DNS rebinding)."""
+    assert server.request("GET", "/health", headers={"Host": host})[0] == status
+
+
+def raw(server: Running, request: bytes) -> bytes:
+    """The first bytes of what comes back for bytes on a socket."""
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
+        connection.sendall(request)
+        return connection.recv(4096)

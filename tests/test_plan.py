@@ -1,0 +1,170 @@
+"""Parts: what each is made of, and that it outlives whatever does not concern it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+from safetensors.torch import load_file, save_file
+
+from shardmill import canonical, plan
+from shardmill.checkpoint.headers import read_tensors
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("plan") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def source(checkpoint: Path) -> Path:
+    return tiny.fetched(checkpoint, checkpoint.parent / "source")
+
+
+@pytest.fixture(scope="module")
+def parts(source: Path) -> dict[str, plan.Part]:
+    return tiny.split(source)[0]
+
+
+def contents(parts: dict[str, plan.Part]) -> dict[str, str]:
+    return {name: canonical.digest(part.content) for name, part in parts.items()}
+
+
+def test_every_byte_of_every_layer_is_in_exactly_one_part(parts: dict[str, plan.Part], source: Path) -> None:
+    tensors = read_tensors(source)
+    layers = [t for part in parts.values() if part.kind == "layers" for t in part.tensors]
+    assert sorted(t.name for t in layers) == sorted(name for name in tensors if ".layers." in name)
+    for t in layers:
+        info = tensors[t.name]
+        assert (t.file, t.start, t.end, t.dtype, t.shape) == (info.file, info.start, info.end, info.dtype, info.shape)
+
+
+def test_head_slices_cut_the_table_by_rows(parts: dict[str, plan.Part], source: Path) -> None:
+    table = read_tensors(source)["model.embed_tokens.weight"]
+    slices = [parts["head_0"].tensors[1], parts["head_1"].tensors[1]]
+    assert [s.shape for s in slices] == [(128, 96), (128, 96)]
+    assert [(s.start, s.end) for s in slices] == [
+        (table.start, table.start + 128 * 96 * 2),
+        (table.start + 128 * 96 * 2, table.end),
+    ]
+    assert slices[0].sha256 != slices[1].sha256
+    assert [parts[f"head_{j}"].start for j in (0, 1)] == [0, 128]
+
+
+def test_an_untied_head_has_a_tensor_of_its_own(tmp_path: Path) -> None:
+    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=1, tied=False)
+    parts, _ = tiny.split(tiny.fetched(checkpoint, tmp_path / "source"), topology=[[0, 1]])
+    assert parts["head_0"].tensors[1].name.startswith("lm_head.weight[")
+    assert parts["embedding"].tensors[0].name == "model.embed_tokens.weight"
+
+
+def test_hashes_are_those_of_the_bytes(parts: dict[str, plan.Part], source: Path) -> None:
+    import hashlib
+
+    for t in (*parts["layers_02_03"].tensors, *parts["head_1"].tensors):
+        raw = (source / t.file).read_bytes()[t.start : t.end]
+        assert hashlib.sha256(raw).hexdigest() == t.sha256
+        assert len(raw) == 2 * math.prod(t.shape)
+
+
+def test_a_part_survives_being_written(parts: dict[str, plan.Part], tmp_path: Path) -> None:
+    for part in parts.values():
+        plan.write_part(tmp_path / "p.json", part)
+        assert plan.load_part(tmp_path / "p.json") == part
+
+
+def test_a_new_topology_keeps_the_parts_whose_layers_it_keeps(parts: dict[str, plan.Part], source: Path) -> None:
+    other = contents(tiny.split(source, topology=[[0, 2], [2, 4]])[0])
+    before = contents(parts)
+    assert {name: other[name] for name in ("layers_00_02", "head_0", "head_1", "embedding")} == {
+        name: before[name] for name in ("layers_00_02", "head_0", "head_1", "embedding")
+    }
+    assert other["layers_02_04"] not in before.values()
+
+
+def test_a_part_does_not_know_in_which_file_its_bytes_lie(
+    parts: dict[str, plan.Part], checkpoint: Path, tmp_path: Path
+) -> None:
+    """The same tensors in one file instead of several, as a new upload may have them."""
+    from safetensors import safe_open
+
+    together = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(file, "pt") as stream:
+            together |= {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (it is no mapping)
+    folder = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    for file in folder.glob("model*safetensors*"):
+        file.unlink()
+    save_file(dict(reversed(list(together.items()))), folder / "model.safetensors", metadata={"format": "pt"})
+    moved, _ = tiny.split(tiny.fetched(folder, tmp_path / "source"))
+    assert moved["layers_02_03"].tensors[1].file != parts["layers_02_03"].tensors[1].file
+    assert contents(moved) == contents(parts)
+
+
+def test_a_changed_layer_costs_its_part_and_no_other(
+    parts: dict[str, plan.Part], checkpoint: Path, tmp_path: Path
+) -> None:
+    name = "model.layers.3.mlp.gate_up_proj.weight"
+    folder = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    file = folder / json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][name]
+    tensors = load_file(file)
+    tensors[name][0, 0] += 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    changed = contents(tiny.split(tiny.fetched(folder, tmp_path / "source"))[0])
+    before = contents(parts)
+    assert [part for part in before if before[part] != changed[part]] == ["layers_03_04"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"slots": 96}, {"tokens": 1}, {"start": 1}, {"end": 9}, {"kind": "head"}, {"tensors": ()}]
+)
+def test_what_decides_a_package_is_content(parts: dict[str, plan.Part], change: dict[str, object]) -> None:
+    part = parts["layers_00_02"]
+    assert canonical.digest(replace(part, **change).content) != canonical.digest(part.content)  # type: ignore[arg-type]
+
+
+def test_the_graph_s_numbers_are_content_and_the_host_s_are_not(
+    parts: dict[str, plan.Part], checkpoint: Path, tmp_path: Path
+) -> None:
+    """Rotary frequencies are the host's: a config with other ones keeps its packages."""
+    part = parts["layers_00_02"]
+    other = replace(part, graph=replace(part.graph, rms_norm_eps=1e-6))
+    assert canonical.digest(other.content) != canonical.digest(part.content)
+    folder = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    tiny.hf_config(original=32).save_pretrained(folder)
+    moved, summary = tiny.split(tiny.fetched(folder, tmp_path / "source"))
+    assert summary["architecture"]["rope"]["factors"] == "long"
+    assert contents(moved) == contents(parts)
+
+
+def test_byte_budgets_are_those_of_int8_matrices(parts: dict[str, plan.Part]) -> None:
+    """One byte per element of a matrix, two of a vector."""
+    h, f = tiny.HIDDEN, tiny.FFN
+    layer = (3 + 2) * 32 * h + 96 * h + 3 * f * h + 2 * 2 * h
+    assert parts["layers_00_02"].weight_bytes == 2 * layer
+    assert parts["head_0"].weight_bytes == 128 * h + 2 * h
+
+
+def test_plan_json_holds_what_the_host_needs(source: Path) -> None:
+    _, summary = tiny.split(source)
+    rope = summary["architecture"]["rope"]
+    assert (len(rope["inv_freq"]), rope["factors"]) == (tiny.ROPE_DIM // 2, "short")
+    assert rope["scale"] == pytest.approx(
+        math.sqrt(1 + math.log(tiny.LONGEST / tiny.ORIGINAL) / math.log(tiny.ORIGINAL))
+    )
+    assert (summary["context"], summary["tokens_max"], summary["widths"]) == (64, 4, [1, 4])
+    assert [row["name"] for row in summary["parts"]] == [
+        "layers_00_02",
+        "layers_02_03",
+        "layers_03_04",
+        "head_0",
+        "head_1",
+        "embedding",
+    ]
+    assert all(row["weight_bytes"] < summary["weight_file_limit"] == 2**31 for row in summary["parts"])
+    assert summary["eos_token_ids"] == [0]
+    canonical.dumps(summary)

@@ -1,0 +1,100 @@
+"""What the Snakefile asks of the library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+
+from shardmill import config, workflow
+from shardmill.errors import ShardmillError
+from shardmill.steps import TOOLS
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A valid config file's content; the working folder holds its checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "b.json").touch()
+    (tmp_path / "checkpoint" / "folder").mkdir()
+    return tiny.settings("checkpoint")
+
+
+def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
+    files = SimpleNamespace(configfiles=["configs/a.yaml"])
+    assert workflow.checked(settings, files).model == "tiny"
+    with pytest.raises(SystemExit) as ended:
+        workflow.checked(settings | {"contxt": 1}, files)
+    assert ended.value.code == "shardmill: configs/a.yaml: contxt: unknown key"
+
+
+def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[str, Any]) -> None:
+    parsed = config.parse(settings)
+    plain = workflow.settings(parsed)
+    assert json.loads(json.dumps(plain)) == plain
+    assert config.parse(plain) == parsed
+
+
+def test_snakemake_watches_every_file_of_a_local_checkpoint(settings: dict[str, Any]) -> None:
+    assert workflow.source_files(config.parse(settings)) == ["checkpoint/b.json", "checkpoint/config.json"]
+
+
+def test_there_is_nothing_to_watch_on_the_hub(settings: dict[str, Any]) -> None:
+    source = {"repo": "a/b", "revision": "0" * 40}
+    assert workflow.source_files(config.parse(settings | {"source": source})) == []
+
+
+def test_model_json_waits_for_every_gate(settings: dict[str, Any]) -> None:
+    receipts = workflow.gate_receipts(config.parse(settings))
+    parts = ["layers_00_02", "layers_02_03", "layers_03_04", "head_0", "head_1"]
+    expected = [f"residency/{p}" for p in parts] + [f"parity/{p}" for p in [*parts, "stack"]]
+    assert sorted(receipts) == sorted(f"build/{{model}}/{name}.receipt.json" for name in expected)
+
+
+def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
+    parsed = config.parse(settings)
+    receipts = workflow.all_receipts(parsed)
+    assert set(workflow.gate_receipts(parsed)) < set(receipts)
+    assert len(receipts) == len(set(receipts)) == 3 + 2 * 5 + 11
+
+
+def test_every_step_is_watched() -> None:
+    watched = workflow.watched()
+    assert set(watched) == set(TOOLS)
+    assert all(len(digest) == 16 for digest in watched.values())
+
+
+LOCKED = """
+import sys, time
+from shardmill.workflow import hold_lock
+hold_lock(sys.argv[1])
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_build_at_a_time_and_a_killed_one_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow, "_held", [])
+    build = tmp_path / "build"
+    with subprocess.Popen([sys.executable, "-c", LOCKED, str(build)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ShardmillError, match="build: another build is running there"):
+            workflow.hold_lock(str(build))
+        other.kill()
+    for _ in range(50):  # the kernel lets go as it buries the process
+        try:
+            workflow.hold_lock(str(build))
+            break
+        except ShardmillError:
+            time.sleep(0.1)
+    else:
+        pytest.fail("the lock outlived its process")
