@@ -138,6 +138,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     for problem in (
         *source_problems(config.source),
         *topology_problems(config),
+        *size_problems(config),
         *local_problems(config, root),
     ):
         raise ConfigError(f"{name}: {problem}")
@@ -178,6 +179,15 @@ def topology_problems(config: Config) -> list[str]:
         if start > expected:
             return [f"topology: layers {expected}..{start - 1} are in no part"]
         expected = end
+    return []
+
+
+def size_problems(config: Config) -> list[str]:
+    """Settings that do not fit each other."""
+    if config.parity.positions > config.context:
+        return [f"parity.positions: {config.parity.positions} is over the context of {config.context}"]
+    if config.tokens.max > config.context:
+        return [f"tokens.max: {config.tokens.max} is over the context of {config.context}"]
     return []
 
 

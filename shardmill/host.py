@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Iterator
@@ -38,14 +39,19 @@ def _ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def set_threads(count: int) -> None:
+    """Threads of the portable engine; Core ML decides for itself."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
 def machine() -> dict[str, str | int]:
     """What a measured speed depends on; goes beside benchmark figures only."""
-    import os
-
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
+        "cores": os.cpu_count() or 1,
         "python": platform.python_version(),
     }
 

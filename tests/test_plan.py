@@ -127,6 +127,12 @@ def test_what_decides_a_package_is_content(parts: dict[str, plan.Part], change: 
     assert canonical.digest(replace(part, **change).content) != canonical.digest(part.content)  # type: ignore[arg-type]
 
 
+def test_a_name_is_no_content(parts: dict[str, plan.Part]) -> None:
+    """The same rows under another number, as another count of slices would have them."""
+    part = parts["head_1"]
+    assert canonical.digest(replace(part, name="head_3").content) == canonical.digest(part.content)
+
+
 def test_the_graph_s_numbers_are_content_and_the_host_s_are_not(
     parts: dict[str, plan.Part], checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -141,12 +147,14 @@ def test_the_graph_s_numbers_are_content_and_the_host_s_are_not(
     assert contents(moved) == contents(parts)
 
 
-def test_byte_budgets_are_those_of_int8_matrices(parts: dict[str, plan.Part]) -> None:
-    """One byte per element of a matrix, two of a vector."""
+def test_byte_budgets_are_those_of_the_converted_weights(parts: dict[str, plan.Part]) -> None:
+    """One byte per element of an INT8 matrix, two of a vector and of anything in fp16; the host's table is fp16."""
     h, f = tiny.HIDDEN, tiny.FFN
-    layer = (3 + 2) * 32 * h + 96 * h + 3 * f * h + 2 * 2 * h
-    assert parts["layers_00_02"].weight_bytes == 2 * layer
-    assert parts["head_0"].weight_bytes == 128 * h + 2 * h
+    matrices, vectors = (3 + 2) * 32 * h + 96 * h + 3 * f * h, 2 * h
+    assert parts["layers_00_02"].weight_bytes("int8") == 2 * (matrices + 2 * vectors)
+    assert parts["layers_00_02"].weight_bytes("fp16") == 2 * (2 * matrices + 2 * vectors)
+    assert parts["head_0"].weight_bytes("int8") == 128 * h + 2 * h
+    assert parts["embedding"].weight_bytes("int8") == parts["embedding"].weight_bytes("fp16") == 2 * 256 * h
 
 
 def test_plan_json_holds_what_the_host_needs(source: Path) -> None:

@@ -33,9 +33,10 @@ LINTERS = {
 
 def pins(lines: Iterator[str]) -> dict[str, str]:
     """name -> version of `name==version` lines; anything else is an error."""
-    found = {}
+    found: dict[str, str] = {}
     for line in lines:
         name, version = line.split("==")
+        assert canonicalize_name(name) not in found, f"{name} twice"
         found[canonicalize_name(name)] = version
     return found
 

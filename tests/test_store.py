@@ -98,6 +98,16 @@ def test_a_damaged_entry_is_made_again(shop: Store, here: Outcome, there: Outcom
     assert there.perform(shop, never) is False
 
 
+def test_work_is_done_beside_the_entries(shop: Store, here: Outcome) -> None:
+    """So that an entry appears by a rename within one file system, which is atomic."""
+
+    def look(made: Made) -> None:
+        assert {path.parent.parent for path in made.values()} == {shop.root}
+        write_both(made)
+
+    here.perform(shop, look)
+
+
 def test_failed_work_leaves_nothing(shop: Store, here: Outcome) -> None:
     def fail(made: Made) -> None:
         write_both(made)

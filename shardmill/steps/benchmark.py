@@ -39,6 +39,12 @@ def run(
     paths = {bundle.stem: bundle for bundle in bundles}
     with host.load_programs_as("fp16"):
         engine = Engine(in_place(plan, paths, table), Path("/"))
+    threads = {}
+    if host.is_portable():
+        threads["threads"] = measure.fastest_threads(engine, host.set_threads)
+        host.set_threads(threads["threads"])
     log.info("%d prompt lengths, %d repetitions", len(settings["prompt_tokens"]), settings["repetitions"])
     result = measure.sweep(engine, encode(source_folder(record), text), Benchmark(**settings))
-    canonical.write_json(speed, {"engine": host.engine(), "machine": host.machine(), "text": text.name, **result})
+    canonical.write_json(
+        speed, {"engine": host.engine(), "machine": {**host.machine(), **threads}, "text": text.name, **result}
+    )

@@ -15,6 +15,7 @@ from shardmill.convert.passes import WHOLE_STATE_UPDATE
 
 SHAPE = (1, 2, 8, 32)
 WHOLE = {"begin": [0, 0, 0, 0], "end": list(SHAPE)}
+ALL = {"begin_mask": [True] * 4, "end_mask": [True] * 4}
 
 
 def program(size: tuple[int, ...] = SHAPE, **bounds: Any) -> Any:
@@ -65,6 +66,7 @@ def test_however_it_is_spelled(bounds: dict[str, Any]) -> None:
         ((1, 2, 7, 32), {"begin": [0] * 4, "end": [1, 2, 7, 32]}),
         ((1, 1, 8, 32), {"begin": [0, 1, 0, 0], "end": list(SHAPE)}),
         ((1, 2, 4, 32), {**WHOLE, "stride": [1, 1, 2, 1]}),
+        (SHAPE, {"begin": [0] * 4, "end": [0] * 4, **ALL, "stride": [1, 1, -1, 1]}),  # all of it, backwards
     ],
 )
 def test_an_update_of_a_part_stays(size: tuple[int, ...], bounds: dict[str, Any]) -> None:

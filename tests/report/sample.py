@@ -69,7 +69,7 @@ def speed() -> dict[str, Any]:
         "exact": True,
         "stops": "length",
     }
-    machine = {"system": "Linux x86_64", "processor": "Quiet CPU", "threads": 4, "python": "3.12.1"}
+    machine = {"system": "Linux x86_64", "processor": "Quiet CPU", "cores": 8, "threads": 4, "python": "3.12.1"}
     return {
         "engine": PORTABLE,
         "machine": machine,

@@ -117,10 +117,15 @@ class Reciter(Speaker):
 
 
 class Broken(Speaker):
-    """Fails in every pass of a text that begins with `~`."""
+    """Fails in a pass that begins with `~`, and from then on in every pass until it is reset."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.burnt = False
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
-        if tokens[0] == byte_tokens()[ord("~")]:
+        self.burnt |= tokens[0] == byte_tokens()[ord("~")]
+        if self.burnt:
             raise RuntimeError("the engine caught fire")
         return super().forward(tokens, slots, positions)
 

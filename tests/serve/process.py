@@ -11,6 +11,6 @@ from .fake import Speaker, fake_model
 
 if __name__ == "__main__":
     delay = float(sys.argv.pop(1))
-    serve.load_model = lambda build, draft_build=None: fake_model(Speaker(slots=4096, delay=delay))  # type: ignore[assignment]
+    serve.load_model = lambda *_: fake_model(Speaker(slots=4096, delay=delay))  # type: ignore[assignment]
     sys.argv[1:1] = ["serve", "no-build-needed"]
     cli.main()

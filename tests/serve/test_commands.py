@@ -125,6 +125,16 @@ def test_a_conversation_reuses_what_was_said() -> None:
     assert not isinstance(result, str) and result.reused_tokens > len("system: Be brief.\nuser: hi\nassistant: ")
 
 
+def test_a_text_that_goes_on_begins_with_all_that_was_there() -> None:
+    """Without a template the next prompt is the text so far, tokens and all, and the new line."""
+    model = fake_model(chat=False)
+    conversation, talk = Conversation(model), Talk(model, create_drafter("none"), Sampling(), 10)
+    answer = "".join(piece for piece in talk.turn(conversation, "hi", []) if isinstance(piece, str))
+    assert model.tokenizer.decode(list(conversation.prompt("ho"))) == f"hi{answer}\nho"
+    conversation.clear()
+    assert model.tokenizer.decode(list(conversation.prompt("ho"))) == "ho"
+
+
 def test_ctrl_c_stops_the_answer_between_passes() -> None:
     """What was said until then is kept; a second Ctrl-C interrupts at once."""
     model = fake_model()

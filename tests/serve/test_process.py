@@ -34,7 +34,7 @@ START = 60.0  # seconds that a process may take to start on a busy machine
 def process(delay: float, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running server and its base address, read from its first line."""
     command = [sys.executable, "-m", "serve.process", str(delay), *options]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "PYTHONUNBUFFERED": "1"}
     server = subprocess.Popen(
         command, cwd=TESTS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

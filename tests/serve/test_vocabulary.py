@@ -32,5 +32,6 @@ def test_added_and_unknown_tokens() -> None:
     assert vocabulary.bytes(END) == b"<|end|>" and vocabulary.is_special(END)
     assert vocabulary.bytes(100_000) == b"" and not vocabulary.is_special(0)
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken("Ġ", special=False)])
     assert Vocabulary(tokenizer).bytes(1) == "Ġ".encode()

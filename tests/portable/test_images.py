@@ -1,0 +1,59 @@
+"""Image inputs and outputs go through coremltools' own API with the right channels, sizes and modes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import shardmill.portable
+
+
+@pytest.fixture(scope="module", params=["RGB", "BGR", "GRAYSCALE"])
+def halver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A program that halves an image of 4 x 3 and gives one back."""
+    layout = getattr(ct.colorlayout, request.param)
+    channels = 1 if request.param == "GRAYSCALE" else 3
+
+    class Halve(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return image * 0.5
+
+    model = ct.convert(
+        torch.jit.trace(Halve(), torch.zeros(1, channels, 3, 4)),
+        inputs=[ct.ImageType(name="image", shape=(1, channels, 3, 4), color_layout=layout)],
+        outputs=[ct.ImageType(name="half", color_layout=layout)],
+        minimum_deployment_target=ct.target.iOS16,
+        skip_model_load=True,
+    )
+    path = tmp_path_factory.mktemp("images") / f"{request.param}.mlpackage"
+    model.save(str(path))
+    return request.param, path
+
+
+def picture(layout: str) -> Image.Image:
+    """Even values, other ones in each channel."""
+    shape = (3, 4) if layout == "GRAYSCALE" else (3, 4, 3)
+    return Image.fromarray((np.arange(np.prod(shape)).reshape(shape) * 4).astype(np.uint8))
+
+
+def test_round_trip(halver: tuple[str, Path]) -> None:
+    """Channels come back in the order they went in, whatever order the program sees."""
+    layout, path = halver
+    shardmill.portable.install(precision="fp32")
+    given = picture(layout)
+    result = ct.models.MLModel(str(path)).predict({"image": given})["half"]
+    assert np.array_equal(np.asarray(result), np.asarray(given) // 2)
+
+
+def test_wrong_size_is_refused(halver: tuple[str, Path]) -> None:
+    """An image of another size is named, not resized."""
+    layout, path = halver
+    shardmill.portable.install(precision="fp32")
+    model = ct.models.MLModel(str(path))
+    with pytest.raises(shardmill.portable.InputError, match="4 x 3"):
+        model.predict({"image": picture(layout).resize((5, 3))})
