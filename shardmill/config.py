@@ -23,7 +23,8 @@ STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
-Layers = Annotated[tuple[int, int], Field(description="Half-open range of layers: [first, last + 1].")]
+Index = Annotated[int, Field(ge=0)]
+Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -76,7 +77,7 @@ class Benchmark:
     """What the benchmark measures."""
 
     text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = "resources/text/code.txt"
-    prompt_tokens: Annotated[tuple[int, ...], Field(min_length=1)] = (100, 200, 372, 800)
+    prompt_tokens: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (100, 200, 372, 800)
     new_tokens: Annotated[int, Field(ge=2)] = 80
     repetitions: Annotated[int, Field(ge=1)] = 5
 
@@ -205,6 +206,8 @@ def local_problems(config: Config, root: Path) -> list[str]:
         content = json.loads(file.read_text())
     except ValueError as error:
         return [f"{file}: not JSON: {error}"]
+    if not isinstance(content, dict):
+        return [f"{file}: not a model's config"]
     heads = content.get("num_attention_heads") or 1
     head_dim = content.get("head_dim") or content.get("hidden_size", 0) // heads
     return model_problems(config, content.get("num_hidden_layers", 0), head_dim, content.get("vocab_size", 0))

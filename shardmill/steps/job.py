@@ -14,6 +14,8 @@ from shardmill.errors import ShardmillError
 
 log = logging.getLogger("shardmill")
 
+AFTER_THE_GATES = ("manifest", "benchmark", "provenance", "report")
+
 
 def execute(run: Callable[..., None], snakemake: Any) -> None:
     """Calls `run` with the job's named inputs and outputs as Paths and its parameters as they are.
@@ -29,6 +31,8 @@ def execute(run: Callable[..., None], snakemake: Any) -> None:
     }
     arguments |= {name: value for name, value in snakemake.params.items() if name != "tools"}
     try:
+        if snakemake.rule not in AFTER_THE_GATES:
+            withdraw(Path("build") / snakemake.wildcards.model)
         run(**arguments)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -36,6 +40,11 @@ def execute(run: Callable[..., None], snakemake: Any) -> None:
         log.debug("failed", exc_info=True)  # the log file has the traceback
         log.error("%s", one_line(error, Path(snakemake.log[0])))
         sys.exit(1)
+
+
+def withdraw(build: Path) -> None:
+    """Removes model.json: what it speaks for is being made or judged again. Its own job runs after all of those."""
+    (build / "model.json").unlink(missing_ok=True)
 
 
 def as_paths(value: str | Iterable[str]) -> Path | list[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardmill.errors import ConfigError
+from shardmill.errors import CheckpointError, ConfigError
 from shardmill.steps import ingredients, source_folder
 from shardmill.store import Action, Store
 
@@ -51,8 +51,10 @@ def action(plan: Mapping[str, Any], text: Path, parity: Mapping[str, Any]) -> Ac
 
 
 def encode(source: Path, text: Path) -> list[int]:
-    """The text's tokens by the checkpoint's own tokenizer."""
+    """The text's tokens by the checkpoint's own tokenizer. Raises CheckpointError where it has none."""
     from tokenizers import Tokenizer
 
+    if not (source / "tokenizer.json").is_file():
+        raise CheckpointError(f"{source}: holds no tokenizer.json; add the one that belongs to the checkpoint")
     ids: list[int] = Tokenizer.from_file(str(source / "tokenizer.json")).encode(text.read_text(encoding="utf-8")).ids
     return ids

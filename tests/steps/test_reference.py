@@ -10,7 +10,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from shardmill import canonical
+from shardmill import canonical, config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.steps import reference
 
@@ -60,9 +60,11 @@ def test_a_text_that_is_too_short_is_named(build: Path) -> None:
         run(build)
 
 
-def test_more_positions_than_the_context_are_not_blamed_on_the_text(build: Path) -> None:
-    with pytest.raises(ConfigError, match=f"context.* {tiny.CONTEXT}"):
-        run(build, positions=tiny.CONTEXT + 1)
+def test_more_positions_than_the_context_are_not_blamed_on_the_text() -> None:
+    """Said before any work, and of the right key."""
+    content = tiny.settings("checkpoint", parity={"positions": tiny.CONTEXT + 1})
+    with pytest.raises(ConfigError, match=rf"parity\.positions.* context of {tiny.CONTEXT}"):
+        config.parse(content)
 
 
 def test_a_checkpoint_without_a_tokenizer_is_one_clear_error(build: Path) -> None:
