@@ -56,9 +56,9 @@ def tile(tokens: Sequence[int], length: int) -> list[int]:
     return (list(tokens) * (length // len(tokens) + 1))[:length]
 
 
-def generate_once(engine: Engine, prompt: Sequence[int], new_tokens: int, drafter: str) -> GenerationResult:
-    """One request in a fresh session."""
-    return run(Session(engine), prompt, max_new_tokens=new_tokens, drafter=create_drafter(drafter))
+def generate_once(session: Session, prompt: Sequence[int], new_tokens: int, drafter: str) -> GenerationResult:
+    """One request. A session that holds the prompt already does not run it again."""
+    return run(session, prompt, max_new_tokens=new_tokens, drafter=create_drafter(drafter))
 
 
 def measure(engine: Engine, text: Sequence[int], length: int, new_tokens: int, repetitions: int) -> Row:
@@ -66,8 +66,9 @@ def measure(engine: Engine, text: Sequence[int], length: int, new_tokens: int, r
     prompt = tile(text, length)
     plain, drafted = [], []
     for _ in range(repetitions):
-        plain.append(generate_once(engine, prompt, new_tokens, "none"))
-        drafted.append(generate_once(engine, prompt, new_tokens, "ngram"))
+        session = Session(engine)
+        plain.append(generate_once(session, prompt, new_tokens, "none"))
+        drafted.append(generate_once(session, prompt, new_tokens, "ngram"))
     decode = statistics.median(speed(r) for r in plain)
     ngram = statistics.median(speed(r) for r in drafted)
     last = drafted[-1]
@@ -95,7 +96,7 @@ def sweep(engine: Engine, text: Sequence[int], settings: Any) -> dict[str, Any]:
     room = engine.slots - settings.new_tokens - max(engine.widths)
     fitting = [n for n in settings.prompt_tokens if n <= room]
     for drafter in ("none", "ngram") if fitting else ():
-        generate_once(engine, tile(text, min(64, room)), 8, drafter)
+        generate_once(Session(engine), tile(text, min(64, room)), 8, drafter)
     rows = [measure(engine, text, n, settings.new_tokens, settings.repetitions) for n in fitting]
     return {
         "rows": [asdict(row) for row in rows],

@@ -9,6 +9,7 @@ import coremltools as ct
 import coremltools.optimize.coreml as cto
 import numpy as np
 import torch
+from coremltools.converters.mil import Builder as mb
 from torch import Tensor, nn
 
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
@@ -32,6 +33,8 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.insert_pass(0, WHOLE_STATE_UPDATE)
+    # Reading a program leaves counters behind that would number this one's operations otherwise than a fresh process.
+    mb.name_count.clear()
     model = ct.convert(
         traced,
         inputs=core_ml_inputs(shapes, part.tokens),

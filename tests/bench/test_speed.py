@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from shardmill.bench import speed
 from shardmill.config import Benchmark
+from shardmill.decode import Session
 
 
 class Counter:
@@ -68,7 +69,7 @@ def test_speculation_takes_fewer_passes_on_a_text_that_repeats() -> None:
 
 def test_prefill_is_chunked_and_decoding_is_one_token_a_pass() -> None:
     engine = Counter()
-    speed.generate_once(engine, speed.tile(TEXT, 40), 16, "none")
+    speed.generate_once(Session(engine), speed.tile(TEXT, 40), 16, "none")
     assert engine.calls == [4] * 10 + [1] * 15
 
 

@@ -27,11 +27,14 @@ def step(part, packages, receipt, store):
     assert isinstance(part, Path) and all(isinstance(p, Path) for p in packages)
     {body}
 
+class Wildcards(list):
+    model = "tiny"
+
 job = SimpleNamespace(
     input={{"part": "a.json", "packages": ["b", "c"]}},
     output={{"receipt": "d.json"}},
     params={{"store": "build/.store", "tools": "abc"}},
-    log=["logs/step.log"], rule="convert", wildcards=["head_0"], threads=1,
+    log=["logs/step.log"], rule="convert", wildcards=Wildcards(["head_0"]), threads=1,
 )
 execute(step, job)
 """
