@@ -14,7 +14,20 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from shardmill import __version__
-from shardmill.commands import chat, doctor, gc, generate, inspect, serve, synth_checkpoint, verify, why
+from shardmill.commands import (
+    chat,
+    compare_compiled,
+    diff_residency,
+    doctor,
+    gc,
+    generate,
+    inspect,
+    lint,
+    serve,
+    synth_checkpoint,
+    verify,
+    why,
+)
 
 HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
 HINT = "(unexpected; `shardmill --traceback ...` shows where)"
@@ -77,11 +90,14 @@ COMMANDS = (
     chat.chat,
     serve.serve,
     inspect.inspect,
+    lint.lint,
     verify.verify,
     why.why,
     gc.gc,
     doctor.doctor,
     synth_checkpoint.synth_checkpoint,
+    compare_compiled.compare_compiled,
+    diff_residency.diff_residency,
 )
 for command in COMMANDS:
     app.command(command.__name__.replace("_", "-"))(command)

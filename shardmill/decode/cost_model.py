@@ -20,19 +20,20 @@ from shardmill.decode.policy import FLOOR, PassReport, Pause
 _RECENT = 32  # passes per width that its cost is the median of
 
 
-def measure_widths(engine: Engine, *, repeats: int = 3) -> dict[int, float]:
-    """Seconds of a call by width: the median of `repeats`, after one that is not counted. Resets the
-    engine.
+def measure_widths(engine: Engine, *, repeats: int = 4) -> dict[int, float]:
+    """Seconds of a call by width: the least of `repeats`, after one that is not counted. Resets the engine.
+
+    The widths take turns, so that a busy spell of the machine does not fall on one of them alone, and the least is
+    taken, as other work on the machine only ever adds time.
     """
-    costs = {}
-    for width in engine.widths:
-        seconds = []
-        for _ in range(repeats + 1):
+    costs = dict.fromkeys(engine.widths, float("inf"))
+    for turn in range(repeats + 1):
+        for width in engine.widths:
             engine.reset()
             start = time.perf_counter()
             engine.forward([0] * width, range(width), range(width))
-            seconds.append(time.perf_counter() - start)
-        costs[width] = median(seconds[1:])
+            if turn > 0:
+                costs[width] = min(costs[width], time.perf_counter() - start)
     engine.reset()
     return costs
 

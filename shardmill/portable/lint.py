@@ -71,9 +71,17 @@ def diff_residency(
     A row has `function`, `output` and either `status` (as OpVerdict) or `device` ("ne", "cpu", "gpu", "none",
     "unknown"). A prediction of "unknown" disagrees with nothing.
     """
-    ours = {(row.get("function", "main"), row["output"]): row for row in predicted}
-    theirs = {(row.get("function", "main"), row["output"]): row for row in measured}
-    return tuple(_differences(ours, theirs))
+    return tuple(_differences(_by_operation(predicted), _by_operation(measured)))
+
+
+def _by_operation(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Rows by (function, output); of several, one per shape, the first that is not eligible."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in rows:
+        key = (row.get("function", "main"), row["output"])
+        if key not in found or _status(found[key]) == "eligible":
+            found[key] = row
+    return found
 
 
 def _differences(
@@ -89,7 +97,7 @@ def _status(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "absent"
     if "status" in row:
-        return str(row["status"])
+        return "eligible" if row["status"] == "ane" else str(row["status"])
     device = str(row.get("device", "unknown")).lower()
     words = {"ne": "eligible", "ane": "eligible", "cpu": "ineligible", "gpu": "ineligible", "none": "no_device"}
     return words.get(device, "unknown")
@@ -108,7 +116,8 @@ def compare_compiled(first: Path, second: Path) -> tuple[BundleDifference, ...]:
 
     For the first person who has both compilers: `coremlc`'s bundle and ours should give no difference.
     """
-    names = sorted({str(p.relative_to(b)) for b in (first, second) for p in b.rglob("*") if p.is_file()})
+    found = {p.relative_to(b) for b in (first, second) for p in b.rglob("*") if p.is_file()}
+    names = sorted(str(name) for name in found if not name.name.startswith("."))  # Snakemake's mark, the Finder's
     return tuple(BundleDifference(name, what) for name in names if (what := _compare_file(name, first, second)))
 
 

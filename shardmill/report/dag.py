@@ -19,13 +19,13 @@ PLACES = {
     "embedding": (2, 0),
     "reference": (2, 1),
     "convert": (2, 2.5),
-    "parity": (3, 0.5),
-    "residency": (3, 2),
-    "compile": (3, 3),
-    "benchmark": (4, 0.5),
-    "model.json": (4, 1.75),
-    "report": (5, 0.9),
-    "provenance": (5, 2.5),
+    "compile": (3, 2.5),
+    "parity": (4, 0.75),
+    "residency": (4, 2.25),
+    "benchmark": (5, 0.75),
+    "model.json": (5, 2.25),
+    "report": (6, 0.75),
+    "provenance": (6, 2.25),
 }
 EDGES = (
     ("fetch", "split"),
@@ -34,9 +34,9 @@ EDGES = (
     ("split", "convert"),
     ("embedding", "parity"),
     ("reference", "parity"),
-    ("convert", "parity"),
-    ("convert", "residency"),
     ("convert", "compile"),
+    ("compile", "parity"),
+    ("compile", "residency"),
     ("parity", "benchmark"),
     ("residency", "benchmark"),
     ("parity", "model.json"),
@@ -44,7 +44,6 @@ EDGES = (
     ("benchmark", "report"),
     ("model.json", "report"),
     ("model.json", "provenance"),
-    ("compile", "provenance"),
 )
 RANKS = 1 + max(rank for rank, _ in PLACES.values())
 LANES = 1 + max(lane for _, lane in PLACES.values())
@@ -78,7 +77,7 @@ class Layout:
         return x + self.width + 8, y + self.height + 8
 
 
-WIDE = Layout("wide", False, 140, 74, 184, 92)
+WIDE = Layout("wide", False, 132, 74, 164, 92)
 NARROW = Layout("narrow", True, 98, 70, 98, 104)
 
 

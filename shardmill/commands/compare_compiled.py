@@ -1,0 +1,30 @@
+"""`shardmill compare-compiled`: do two compilers make the same bundle of a package?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare_compiled(
+    first: Annotated[Path, typer.Argument(help="A compiled bundle, .mlmodelc.")],
+    second: Annotated[Path, typer.Argument(help="Another one of the same package.")],
+) -> None:
+    """Show how two compiled bundles differ, but for build information. Exit code 1 if they do."""
+    from shardmill.errors import ShardmillError
+    from shardmill.quiet import quiet_coremltools
+
+    with quiet_coremltools():
+        from shardmill.portable.lint import compare_compiled as compare
+
+    for bundle in (first, second):
+        if not (bundle / "coremldata.bin").is_file():
+            raise ShardmillError(f"{bundle} is no compiled bundle; give an .mlmodelc folder")
+    differences = compare(first, second)
+    for difference in differences:
+        typer.echo(f"{difference.file}: {difference.what}")
+    typer.echo(f"{len(differences)} files differ")
+    if differences:
+        raise typer.Exit(1)

@@ -1,0 +1,48 @@
+"""`shardmill lint`: what in a program is known to leave the Neural Engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+STYLES = {"error": "red", "warn": "yellow", "info": "dim"}
+
+
+def lint(
+    path: Annotated[Path, typer.Argument(help="An .mlpackage or .mlmodelc that holds an ML Program.")],
+    chip: Annotated[int, typer.Option(min=1, help="Generation of the M-series chip to judge for.")] = 4,
+    ios: Annotated[bool, typer.Option("--ios", help="Judge for an iPhone or iPad.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """Judge a program by the placement rules: predictions, not measurements. Exit code 1 if there is an error."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from shardmill.quiet import quiet_coremltools
+
+    with quiet_coremltools():
+        from shardmill.portable.lint import lint as judge
+        from shardmill.portable.placement import Target
+
+    rows = judge(path, Target(chip, ios))
+    errors = sum(row.severity == "error" for row in rows)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows]))
+    else:
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "rule", "operation", "why", "what to do instead"):
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            mark = Text(row.severity, style=STYLES[row.severity])
+            table.add_row(mark, row.rule, row.operation or "the program", row.why, row.remedy)
+        console = Console(markup=False, highlight=False)
+        if rows:
+            console.print(table)
+        console.print(f"{path}: {errors} errors, {len(rows) - errors} remarks, all predicted")
+    if errors:
+        raise typer.Exit(1)
