@@ -24,6 +24,7 @@ from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.hub_errors import explained
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import check_name
+from shardmill.checkpoint.progress import reporting
 from shardmill.errors import CheckpointError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -156,7 +157,7 @@ def _download_weights(repo: str, commit: str, file: RemoteFile, access: HubAcces
 def _stream(url: str, partial: Path, file: RemoteFile, access: HubAccess) -> None:
     if partial.exists() and partial.stat().st_size > file.size:
         partial.unlink()
-    with partial.open("ab") as stream:
+    with partial.open("ab") as stream, reporting(file.name, partial, file.size):
         http_get(
             url,
             stream,

@@ -1,0 +1,26 @@
+"""A long download says how far it is, and stops saying so when it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from shardmill.checkpoint.progress import reporting
+
+
+def test_it_reports_what_the_file_holds_and_then_falls_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The lines name the file, what is there and what there will be."""
+    caplog.set_level(logging.INFO)
+    partial = tmp_path / "weights"
+    with reporting("weights", partial, 4_000_000_000, seconds=0.01):
+        partial.write_bytes(bytes(20_000_000))
+        deadline = time.monotonic() + 5
+        while "weights: 0.02 of 4.00 GB" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "weights: 0.02 of 4.00 GB" in caplog.text
+    said = len(caplog.records)
+    time.sleep(0.05)
+    assert len(caplog.records) == said
