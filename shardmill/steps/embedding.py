@@ -9,18 +9,17 @@ from shardmill import canonical, plan
 from shardmill.steps import ingredients, source_folder
 from shardmill.store import Action, Store
 
+THREADS = 4
+
 
 def run(part: Path, record: Path, table: Path, receipt: Path, store: str) -> None:
     """Args: part parts/embedding.json; record source.receipt.json; table embedding.safetensors."""
     embedding = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:
-        from safetensors.torch import save_file
+        from shardmill.convert.stamped_table import write_table
 
-        from shardmill.convert.weights import PartWeights
-
-        (values,) = PartWeights(embedding, source_folder(record)).values()
-        save_file({"embedding": values.half()}, made["table"])
+        write_table(embedding, source_folder(record), made["table"], THREADS)
 
     Store(Path(store)).perform(action(embedding), {"table": table}, receipt, work)
 
