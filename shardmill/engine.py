@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
+from shardmill.host import load_programs_as
 
 Floats = NDArray[np.float32]
 MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it into NaN (rule N4)
@@ -116,9 +117,13 @@ def write_mask(slots: int, where: NDArray[np.int64]) -> Floats:
     return mask
 
 
-def load(build: Path, **options: Any) -> Engine:
-    """The engine of a finished build folder. Raises ShardmillError where it is not one."""
+def load(build: Path, precision: str = "fp16", **options: Any) -> Engine:
+    """The engine of a finished build folder. Raises ShardmillError where it is not one.
+
+    `precision` is the portable engine's, "fp16" as the Neural Engine computes or "fp32"; Core ML has no choice.
+    """
     file = build / "model.json"
     if not file.is_file():
         raise ShardmillError(f"{build}: no model.json there; build the model first: snakemake --cores 4 all")
-    return Engine(json.loads(file.read_text()), build, **options)
+    with load_programs_as(precision):
+        return Engine(json.loads(file.read_text()), build, **options)

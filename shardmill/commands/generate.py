@@ -103,11 +103,11 @@ def load_engine(build: Path) -> Engine:
     """The built model, loaded for fp16 as the Neural Engine computes; a spinner on a terminal meanwhile."""
     from rich.console import Console
 
-    from shardmill import engine, host
+    from shardmill import engine
     from shardmill.quiet import quiet_coremltools
 
     spinner = Console(stderr=True).status(f"loading {build}")
-    with spinner, quiet_coremltools(), host.load_programs_as("fp16"):
+    with spinner, quiet_coremltools():
         return engine.load(build)
 
 

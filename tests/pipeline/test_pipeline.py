@@ -77,10 +77,8 @@ def test_the_build_generates(finished: Project) -> None:
     """What was built and attested is a model: it loads from its folder, and speculation keeps its output."""
     from shardmill import engine
     from shardmill.decode import Session, create_drafter, run
-    from shardmill.host import load_programs_as
 
-    with load_programs_as("fp16"):
-        loaded = engine.load(finished.build)
+    loaded = engine.load(finished.build)
     tokens = {
         name: run(Session(loaded), [5, 6, 7], max_new_tokens=12, drafter=create_drafter(name)).tokens
         for name in ("none", "ngram")
