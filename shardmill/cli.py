@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 
 from shardmill import __version__
 from shardmill.commands import (
+    audit_range,
     chat,
     compare_compiled,
     diff_residency,
@@ -91,6 +92,7 @@ COMMANDS = (
     serve.serve,
     inspect.inspect,
     lint.lint,
+    audit_range.audit_range,
     verify.verify,
     why.why,
     gc.gc,

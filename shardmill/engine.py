@@ -8,7 +8,8 @@ position <= positions[t]. So a rejected draft's slots are hidden until they are 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class Program:
     def __init__(self, path: Path, stateful: bool, compute_units: str = "CPU_AND_NE") -> None:
         import coremltools as ct
 
+        self.name = path.stem
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
         try:
             load = ct.models.CompiledMLModel if path.suffix == ".mlmodelc" else ct.models.MLModel
             self.model = load(str(path), compute_units=ct.ComputeUnit[compute_units])
@@ -46,7 +49,8 @@ class Program:
 
     def __call__(self, inputs: Mapping[str, Floats]) -> Floats:
         """The program's one output."""
-        outputs = self.model.predict(dict(inputs), state=self.state)
+        with self.around():
+            outputs = self.model.predict(dict(inputs), state=self.state)
         (result,) = outputs.values()
         return np.asarray(result, dtype=np.float32)
 

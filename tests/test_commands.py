@@ -6,9 +6,15 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
+import tiny
 from typer.testing import CliRunner
 
+from shardmill import host
 from shardmill.cli import app
+from shardmill.commands import audit_range
+from shardmill.engine import Engine
+from shardmill.manifest import in_place
 
 runner = CliRunner()
 
@@ -60,3 +66,19 @@ def test_compare_compiled_refuses_what_is_no_bundle(tmp_path: Path) -> None:
     """A folder that is no compiled program is named, not compared."""
     refused = runner.invoke(app, ["compare-compiled", str(tmp_path), str(tmp_path)])
     assert (refused.exit_code, "no compiled bundle" in refused.output) == (1, True)
+
+
+def test_audit_range_sees_every_program_and_names_what_overflows(built: tiny.Build) -> None:
+    """A sound model stays in fp16; with an embedding that has left it already, what follows is counted."""
+    if not host.is_portable():
+        pytest.skip("looks inside the portable engine, which does not run on a Mac")
+    with host.load_programs_as("fp16"):
+        engine = Engine(in_place(built.plan, built.packages, built.table), Path("/"))
+    rows = audit_range.audit(engine, built.text[:8])
+    assert {row["program"] for row in rows} == set(built.packages)
+    assert not any(row["overflows"] or row["nans"] for row in rows)
+    assert all(row["headroom"] > 6 for row in rows)  # the mask's -1e4 is the largest there is
+    engine.table = np.full_like(engine.table, np.inf)
+    spoilt = audit_range.audit(engine, built.text[:8])
+    assert any(row["overflows"] for row in spoilt)
+    assert any(row["nans"] for row in spoilt)
