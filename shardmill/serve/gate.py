@@ -56,7 +56,8 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check(scope)
-            body = await asyncio.wait_for(self._read(receive), self._limits.body_seconds)
+            async with asyncio.timeout(self._limits.body_seconds):
+                body = await self._read(receive)
         except TimeoutError:
             seconds = self._limits.body_seconds
             await respond(ApiError(408, f"the request took over {seconds:g} s to arrive"))(scope, receive, send)

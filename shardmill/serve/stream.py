@@ -45,6 +45,19 @@ async def _left(receive: Receive) -> None:
         pass
 
 
+async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True) -> None:
+    """Sends a piece of an answer.
+
+    `asyncio.wait_for` would not do: up to Python 3.11 it loses a cancellation that comes together with the end of what
+    it waits for, and the answer would run on unread.
+
+    Raises:
+        TimeoutError: the reader took nothing for `stall` seconds.
+    """
+    async with asyncio.timeout(stall):
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
 async def take_all(job: Job, items: list[Item]) -> list[Item]:
     """All items of a job that yielded `items` so far."""
     while ending(items) is None:
@@ -82,9 +95,8 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._pieces():
-            body = {"type": "http.response.body", "body": data, "more_body": True}
-            await asyncio.wait_for(send(body), self._stall)
-        await asyncio.wait_for(send({"type": "http.response.body", "body": b"", "more_body": False}), self._stall)
+            await send_chunk(send, data, self._stall)
+        await send_chunk(send, b"", self._stall, more=False)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         yield _events(self._answer.opening())
