@@ -17,7 +17,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.conformance.suites import ROOT, SUITES, Case, read_cases, reasons, run_slice, table  # noqa: E402
+from tests.conformance.suites import (  # noqa: E402
+    RESULTS,
+    ROOT,
+    SUITES,
+    Case,
+    read_cases,
+    reasons,
+    run_slice,
+    table,
+)
+
+INTRODUCTION = (
+    "coremltools' own tests of PyTorch operations (through TorchScript, the frontend that shardmill converts with), "
+    "of stateful models and of MIL operations, unmodified, on the portable engine in fp32 mode. Written down by "
+    "`benchmarks/conformance.py`; [`tests/conformance/plugin.py`](../tests/conformance/plugin.py) says what the tests "
+    "are told about their surroundings."
+)
+MEANING = (
+    "*Not applicable*: coremltools skips the case, or expects it to fail, on every platform; or the case is about the "
+    "older neuralnetwork format. *Not run*: the case needs a package that is not installed (TensorFlow, torchvision), "
+    "or coremltools' converter fails before the engine is asked. Cases whose parameters name the neuralnetwork "
+    "backend are not counted at all."
+)
 
 
 def main() -> None:
@@ -60,12 +82,15 @@ def run_piece(number: int, count: int, work: Path) -> None:
 
 
 def summary(cases: list[Case]) -> str:
-    """One line: how many passed of those that apply."""
+    """One line: how many cases there are, and how many of them passed."""
     counts = Counter(case.result for case in cases)
-    applicable = counts["passed"] + counts["failed"]
-    share = 100 * counts["passed"] / applicable if applicable else 0.0
-    passed, rest = counts["passed"], counts["not applicable"]
-    return f"{passed} of {applicable} applicable cases passed ({share:.1f} %), {rest} not applicable"
+    rest = ", ".join(f"{counts[result]} {result}" for result in RESULTS[1:])
+    return f"{counts['passed']} of {len(cases)} cases passed ({share(counts['passed'], len(cases))}), {rest}"
+
+
+def share(part: int, whole: int) -> str:
+    """A percentage for people."""
+    return f"{100 * part / whole:.1f} %" if whole else "none"
 
 
 def extent(work: Path) -> str:
@@ -77,26 +102,34 @@ def extent(work: Path) -> str:
 
 def page(cases: list[Case], run: str) -> str:
     """docs/conformance.md."""
-    return (
-        "\n\n".join(
-            [
-                "# Conformance",
-                "coremltools' own tests, unmodified, on the portable engine in fp32 mode, written down by "
-                "`benchmarks/conformance.py`.",
-                run,
-                f"{summary(cases)}. *Not applicable* are the cases that coremltools itself skips or expects to fail, "
-                "and those that fail inside its converter, before the engine is asked (most because coremltools "
-                "9.0 meets numpy 2.4).",
-                "## What failed, and why",
-                reasons(cases, "failed"),
-                "## By suite and operation",
-                table(cases),
-                "## What did not apply",
-                reasons(cases, "not applicable"),
-            ]
-        )
-        + "\n"
-    )
+    counts = Counter(case.result for case in cases)
+    predicting = sum(case.result == "passed" and case.predictions > 0 for case in cases)
+    applicable = counts["passed"] + counts["failed"]
+    figures = [
+        "| | cases | of all |",
+        "|---|---:|---:|",
+        f"| ML Program cases | {len(cases)} | 100 % |",
+        f"| passed | {counts['passed']} | {share(counts['passed'], len(cases))} |",
+        f"| ... and compared predictions | {predicting} | {share(predicting, len(cases))} |",
+        *(f"| {result} | {counts[result]} | {share(counts[result], len(cases))} |" for result in RESULTS[1:]),
+    ]
+    parts = [
+        "# Conformance",
+        INTRODUCTION,
+        run,
+        "\n".join(figures),
+        f"Of the {applicable} cases that apply and were run, {share(counts['passed'], applicable)} passed.",
+        MEANING,
+        "## What failed, and why",
+        reasons(cases, "failed"),
+        "## What was not run, and why",
+        reasons(cases, "not run"),
+        "## What does not apply, and why",
+        reasons(cases, "not applicable"),
+        "## By suite and operation",
+        table(cases),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ compile_model, MLComputePlan. On a Mac it does nothing. Values are computed on t
 precisions:
 - fp32: everything in float32; fp16 tensors and states of the program are held in float32, constants exactly as
   stored;
-- fp16: the result of every operation declared fp16 is rounded to fp16 (computed in float32, rounded once).
+- fp16: the result of every operation declared fp16 is rounded to fp16 (computed in float32 or wider, rounded once),
+  and a token's results do not depend on how many tokens are fed with it.
 
 This package imports nothing else of shardmill.
 """
@@ -25,8 +26,18 @@ __all__ = [
     "ProgramError",
     "UnsupportedOp",
     "install",
+    "precision",
     "trace",
 ]
+
+
+def precision() -> str:
+    """What models loaded from now on compute in: "fp32", or "fp16", as Core ML itself does."""
+    if native_present():
+        return "fp16"
+    from . import proxy  # noqa: PLC0415 - see install
+
+    return proxy.precision()
 
 
 def install(precision: str = "fp32") -> bool:

@@ -2,7 +2,8 @@
 
 Layout (coremltools `mlmodel/src/MILBlob/Blob/StorageFormat.hpp`): at a blob's offset stands a 64-byte record of
 sentinel 0xDEADBEEF (u32), type (u32), size in bytes (u64), data offset (u64). The record is checked against the
-file's length before coremltools' own reader, which trusts it, reads the data.
+file's length before anything is read. What is stored as numpy holds it is mapped, so it costs no memory until it is
+used, and processes share it; coremltools' own reader reads the rest.
 """
 
 from __future__ import annotations
@@ -25,21 +26,14 @@ SENTINEL = 0xDEADBEEF
 RECORD = struct.Struct("<IIQQ")
 RECORD_BYTES = 64
 MODEL_PREFIX = "@model_path/"
+MAPPED = {"fp16": 1, "fp32": 2, "uint8": 3, "int8": 4, "int16": 6, "uint16": 7, "int32": 14, "uint32": 15}  # numbers
 READERS = {
-    "fp16": "read_fp16_data",
-    "fp32": "read_float_data",
     "int4": "read_int4_data",
-    "int8": "read_int8_data",
-    "int16": "read_int16_data",
-    "int32": "read_int32_data",
     "uint1": "read_uint1_data",
     "uint2": "read_uint2_data",
     "uint3": "read_uint3_data",
     "uint4": "read_uint4_data",
     "uint6": "read_uint6_data",
-    "uint8": "read_uint8_data",
-    "uint16": "read_uint16_data",
-    "uint32": "read_uint32_data",
 }
 
 
@@ -58,36 +52,47 @@ class WeightFile:
 
         return _BlobStorageReader(str(self.path))
 
-    def read(self, offset: int, kind: TensorType) -> np.ndarray:
-        """The array whose record stands at `offset`. Raises ProgramError where record, type and file disagree."""
-        count = element_count(kind)
-        stored = self._stored_bytes(offset)
-        if kind.dtype not in READERS:
-            raise ProgramError(f"{self.path.name}: type {kind.dtype} can't be stored in a weight file")
-        scalar = BY_NAME[kind.dtype]
-        if stored < (count * scalar.bits + 7) // 8:
-            raise ProgramError(f"{self.path.name}: the record at {offset} holds {stored} bytes, too few for {kind}")
-        try:
-            flat = getattr(self._reader, READERS[kind.dtype])(offset)
-        except Exception as error:
-            raise ProgramError(
-                f"{self.path.name}: the record at {offset} can't be read as {kind.dtype}: {error}"
-            ) from error
-        array = np.asarray(flat).reshape(-1)
-        array = array.view(scalar.numpy) if kind.dtype == "fp16" else array.astype(scalar.numpy, copy=False)
-        if array.size < count:
-            raise ProgramError(f"{self.path.name}: the record at {offset} holds {array.size} values, not {count}")
-        return array[:count].reshape(tuple(d or 0 for d in kind.shape))
+    @cached_property
+    def _bytes(self) -> np.ndarray:
+        return np.memmap(self.path, np.uint8, mode="c")
 
-    def _stored_bytes(self, offset: int) -> int:
+    def read(self, offset: int, kind: TensorType) -> np.ndarray:
+        """The array whose record stands at `offset`, not to be written to. Raises ProgramError where record, type and
+        file disagree.
+        """
+        count, shape = element_count(kind), tuple(d or 0 for d in kind.shape)
+        number, stored, start = self._record(offset)
+        if kind.dtype not in MAPPED and kind.dtype not in READERS:
+            raise ProgramError(f"{self.path.name}: type {kind.dtype} can't be stored in a weight file")
+        needed = (count * BY_NAME[kind.dtype].bits + 7) // 8
+        if stored < needed:
+            raise ProgramError(f"{self.path.name}: the record at {offset} holds {stored} bytes, too few for {kind}")
+        if kind.dtype in READERS:
+            return self._unpacked(offset, kind.dtype, count).reshape(shape)
+        if number != MAPPED[kind.dtype]:
+            raise ProgramError(f"{self.path.name}: the record at {offset} is of type {number}, not {kind.dtype}")
+        return self._bytes[start : start + needed].view(BY_NAME[kind.dtype].numpy).reshape(shape)
+
+    def _unpacked(self, offset: int, dtype: str, count: int) -> np.ndarray:
+        """`count` values of a type that numpy does not have."""
+        try:
+            flat = np.asarray(getattr(self._reader, READERS[dtype])(offset)).reshape(-1)
+        except Exception as error:
+            raise ProgramError(f"{self.path.name}: the record at {offset} can't be read as {dtype}: {error}") from error
+        if flat.size < count:
+            raise ProgramError(f"{self.path.name}: the record at {offset} holds {flat.size} values, not {count}")
+        return flat.astype(BY_NAME[dtype].numpy, copy=False)[:count]
+
+    def _record(self, offset: int) -> tuple[int, int, int]:
+        """Type number, size in bytes and start of the data."""
         if offset % RECORD_BYTES or offset + RECORD_BYTES > self.size:
             raise ProgramError(f"{self.path.name}: blob offset {offset} lies outside the file of {self.size} bytes")
         with self.path.open("rb") as file:
             file.seek(offset)
-            sentinel, _, size, start = RECORD.unpack(file.read(RECORD.size))
+            sentinel, number, size, start = RECORD.unpack(file.read(RECORD.size))
         if sentinel != SENTINEL or start + size > self.size:
             raise ProgramError(f"{self.path.name}: the record at {offset} is damaged")
-        return int(size)
+        return number, size, start
 
 
 def weight_loader(model_dir: Path) -> Callable[[Value], np.ndarray]:

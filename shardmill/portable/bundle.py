@@ -90,8 +90,10 @@ def function_features(model: LoadedModel) -> dict[str, list[Feature]]:
 
 def core_data(model: LoadedModel) -> bytes:
     """`coremldata.bin` of a model."""
-    version = model.spec_version
-    payload = model.description.SerializeToString(deterministic=True)
+    version, description = model.spec_version, type(model.description)()
+    description.CopyFrom(model.description)
+    description.metadata.SetInParent()  # the compiler writes an empty one where the source has none
+    payload = description.SerializeToString(deterministic=True)
     number = OLD_FORMAT if version < FIRST_NEW_SPEC else version
     header = HEADER.pack(ML_PROGRAM, number, 7, b"generic", version & 0xFF, len(payload))
     return bytes(header + payload + TRAILER * len(model.program.functions))

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .steps import Arg, Const, Ref
+from .steps import Arg, Const, Ref, last_mentions, used
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +90,6 @@ class _Source:
         self.body.extend(f"{target} = states[{key}]" for target in targets)
 
 
-def used(args: Sequence[Arg]) -> set[str]:
-    """Names of run-time values among arguments."""
-    names: set[str] = set()
-    for arg in args:
-        if isinstance(arg, tuple):
-            names |= used(arg)
-        elif isinstance(arg, Ref):
-            names.add(arg.name)
-    return names
-
-
 def compile_lines(
     inputs: Sequence[str], lines: Sequence[Line], outputs: Sequence[Arg], half: bool
 ) -> Callable[..., tuple[Tensor, ...]]:
@@ -109,7 +97,7 @@ def compile_lines(
     source = _Source(inputs)
     parameters = ", ".join(["states", *(source.variable(name) for name in inputs)])
     live = prune(lines, outputs)
-    last = last_uses(live)
+    last = last_mentions([used(line.args) | set(line.targets) for line in live])
     kept = used(outputs)
     for index, line in enumerate(live):
         source.add(line)
@@ -119,7 +107,7 @@ def compile_lines(
     results = "".join(source.expression(arg) + ", " for arg in outputs)
     text = f"def plan({parameters}):\n" + "".join(f"    {s}\n" for s in source.body) + f"    return ({results})\n"
     exec(compile(text, "<plan>", "exec"), source.globals)  # the source is ours: see the module's docstring
-    plan: Callable[..., tuple[Tensor, ...]] = source.globals["plan"]
+    plan: Callable[..., tuple[Tensor, ...]] = source.globals.pop("plan")  # a cycle would keep its constants in memory
     return plan
 
 
@@ -133,20 +121,3 @@ def prune(lines: Sequence[Line], outputs: Sequence[Arg]) -> list[Line]:
             kept.append(line)
             wanted |= used(line.args)
     return kept[::-1]
-
-
-def last_uses(lines: Sequence[Line]) -> dict[int, list[str]]:
-    """Line index -> the names that no later line mentions (targets count as a mention)."""
-    last: dict[str, int] = {}
-    for index, line in enumerate(lines):
-        for name in used(line.args) | set(line.targets):
-            last[name] = index
-    by_line: dict[int, list[str]] = {}
-    for name, index in last.items():
-        by_line.setdefault(index, []).append(name)
-    return by_line
-
-
-def round_half(value: Tensor) -> Tensor:
-    """The nearest fp16 value, held in float32."""
-    return value.to(torch.float16).to(torch.float32)

@@ -64,10 +64,3 @@ def unpack_bits(packed: bytes, bits: int, count: int, signed: bool) -> np.ndarra
     if signed:
         values = np.where(values >= 1 << (bits - 1), values - (1 << bits), values)
     return values.astype(np.int8 if signed else np.uint8)
-
-
-def pack_bits(values: np.ndarray, bits: int) -> bytes:
-    """The inverse of `unpack_bits`."""
-    unsigned = values.astype(np.int16).reshape(-1, 1) & ((1 << bits) - 1)
-    flat = (unsigned >> np.arange(bits)) & 1
-    return np.packbits(flat.astype(np.uint8).reshape(-1), bitorder="little").tobytes()

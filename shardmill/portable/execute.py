@@ -24,7 +24,7 @@ from .fast import specialise
 from .fuse import MaskedWrite, find_masked_writes, masked_write_lines
 from .lower import Loader, lower_function
 from .program import Function, StateType, TensorType
-from .steps import Arg, Const, Lowered, Ref, Step, evaluate, kernel_values, settle, value_of
+from .steps import Arg, Const, Lowered, Ref, Step, evaluate, kernel_values, settle, used, value_of
 
 MAX_PLANS = 64
 MAX_ITERATIONS = 1 << 20
@@ -89,13 +89,15 @@ class Executable:
 def run_block(
     block: Lowered, env: dict[str, Any], states: States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
-    """Interprets a block in `env`, which it extends. Nested blocks and observed runs come here."""
-    for step in block.steps:
+    """Interprets a block in `env`, which it uses up. Nested blocks and observed runs come here."""
+    for index, step in enumerate(block.steps):
         results = run_step(step, env, states, half, observer)
         for out, value in zip(step.outputs, results, strict=True):
             env[out.name] = value
             if observer is not None and isinstance(value, Tensor):
                 observer(out.name, step.op.kind, value)
+        for name in block.dying.get(index, ()):
+            env.pop(name, None)
     return tuple(value_of(arg, env) for arg in block.outputs)
 
 
@@ -169,10 +171,13 @@ class _Tracer:
     def run(self, block: Lowered, env: dict[str, Any]) -> tuple[Tensor, ...]:
         self.borrowed = {value.untyped_storage().data_ptr() for value in [*env.values(), *self.states.values()]}
         self.writes = find_masked_writes(block)
-        for step in block.steps:
+        wanted = used([arg for write in self.writes.values() for arg in (write.mask, write.new)])  # small, and later
+        for index, step in enumerate(block.steps):
             results = run_step(step, env, self.states, self.half)
             env.update({out.name: value for out, value in zip(step.outputs, results, strict=True)})
             self._record(step, env, results)
+            for name in set(block.dying.get(index, ())) - wanted:
+                env.pop(name, None)
         self.borrowed |= {value.untyped_storage().data_ptr() for value in self.states.values()}
         self.outputs = tuple(self._result(self._fold(arg), env) for arg in block.outputs)
         return tuple(value_of(arg, env) for arg in self.outputs)
@@ -193,7 +198,7 @@ class _Tracer:
 
     def _record(self, step: Step, env: dict[str, Any], results: tuple[Any, ...]) -> None:
         args = tuple(self._fold(arg) for arg in step.args)
-        names = _names(args)
+        names = used(args)
         write = self.writes.get(id(step))
         if write is not None:
             fused = masked_write_lines(write, env, self.states[write.state], self.seen, self.half)
@@ -257,16 +262,6 @@ HEAD, COPY = "\0head", "\0copy "  # no MIL name begins so
 def _placeholders(heads: Arg) -> Arg:
     count = len(heads) if isinstance(heads, tuple) else 1
     return tuple(Ref(f"{HEAD}{i}") for i in range(count))
-
-
-def _names(args: tuple[Arg, ...]) -> set[str]:
-    found: set[str] = set()
-    for arg in args:
-        if isinstance(arg, tuple):
-            found |= _names(arg)
-        elif isinstance(arg, Ref):
-            found.add(arg.name)
-    return found
 
 
 def declared_types(function: Function) -> dict[str, TensorType]:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .codegen import Line, round_half
+from .codegen import Line
 from .dtypes import BY_NAME
+from .products import by_fours
 from .program import TensorType
-from .steps import Arg, Const, Ref, Step, kernel_values, value_of
+from .steps import Arg, Const, Ref, Step, kernel_values, round_half, value_of
 
 Fast = tuple[Callable[..., Any], tuple[Arg, ...]]
 Chooser = Callable[[dict[str, Any], dict[str, Arg], Sequence[Tensor]], Fast | None]
@@ -30,8 +31,8 @@ def specialise(step: Step, env: Mapping[str, Any], results: Sequence[Tensor], st
     values = kernel_values(step, env)
     names = [param.name for param in step.kernel.params]
     choice = None
-    if stable and step.op.kind in CHOOSERS:
-        choice = CHOOSERS[step.op.kind](
+    if stable and step.kernel.kind in CHOOSERS:
+        choice = CHOOSERS[step.kernel.kind](
             dict(zip(names, values, strict=True)), dict(zip(names, step.args, strict=True)), results
         )
     targets = tuple(out.name for out in step.outputs)
@@ -103,41 +104,68 @@ def _split(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tenso
     return torch.split, (args["x"], Const(sizes), Const(values["axis"]))
 
 
-def _matmul(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
-    x, y = values["x"], values["y"]
-    if x.dtype != y.dtype or values["transpose_x"] or x.dim() < 2 or y.dim() < 2:  # noqa: PLR2004 - matrices
-        return None
-    return (_matmul_nt if values["transpose_y"] else torch.matmul), (args["x"], args["y"])
+def _matmul(plain: Callable[..., Tensor], transposed: Callable[..., Tensor]) -> Chooser:
+    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+        x, y = values["x"], values["y"]
+        if x.dtype != y.dtype or values["transpose_x"] or x.dim() < 2 or y.dim() < 2:  # noqa: PLR2004 - matrices
+            return None
+        return (transposed if values["transpose_y"] else plain), (args["x"], args["y"])
+
+    return choose
 
 
 def _matmul_nt(x: Tensor, y: Tensor) -> Tensor:
     return torch.matmul(x, y.mT)
 
 
-def _pointwise(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
-    """A 1x1, stride-1, ungrouped convolution of one image with constant weights: one matrix product."""
-    x, weight = values["x"], values["weight"]
-    if not isinstance(args["weight"], Const) or x.shape[0] != 1 or values["groups"] != 1 or not x.is_floating_point():
-        return None
-    if any(k != 1 for k in weight.shape[2:]) or results[0].shape[2:] != x.shape[2:]:
-        return None
-    matrix = weight.reshape(weight.shape[0], weight.shape[1])
-    shape, columns = tuple(results[0].shape), x.numel() // x.shape[1]
-    rows = (matrix.shape[1],) if columns == 1 else (matrix.shape[1], columns)
-    if values["bias"] is None:
-        product: Callable[..., Tensor] = torch.mv if columns == 1 else torch.mm
+def _wide_matmul(x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(x.double(), y.double())
 
-        def call(x: Tensor) -> Tensor:
-            return product(matrix, x.reshape(rows)).view(shape)
 
-    else:
-        bias = values["bias"] if columns == 1 else values["bias"].unsqueeze(1)
-        product = torch.addmv if columns == 1 else torch.addmm
+def _wide_matmul_nt(x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(x.double(), y.double().mT)
 
-        def call(x: Tensor) -> Tensor:
-            return product(bias, matrix, x.reshape(rows)).view(shape)
 
-    return call, (args["x"],)
+def _wide(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.sum or torch.mean, in float64."""
+    return lambda x, axes, keep: function(x, axes, keep, dtype=torch.float64)
+
+
+def _pointwise(steady: bool) -> Chooser:
+    """A 1x1 convolution of one image with a constant matrix (products.py): one product."""
+
+    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+        x, matrix = values["x"], values["weight"].flatten(1)
+        if x.shape[0] != 1:
+            return None
+        columns, shape = x.numel() // x.shape[1], tuple(results[0].shape)
+        if columns == 1 and not steady:
+            return _vector_product(matrix, values["bias"], shape), (args["x"],)
+        return _tokens_product(matrix, values["bias"], shape, columns, steady), (args["x"],)
+
+    return choose
+
+
+def _vector_product(matrix: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    size = (matrix.shape[1],)
+    if bias is None:
+        return lambda x: torch.mv(matrix, x.reshape(size)).view(shape)
+    return lambda x: torch.addmv(bias, matrix, x.reshape(size)).view(shape)
+
+
+def _tokens_product(
+    matrix: Tensor, bias: Tensor | None, shape: tuple[int, ...], columns: int, steady: bool
+) -> Callable[[Tensor], Tensor]:
+    rows, across = (matrix.shape[1], columns), matrix.t()
+    strides = torch.empty(columns, len(matrix)).t().view(shape).stride()
+    widen = by_fours if steady and columns % 4 else None
+
+    def call(x: Tensor) -> Tensor:
+        tokens = x.reshape(rows).t() if widen is None else widen(x.reshape(rows).t())
+        y = torch.mm(tokens, across) if bias is None else torch.addmm(bias, tokens, across)
+        return y.as_strided(shape, strides)
+
+    return call
 
 
 def _slice(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
@@ -169,7 +197,11 @@ CHOOSERS: dict[str, Chooser] = {
     "reduce_min": _reduce(torch.amin),
     "concat": _concat,
     "split": _split,
-    "matmul": _matmul,
-    "conv": _pointwise,
+    "matmul": _matmul(torch.matmul, _matmul_nt),
+    "wide_matmul": _matmul(_wide_matmul, _wide_matmul_nt),
+    "wide_reduce_sum": _reduce(_wide(torch.sum)),
+    "wide_reduce_mean": _reduce(_wide(torch.mean)),
+    "plain_conv": _pointwise(steady=False),
+    "steady_conv": _pointwise(steady=True),
     "slice_by_index": _slice,
 }

@@ -18,6 +18,7 @@ from torch import Tensor
 from .dtypes import BY_NAME
 from .errors import InputError, ProgramError
 from .program import Function, Named, TensorType
+from .steps import round_half
 
 ARRAY_TYPES = {65568: "fp32", 65600: "fp64", 131104: "int32", 65552: "fp16", 131080: "int8"}
 NUMPY_OUT = {name: np.dtype(kind) for name, kind in (("fp32", np.float32), ("fp64", np.float64), ("int32", np.int32))}
@@ -155,8 +156,13 @@ def to_tensor(array: np.ndarray, kind: TensorType, name: str, half: bool) -> Ten
         array = array.astype(np.int64)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
-    if not array.flags.writeable or not array.flags.c_contiguous or not array.dtype.isnative:
+    if not array.flags.writeable or not _is_dense(array) or not array.dtype.isnative:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     tensor = torch.from_numpy(array)
     tensor = tensor if tensor.dtype == held else tensor.to(held)
-    return tensor.to(torch.float16).to(held) if half and kind.dtype == "fp16" else tensor
+    return round_half(tensor) if half and kind.dtype == "fp16" else tensor
+
+
+def _is_dense(array: np.ndarray) -> bool:
+    """Whether an array lies in memory without gaps, its axes in any order: tokens first is the faster one."""
+    return array.flags.c_contiguous or array.transpose(np.argsort(array.strides)[::-1]).flags.c_contiguous

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .codegen import Line, round_half
-from .steps import Arg, Const, Lowered, Ref, Step
+from .codegen import Line
+from .steps import Arg, Const, Lowered, Ref, Step, round_half
+from .wide import WIDE
 
 States = dict[str, Tensor]
 ROWS = "\0rows "  # no MIL name begins so
@@ -26,13 +27,13 @@ ROWS = "\0rows "  # no MIL name begins so
 
 @dataclass(frozen=True, eq=False)
 class MaskedWrite:
-    """One write: the state, the one-hot mask [.., S, T], 1 - its row sums, the new rows [.., T, D] or transposed."""
+    """One write: the state, the one-hot mask [.., S, T], the new rows [.., T, D] or transposed, the formula's type."""
 
     state: str
     mask: Ref
-    keep: Ref
     new: Arg
     transposed: bool
+    dtype: str
 
 
 def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
@@ -60,6 +61,7 @@ def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> 
     state, data = write.args
     assert isinstance(state, Ref)
     total = _maker(data, "add", makers, uses)
+    dtype = getattr(total.op.outputs[0].type, "dtype", "") if total is not None else ""
     for old, fresh in _orders(total):
         scaled, product = _maker(old, "mul", makers, uses), _maker(fresh, "matmul", makers, uses)
         if scaled is None or product is None or _flag(product.args[2]) is not False:
@@ -70,7 +72,7 @@ def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> 
             if source is None or source.args[0] != state or not isinstance(keep, Ref) or not isinstance(mask, Ref):
                 continue
             if transposed is not None and _is_complement(keep, mask, makers):
-                return MaskedWrite(state.name, mask, keep, new, transposed)
+                return MaskedWrite(state.name, mask, new, transposed, dtype)
     return None
 
 
@@ -116,9 +118,7 @@ def masked_write_lines(
     if rows.name not in seen:
         seen.add(rows.name)
         lines.append(Line((rows.name,), one_hot_rows, (write.mask,)))
-    lines.append(
-        Line((), _writer(write, half), (rows, write.mask, write.keep, write.new), tupled=True, needs_states=True)
-    )
+    lines.append(Line((), _writer(write, half), (rows, write.mask, write.new), tupled=True, needs_states=True))
     return lines
 
 
@@ -131,22 +131,24 @@ def _fits(write: MaskedWrite, new: Tensor, state: Tensor) -> bool:
 def one_hot_rows(mask: Tensor) -> Tensor | None:
     """The row that each column of a mask [.., S, T] selects; None if a column is not one-hot or rows repeat."""
     flat = mask.reshape(-1, mask.shape[-1])
-    rows = flat.argmax(0)
-    places = rows.tolist()
-    ones = all(float(flat[row, column]) == 1.0 for column, row in enumerate(places))
-    return rows if ones and len(set(places)) == len(places) == int(flat.count_nonzero()) else None
+    largest, rows = flat.max(0)
+    ones = largest.tolist() == [1.0] * len(rows) and int(flat.count_nonzero()) == len(rows)
+    return rows if ones and len(set(rows.tolist())) == len(rows) else None
 
 
 def _writer(write: MaskedWrite, half: bool) -> Callable[..., tuple[()]]:
     state, transposed = write.state, write.transposed
-    finish = round_half if half else lambda value: value
+    rounded = half and write.dtype == "fp16"
+    finish = round_half if rounded else lambda value: value
+    product = WIDE["matmul"].call if rounded else torch.matmul
 
-    def apply(states: States, rows: Tensor | None, mask: Tensor, keep: Tensor, new: Tensor) -> tuple[()]:
+    def apply(states: States, rows: Tensor | None, mask: Tensor, new: Tensor) -> tuple[()]:
         new = new.mT if transposed else new
         if rows is not None:
             states[state].index_copy_(-2, rows, new)
         else:
-            states[state] = finish(finish(states[state] * keep) + finish(torch.matmul(mask, new)))
+            keep = finish(1 - finish(mask.sum(-1, keepdim=True)))
+            states[state] = finish(finish(states[state] * keep) + finish(product(mask, new)))
         return ()
 
     return apply

@@ -1,7 +1,8 @@
 """Lowers a function of the intermediate representation to steps: kernels with resolved arguments, constants folded.
 
 Everything that does not depend on the inputs happens here, once per loaded model: weights are read and dequantised,
-plain arguments become Python values, operations on constants are computed. What remains runs in program order.
+plain arguments become Python values, operations on constants are computed. Only the large matrices of products stay as
+they are stored (stored.py). What remains runs in program order.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from torch import Tensor
 from .dtypes import BY_NAME
 from .errors import ProgramError, UnsupportedOp
 from .ops import KERNELS, Kernel, Param
+from .products import WEIGHTS, by_columns, output_axis, product_kernel
 from .program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
 from .steps import Arg, Const, Lowered, Ref, Step, evaluate
+from .stored import SCALED, StoredMatrix, is_large, stored_matrix
+from .wide import WIDE
 
 CONTROL = frozenset({"cond", "while_loop"})
 STATE_OPS = frozenset({"read_state", "write_state"})
 Loader = Callable[[Value], np.ndarray]
-Known = Ref | Const | Value  # what a name stands for; a Value is a literal that nobody has asked for yet
+Known = Ref | Const | Value | Op  # what a name stands for; a Value or Op is a constant that nobody has asked for yet
 Scope = dict[str, Known]
 
 
@@ -72,11 +76,19 @@ class _Lowering:
             return self._control(op, scope)
         if op.kind in STATE_OPS:
             return self._state(op, scope)
+        if op.kind in SCALED and is_large(self._literals(op, scope).get(SCALED[op.kind]), "int8"):
+            scope[op.outputs[0].name] = op
+            return None
+        return self._kernel_step(op, scope)
+
+    def _kernel_step(self, op: Op, scope: Scope) -> Step | None:
+        """A step of a kernel; None where the result is a constant, known to `scope` now."""
         found = KERNELS.get(op.kind)
         if found is None:
             target = op.outputs[0].name if op.outputs else op.name
             raise UnsupportedOp(f"operation '{op.kind}' (output '{target}') is not supported by the portable engine")
-        step = Step(op, found, self._args(op, found, scope), op.outputs)
+        found = WIDE.get(op.kind, found) if self._is_rounded(op) else found
+        step = self._product(op, found, scope) or Step(op, found, self._args(op, found, scope), op.outputs)
         if not any(_ref_names(step.args)) and not found.impure:
             for out, value in zip(
                 op.outputs, evaluate(step, [_constant(a) for a in step.args], self.half), strict=True
@@ -86,15 +98,55 @@ class _Lowering:
         scope.update({out.name: Ref(out.name) for out in op.outputs})
         return step
 
+    def _product(self, op: Op, found: Kernel, scope: Scope) -> Step | None:
+        """A product with a constant matrix, which stays as it is stored if it is large; None for anything else."""
+        weight = op.inputs.get(WEIGHTS.get(op.kind, ""), ())
+        name = weight[0] if len(weight) == 1 and isinstance(weight[0], str) else None
+        source = None if name is None else scope.get(name)
+        if name is None or source is None or isinstance(source, Ref):
+            return None
+        place = Const(None)  # the weight's, among the arguments
+        args = self._args(op, found, {**scope, name: place})
+        out = output_axis(op.kind, dict(zip([p.name for p in found.params], args, strict=True)), _shape(source))
+        matrix = None if out is None else self._matrix(op, name, out, scope)
+        if matrix is None:
+            return None
+        args = tuple(Const(matrix) if arg is place else arg for arg in args)
+        kernel = product_kernel(op.kind, isinstance(matrix, StoredMatrix), self._is_rounded(op))
+        return Step(op, kernel, args, op.outputs)
+
+    def _is_rounded(self, op: Op) -> bool:
+        kind = op.outputs[0].type if op.outputs else None
+        return self.half and isinstance(kind, TensorType) and kind.dtype == "fp16"
+
+    def _matrix(self, op: Op, name: str, out: int, scope: Scope) -> StoredMatrix | Tensor | None:
+        """A constant as the matrix of a product whose output channels are its axis `out`."""
+        source = scope[name]
+        if isinstance(source, (Op, Value)):
+            literals = self._literals(source, scope) if isinstance(source, Op) else {}
+            stored = stored_matrix(source, literals, out, self.load, self.half)
+            if stored is not None:
+                return stored
+        dense = self._tensor(name, scope, f"the weight of {op.kind} '{op.name}'") if op.kind != "matmul" else None
+        if not isinstance(dense, Const) or not dense.value.is_floating_point():
+            return None
+        matrix = by_columns(dense.value)
+        scope[name] = Const(matrix)
+        return matrix
+
+    def _literals(self, op: Op, scope: Scope) -> dict[str, Value]:
+        """The arguments of an operation that are literals."""
+        bound = {name: b[0] for name, b in given(op).items() if len(b) == 1}
+        found = {name: scope.get(b) if isinstance(b, str) else b for name, b in bound.items()}
+        return {name: value for name, value in found.items() if isinstance(value, Value)}
+
     def _args(self, op: Op, found: Kernel, scope: Scope) -> tuple[Arg, ...]:
-        given: dict[str, tuple[Binding, ...]] = dict(op.inputs)
-        if op.kind.startswith("constexpr_"):  # iOS16 keeps their arguments among the attributes
-            given.update({key: (value,) for key, value in op.attributes.items() if key != "name"})
+        bound = given(op)
         known = {param.name for param in found.params}
-        for name in given:
+        for name in bound:
             if name not in known:
                 raise UnsupportedOp(f"operation '{op.kind}' ('{op.name}'): argument '{name}' is not supported")
-        return tuple(self._arg(op, param, given.get(param.name, ()), scope) for param in found.params)
+        return tuple(self._arg(op, param, bound.get(param.name, ()), scope) for param in found.params)
 
     def _arg(self, op: Op, param: Param, bindings: tuple[Binding, ...], scope: Scope) -> Arg:
         where = f"argument '{param.name}' of {op.kind} '{op.name}'"
@@ -114,7 +166,7 @@ class _Lowering:
         return self._tensor(bindings[0], scope, where)
 
     def _tensor(self, binding: Binding, scope: Scope, where: str) -> Ref | Const:
-        found = _lookup(binding, scope, where)
+        found = self._lookup(binding, scope, where)
         if isinstance(found, Value):
             if not isinstance(found.type, TensorType):
                 raise UnsupportedOp(f"{where}: only tensors are supported")
@@ -127,11 +179,23 @@ class _Lowering:
         return found
 
     def _plain(self, binding: Binding, scope: Scope, where: str) -> Ref | Const:
-        found = _lookup(binding, scope, where)
+        found = self._lookup(binding, scope, where)
         if isinstance(found, Value):
             return Const(self._python(found, where))
         if isinstance(found, Const) and isinstance(found.value, Tensor):
             return Const(found.value.tolist())
+        return found
+
+    def _lookup(self, binding: Binding, scope: Scope, where: str) -> Ref | Const | Value:
+        if isinstance(binding, Value):
+            return binding
+        if binding not in scope:
+            raise ProgramError(f"{where} refers to '{binding}', which is not defined before it")
+        found = scope[binding]
+        if isinstance(found, Op):
+            self._kernel_step(found, scope)  # expands it
+            found = scope[binding]
+        assert not isinstance(found, Op)
         return found
 
     def _python(self, value: Value, where: str) -> Any:
@@ -144,7 +208,7 @@ class _Lowering:
 
     def _state(self, op: Op, scope: Scope) -> Step:
         where = f"argument 'input' of {op.kind} '{op.name}'"
-        source = _lookup(_single(op, "input"), scope, where)
+        source = self._lookup(_single(op, "input"), scope, where)
         if not isinstance(source, Ref):
             raise ProgramError(f"{where} is not a state")
         args: tuple[Arg, ...] = (source,)
@@ -173,12 +237,20 @@ def _single(op: Op, name: str) -> Binding:
     return bindings[0]
 
 
-def _lookup(binding: Binding, scope: Scope, where: str) -> Known:
-    if isinstance(binding, Value):
-        return binding
-    if binding not in scope:
-        raise ProgramError(f"{where} refers to '{binding}', which is not defined before it")
-    return scope[binding]
+def _shape(source: Const | Value | Op) -> tuple[int | None, ...]:
+    """A constant's; () for what is no tensor."""
+    if isinstance(source, Const):
+        return tuple(source.value.shape) if isinstance(source.value, Tensor) else ()
+    kind = source.outputs[0].type if isinstance(source, Op) else source.type
+    return kind.shape if isinstance(kind, TensorType) else ()
+
+
+def given(op: Op) -> dict[str, tuple[Binding, ...]]:
+    """An operation's arguments."""
+    if not op.kind.startswith("constexpr_"):
+        return dict(op.inputs)
+    among = {key: (value,) for key, value in op.attributes.items() if key != "name"}  # where iOS16 keeps them
+    return {**op.inputs, **among}
 
 
 def _const_value(op: Op) -> Value:

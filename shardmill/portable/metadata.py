@@ -1,6 +1,7 @@
 """`metadata.json` of a compiled bundle: the summary that Xcode shows. Core ML does not read it.
 
-Contents follow the bundles of Apple's compiler; the order of keys there varies from run to run, here it is fixed.
+Contents follow the bundles of Apple's compiler (for iOS17, FluidInference/mobius KokoroNoise and those published with
+rebeckerspecialties/mlmodelc-export); the order of keys there varies from run to run, here it is fixed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from .load import LoadedModel
 from .program import Blob, Function, Op, TensorType, Value
 
 ARRAY_NAMES = {"fp16": "Float16", "fp32": "Float32", "fp64": "Double", "int32": "Int32", "int8": "Int8"}
-SHAPE_OPS = frozenset({"pad", "transpose", "squeeze", "expand_dims", "concat", "slice_by_index"})
+SINCE_IOS15 = frozenset({"pad", "select", "split", "upsample_nearest_neighbor"})  # defined anew never since
+SINCE_IOS17 = frozenset({"transpose", "squeeze", "expand_dims", "concat", "slice_by_index"})  # not in iOS16
+ONLY_IOS16 = frozenset({"relu", "cumsum", "avg_pool", "fill_like", "upsample_bilinear"})  # not in iOS17
 AVAILABILITY = {
     6: ("12.0", "15.0", "8.0", "1.0"),
     7: ("13.0", "16.0", "9.0", "1.0"),
@@ -123,10 +126,12 @@ def _histogram(function: Function) -> dict[str, int]:
 
 
 def _histogram_name(kind: str, prefix: str | None) -> str:
-    words = kind.split("_")
-    camel = "".join(word[:1].upper() + word[1:] for word in words)
-    if prefix is None or kind in SHAPE_OPS:
+    """An operation counts under the operation set that last defined it anew, as far as public bundles show."""
+    camel = "".join(word[:1].upper() + word[1:] for word in kind.split("_"))
+    if prefix is None or kind in SINCE_IOS15 or (prefix == "Ios16" and kind in SINCE_IOS17):
         return camel
+    if prefix == "Ios17" and (kind in ONLY_IOS16 or kind.startswith("constexpr_")):
+        prefix = "Ios16"
     return f"{prefix}.{camel[:1].lower()}{camel[1:]}"
 
 
@@ -156,7 +161,7 @@ def _storage_precision(function: Function) -> str:
         if not stored:
             continue
         if op.kind.startswith("constexpr_lut"):
-            names.append(f"Palettized ({_palette_bits(op)} bits)")
+            names.append(_palettized(op))
         elif op.kind.startswith("constexpr_sparse"):
             names.append("Sparse")
         elif "quantized_data" in op.attributes or "data" in op.inputs:
@@ -176,11 +181,19 @@ def _storage_name(value: Any) -> str:
     return ARRAY_NAMES.get(dtype, dtype[:2].upper() + dtype[2:] if dtype.startswith("u") else dtype.capitalize())
 
 
-def _palette_bits(op: Op) -> int:
-    table = op.attributes.get("lut") or op.inputs["lut"][0]
-    assert isinstance(table, Value) and isinstance(table.type, TensorType)
-    entries = table.type.shape[-2] if op.inputs else table.type.shape[-1]
-    indices = op.inputs.get("indices", ())
-    if indices and isinstance(indices[0], Value) and isinstance(indices[0].type, TensorType):
-        return BY_NAME[indices[0].type.dtype].bits
-    return max(int(entries or 1).bit_length() - 1, 1)
+def _palettized(op: Op) -> str:
+    """How a palettized weight is named: by the width of its indices, else by the size of its table, if known."""
+    for argument in ("indices", "indices_nonzero_data"):
+        kind = _literal_type(op, argument)
+        if kind is not None and op.inputs:
+            return f"Palettized ({BY_NAME[kind.dtype].bits} bits)"
+    table = _literal_type(op, "lut")
+    if table is None:
+        return "Palettized"
+    entries = table.shape[-2] if op.inputs else table.shape[-1]  # iOS18's table holds vectors
+    return f"Palettized ({max(int(entries or 1).bit_length() - 1, 1)} bits)"
+
+
+def _literal_type(op: Op, argument: str) -> TensorType | None:
+    value = op.attributes.get(argument) or next(iter(op.inputs.get(argument, ())), None)
+    return value.type if isinstance(value, Value) and isinstance(value.type, TensorType) else None

@@ -1,18 +1,25 @@
 """MLComputePlan and MLModelStructure on the portable engine.
 
-Where Core ML answers from its compiler, this answers from the rule book (placement/): every device named here is
-predicted, which `ComputePlanProxy.evidence` says. An operation that no rule knows has no device usage, as where
-Core ML can't tell.
+Where Core ML answers from its compiler, this answers from the rule book (placement/): every device and cost named
+here is predicted, which `ComputePlanProxy.evidence` says. An operation that no rule knows has no device usage, as
+where Core ML can't tell. Eligible is not chosen: an eligible operation supports the Neural Engine; it prefers it
+unless a rule says that the dispatcher leaves the whole function on the CPU.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .load import LoadedModel
-from .placement.judge import judge_model
-from .placement.subject import Target, label
+from .accept import default_shapes
+from .errors import ProgramError
+from .infer import infer_shapes
+from .load import LoadedModel, pick_function
+from .placement.cost import cost_shares
+from .placement.judge import Verdicts, judge_model
+from .placement.subject import Target, label, subjects
 from .program import Block, Named, Op, Program
+
+NOT_CHOSEN = ("W5",)  # rules by which the dispatcher leaves eligible operations on the CPU
 
 
 class DeviceProxy:
@@ -43,8 +50,10 @@ class ComputePlanProxy:
         self._model = model
         self._units = compute_units
         self.model_structure = None if model is None else model_structure(model.program)
-        rows = () if model is None else judge_model(model, Target()).rows
-        self._status = {(row.function, row.output): row.status for row in rows}
+        verdicts = Verdicts((), ()) if model is None else judge_model(model, Target())
+        self._status = {(row.function, row.output): row.status for row in verdicts.rows}
+        self._on_cpu = {found.function for found in verdicts.findings if found.rule in NOT_CHOSEN}
+        self._costs: dict[tuple[str, str], float] | None = None
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
         """Predicted devices of an operation of `model_structure`; None where it has none or none is known."""
@@ -55,14 +64,37 @@ class ComputePlanProxy:
             return None
         cpu, gpu, engine = devices()
         supported = [cpu] + [gpu] * (self._units in ("ALL", "CPU_AND_GPU"))
-        on_engine = status == "eligible" and self._units in ("ALL", "CPU_AND_NE")
-        return MLComputePlanDeviceUsage(engine if on_engine else cpu, [*supported, engine] if on_engine else supported)
+        if status != "eligible" or self._units not in ("ALL", "CPU_AND_NE"):
+            return MLComputePlanDeviceUsage(cpu, supported)
+        preferred = cpu if operation.__proxy__[0] in self._on_cpu else engine
+        return MLComputePlanDeviceUsage(preferred, [*supported, engine])
 
     def get_compute_device_usage_for_neuralnetwork_layer(self, layer: Any) -> None:
         """The portable engine has no neural network models."""
 
-    def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> None:
-        """Costs are not predicted: Core ML's estimates are not public."""
+    def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
+        """Predicted share of the function's work at its default shapes (placement/cost.py); None for an operation
+        without a device, and where shares can't be told.
+        """
+        from coremltools.models.compute_plan import MLComputePlanCost  # noqa: PLC0415
+
+        if self._costs is None:
+            self._costs = {} if self._model is None else costs(self._model)
+        share = self._costs.get(operation.__proxy__)
+        return None if share is None else MLComputePlanCost(share)
+
+
+def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
+    """(function, label) of an operation -> its share of the function's work. Without functions that can't be told."""
+    found: dict[tuple[str, str], float] = {}
+    for subject in subjects(model, Target()):
+        name = subject.function.name
+        try:
+            shapes = infer_shapes(subject.function, default_shapes(*pick_function(model, name)))
+        except ProgramError:
+            continue  # not a function that Core ML would load: there is no plan for it
+        found |= {(name, operation): share for operation, share in cost_shares(subject, shapes).items()}
+    return found
 
 
 def compute_plan(model: LoadedModel, compute_units: str) -> Any:

@@ -16,12 +16,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from . import plan
+from .accept import check_loadable
 from .blob import resolve, weight_loader
 from .bundle import compile_model
 from .dtypes import BY_NAME
-from .errors import InputError, PortableError
+from .errors import ExecutionError, InputError, PortableError
 from .execute import Executable, declared_types
 from .features import Signature, to_tensor
 from .load import MAX_SPEC_VERSION, LoadedModel, load_model, pick_function
@@ -35,6 +37,11 @@ def set_precision(precision: str) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
     _settings["precision"] = precision
+
+
+def precision() -> str:
+    """The precision of models loaded from now on."""
+    return _settings["precision"]
 
 
 class MLStateProxy:
@@ -78,6 +85,7 @@ class MLModelProxy:
         start = time.perf_counter_ns()
         self._model = asset.model() if asset is not None else load_model(Path(path))
         function, description = pick_function(self._model, function_name)
+        check_loadable(self._model, function, description)
         loader = weight_loader(self._model.model_dir)
         self._executable = Executable(function, loader, _settings["precision"])
         self._signature = Signature(function, description, self._executable.inputs, self._executable.half)
@@ -91,10 +99,19 @@ class MLModelProxy:
         start = time.perf_counter_ns()
         inputs = self._signature.convert(data)
         states = state.values if state is not None else self._executable.new_state()
-        values = self._executable.run(inputs, states)
+        values = self._run(inputs, states)
         results = self._signature.results(self._executable.outputs, values, self._types)
         self._predict_ns = time.perf_counter_ns() - start
         return results
+
+    def _run(self, inputs: dict[str, Tensor], states: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        try:
+            return self._executable.run(inputs, states)
+        except PortableError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ExecutionError(f"Unable to compute the prediction using ML Program: {line}") from error
 
     def batchPredict(self, batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:  # noqa: N802 - coremltools' name
         return [self.predict(data) for data in batch]

@@ -11,72 +11,56 @@ from typing import Any
 
 import numpy as np
 
+from . import program as ir
 from .dtypes import BY_NUMBER, ScalarType, unpack_bits
 from .errors import ProgramError
-from .program import (
-    Binding,
-    Blob,
-    Block,
-    DictType,
-    Function,
-    ListType,
-    Named,
-    Op,
-    Pairs,
-    Program,
-    StateType,
-    TensorType,
-    TupleType,
-    Type,
-    Value,
-)
 from .scan import MAX_NESTING
 
-MAX_LITERAL_ELEMENTS = 1 << 28  # an immediate literal above this can't be real: protobuf messages end at 2 GB
+MAX_LITERAL_ELEMENTS = 1 << 40  # no file holds more
 MAX_RANK = 64
 
 
-def read_program(message: Any) -> Program:
+def read_program(message: Any) -> ir.Program:
     """The program of a `MIL.Program` message. Raises ProgramError where it is not well-formed."""
     functions = {name: _function(name, function) for name, function in sorted(message.functions.items())}
     if not functions:
         raise ProgramError("the model has no function: it is not an ML Program")
-    return Program(functions, _values(message.attributes), str(message.version))
+    return ir.Program(functions, _values(message.attributes), str(message.version))
 
 
-def _function(name: str, message: Any) -> Function:
+def _function(name: str, message: Any) -> ir.Function:
     if message.opset not in message.block_specializations:
         raise ProgramError(f"function '{name}' has no block for its opset '{message.opset}'")
     block = _block(message.block_specializations[message.opset], 0)
-    return Function(name, _named(message.inputs), message.opset, block, _values(message.attributes))
+    return ir.Function(name, _named(message.inputs), message.opset, block, _values(message.attributes))
 
 
-def _block(message: Any, depth: int) -> Block:
+def _block(message: Any, depth: int) -> ir.Block:
     if depth > MAX_NESTING:
         raise ProgramError(f"blocks are nested more than {MAX_NESTING} deep")
     ops = tuple(_op(op, depth) for op in message.operations)
-    return Block(ops, tuple(message.outputs), _named(message.inputs))
+    return ir.Block(ops, tuple(message.outputs), _named(message.inputs))
 
 
-def _op(message: Any, depth: int) -> Op:
+def _op(message: Any, depth: int) -> ir.Op:
     inputs = {key: tuple(_binding(item) for item in arg.arguments) for key, arg in sorted(message.inputs.items())}
     blocks = tuple(_block(block, depth + 1) for block in message.blocks)
-    return Op(message.type, inputs, _named(message.outputs), _values(message.attributes), blocks)
+    return ir.Op(message.type, inputs, _named(message.outputs), _values(message.attributes), blocks)
 
 
-def _binding(message: Any) -> Binding:
+def _binding(message: Any) -> ir.Binding:
     return str(message.name) if message.WhichOneof("binding") == "name" else read_value(message.value)
 
 
-def _named(messages: Any) -> tuple[Named, ...]:
-    return tuple(Named(item.name, read_type(item.type)) for item in messages)
+def _named(messages: Any) -> tuple[ir.Named, ...]:
+    return tuple(ir.Named(item.name, read_type(item.type)) for item in messages)
 
 
-def _values(entries: Mapping[str, Any]) -> dict[str, Value]:
+def _values(entries: Mapping[str, Any]) -> dict[str, ir.Value]:
     return {key: read_value(entries[key]) for key in sorted(entries)}
 
 
-def read_type(message: Any, depth: int = 0) -> Type:
+def read_type(message: Any, depth: int = 0) -> ir.Type:
     """The type of a `MIL.ValueType` message."""
     if depth > MAX_NESTING:
         raise ProgramError(f"types are nested more than {MAX_NESTING} deep")
@@ -85,53 +69,55 @@ def read_type(message: Any, depth: int = 0) -> Type:
         return _tensor_type(message.tensorType)
     if which == "stateType":
         wrapped = read_type(message.stateType.wrappedType, depth + 1)
-        if not isinstance(wrapped, TensorType):
+        if not isinstance(wrapped, ir.TensorType):
             raise ProgramError("a state must wrap a tensor")
-        return StateType(wrapped)
+        return ir.StateType(wrapped)
     if which == "listType":
-        return ListType(read_type(message.listType.type, depth + 1), _extent(message.listType.length))
+        return ir.ListType(read_type(message.listType.type, depth + 1), _extent(message.listType.length))
     if which == "dictionaryType":
         kinds = message.dictionaryType
-        return DictType(read_type(kinds.keyType, depth + 1), read_type(kinds.valueType, depth + 1))
+        return ir.DictType(read_type(kinds.keyType, depth + 1), read_type(kinds.valueType, depth + 1))
     if which == "tupleType":
-        return TupleType(tuple(read_type(item, depth + 1) for item in message.tupleType.types))
+        return ir.TupleType(tuple(read_type(item, depth + 1) for item in message.tupleType.types))
     raise ProgramError("a value has no type")
 
 
-def _tensor_type(message: Any) -> TensorType:
+def _tensor_type(message: Any) -> ir.TensorType:
     if message.dataType not in BY_NUMBER:
         raise ProgramError(f"scalar type number {message.dataType} is not known")
     if len(message.dimensions) > MAX_RANK:
         raise ProgramError(f"a tensor has rank {len(message.dimensions)}")
     dimensions = message.dimensions
     variadic = any(d.WhichOneof("dimension") == "unknown" and d.unknown.variadic for d in dimensions)
-    return TensorType(BY_NUMBER[message.dataType].name, tuple(_extent(d) for d in dimensions), variadic)
+    return ir.TensorType(BY_NUMBER[message.dataType].name, tuple(_extent(d) for d in dimensions), variadic)
 
 
 def _extent(message: Any) -> int | None:
     return int(message.constant.size) if message.WhichOneof("dimension") == "constant" else None
 
 
-def read_value(message: Any, depth: int = 0) -> Value:
+def read_value(message: Any, depth: int = 0) -> ir.Value:
     """The literal of a `MIL.Value` message."""
     if depth > MAX_NESTING:
         raise ProgramError(f"values are nested more than {MAX_NESTING} deep")
     kind = read_type(message.type)
     if message.WhichOneof("value") == "blobFileValue":
-        return Value(kind, Blob(message.blobFileValue.fileName, int(message.blobFileValue.offset)))
+        return ir.Value(kind, ir.Blob(message.blobFileValue.fileName, int(message.blobFileValue.offset)))
     immediate = message.immediateValue
     which = immediate.WhichOneof("value")
-    if which == "tensor" and isinstance(kind, TensorType):
-        return Value(kind, _tensor(immediate.tensor, kind))
+    if which == "tensor" and isinstance(kind, ir.TensorType):
+        return ir.Value(kind, _tensor(immediate.tensor, kind))
     if which in ("list", "tuple"):
-        return Value(kind, tuple(read_value(item, depth + 1) for item in getattr(immediate, which).values))
+        return ir.Value(kind, tuple(read_value(item, depth + 1) for item in getattr(immediate, which).values))
     if which == "dictionary":
         pairs = immediate.dictionary.values
-        return Value(kind, Pairs(tuple((read_value(p.key, depth + 1), read_value(p.value, depth + 1)) for p in pairs)))
+        return ir.Value(
+            kind, ir.Pairs(tuple((read_value(p.key, depth + 1), read_value(p.value, depth + 1)) for p in pairs))
+        )
     raise ProgramError("a literal's value does not have the type it declares")
 
 
-def _tensor(message: Any, kind: TensorType) -> np.ndarray:
+def _tensor(message: Any, kind: ir.TensorType) -> np.ndarray:
     scalar = next(s for s in BY_NUMBER.values() if s.name == kind.dtype)
     count = element_count(kind)
     field = message.WhichOneof("value")
@@ -146,7 +132,7 @@ def _tensor(message: Any, kind: TensorType) -> np.ndarray:
     return flat.reshape(tuple(0 if d is None else d for d in kind.shape))
 
 
-def element_count(kind: TensorType) -> int:
+def element_count(kind: ir.TensorType) -> int:
     """Elements of a literal's type. Raises ProgramError for unknown extents and absurd sizes."""
     count = 1
     for extent in kind.shape:

@@ -8,25 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import program as ir
 from .dtypes import BY_NAME
 from .errors import ProgramError
-from .program import (
-    Binding,
-    Blob,
-    Block,
-    DictType,
-    Function,
-    ListType,
-    Named,
-    Op,
-    Pairs,
-    Program,
-    StateType,
-    TensorType,
-    TupleType,
-    Type,
-    Value,
-)
 from .read_proto import MAX_RANK, element_count
 from .scan import Scanner
 from .write_text import OPSETS
@@ -34,7 +18,7 @@ from .write_text import OPSETS
 TARGETS = {tag: name for name, tag in OPSETS.items()}
 
 
-def read_text(text: str) -> Program:
+def read_text(text: str) -> ir.Program:
     """The program in MIL text. Raises ProgramError."""
     return _Reader(text).program()
 
@@ -42,14 +26,14 @@ def read_text(text: str) -> Program:
 class _Reader(Scanner):
     """A recursive-descent parser: one method per construct."""
 
-    def program(self) -> Program:
+    def program(self) -> ir.Program:
         self.expect("program")
         self.expect("(")
         version = self.advance()
         self.expect(")")
         attributes = self.attributes()
         self.expect("{")
-        functions: dict[str, Function] = {}
+        functions: dict[str, ir.Function] = {}
         while not self.accept("}"):
             function = self.function()
             if function.name in functions:
@@ -57,9 +41,9 @@ class _Reader(Scanner):
             functions[function.name] = function
         if self.token or not functions:
             raise self.fail("expected the end of the program" if functions else "expected a function")
-        return Program(functions, attributes, version)
+        return ir.Program(functions, attributes, version)
 
-    def function(self) -> Function:
+    def function(self) -> ir.Function:
         self.expect("func")
         name = self.name()
         self.expect("<")
@@ -71,22 +55,22 @@ class _Reader(Scanner):
         self.expect("{")
         block = self.block(())
         self.expect(";")
-        return Function(name, inputs, TARGETS.get(tag, tag), block, attributes)
+        return ir.Function(name, inputs, TARGETS.get(tag, tag), block, attributes)
 
-    def block(self, inputs: tuple[Named, ...]) -> Block:
+    def block(self, inputs: tuple[ir.Named, ...]) -> ir.Block:
         """Operations and results of a block whose opening brace was read."""
         self.nest()
-        ops: list[Op] = []
+        ops: list[ir.Op] = []
         while not self.accept("}"):
             ops.append(self.op())
         self.expect("->")
         self.expect("(")
         outputs = self.several(self.name, ")")
         self.depth -= 1
-        return Block(tuple(ops), outputs, inputs)
+        return ir.Block(tuple(ops), outputs, inputs)
 
-    def op(self) -> Op:
-        outputs: list[Named] = []
+    def op(self) -> ir.Op:
+        outputs: list[ir.Named] = []
         kind = ""
         while not kind:
             start, token = self.at, self.token
@@ -102,22 +86,22 @@ class _Reader(Scanner):
         self.expect("(")
         pairs = self.several(self.pair, ")")
         attributes = self.attributes()
-        blocks: list[Block] = []
+        blocks: list[ir.Block] = []
         while self.accept("("):
             inputs = self.several(self.named, ")")
             self.expect("{")
             blocks.append(self.block(inputs))
         self.expect(";")
-        return Op(kind, dict(pairs), tuple(outputs), attributes, tuple(blocks))
+        return ir.Op(kind, dict(pairs), tuple(outputs), attributes, tuple(blocks))
 
-    def pair(self) -> tuple[str, tuple[Binding, ...]]:
+    def pair(self) -> tuple[str, tuple[ir.Binding, ...]]:
         key = self.name()
         self.expect("=")
         if self.accept("("):
             return key, self.several(self.binding, ")")
         return key, (self.binding(),)
 
-    def binding(self) -> Binding:
+    def binding(self) -> ir.Binding:
         start, token = self.at, self.token
         name = self.name()
         if self.token not in ("<", "("):
@@ -125,33 +109,33 @@ class _Reader(Scanner):
         self.at, self.token = start, token
         return self.value()
 
-    def attributes(self) -> dict[str, Value]:
+    def attributes(self) -> dict[str, ir.Value]:
         if not self.accept("["):
             return {}
         return dict(self.several(self.attribute, "]"))
 
-    def attribute(self) -> tuple[str, Value]:
+    def attribute(self) -> tuple[str, ir.Value]:
         key = self.name()
         self.expect("=")
         return key, self.value()
 
-    def named(self) -> Named:
+    def named(self) -> ir.Named:
         kind = self.type()
-        return Named(self.name(), kind)
+        return ir.Named(self.name(), kind)
 
-    def type(self) -> Type:
+    def type(self) -> ir.Type:
         self.nest()
         word = self.name()
         kind = self._compound(word) if self.token == "<" else self._scalar(word)
         self.depth -= 1
         return kind
 
-    def _scalar(self, word: str) -> TensorType:
+    def _scalar(self, word: str) -> ir.TensorType:
         if word not in BY_NAME:
             raise self.fail(f"unknown type '{word}'")
-        return TensorType(word)
+        return ir.TensorType(word)
 
-    def _compound(self, word: str) -> Type:
+    def _compound(self, word: str) -> ir.Type:
         self.expect("<")
         if word == "tensor":
             dtype = self._scalar(self.name()).dtype
@@ -161,24 +145,24 @@ class _Reader(Scanner):
             self.expect(">")
             if len(shape) > MAX_RANK:
                 raise self.fail(f"a tensor has rank {len(shape)}")
-            return TensorType(dtype, shape)
+            return ir.TensorType(dtype, shape)
         if word == "state":
             wrapped = self.type()
             self.expect(">")
-            if not isinstance(wrapped, TensorType):
+            if not isinstance(wrapped, ir.TensorType):
                 raise self.fail("a state must wrap a tensor")
-            return StateType(wrapped)
+            return ir.StateType(wrapped)
         if word == "list":
             element = self.type()
             self.expect(",")
             length = self.extent()
             self.expect(">")
-            return ListType(element, length)
+            return ir.ListType(element, length)
         elements = self.several(self.type, ">")
         if word == "dict" and len(elements) == 2:  # noqa: PLR2004 - key and value
-            return DictType(*elements)
+            return ir.DictType(*elements)
         if word == "tuple":
-            return TupleType(elements)
+            return ir.TupleType(elements)
         raise self.fail(f"unknown type '{word}'")
 
     def extent(self) -> int | None:
@@ -189,45 +173,45 @@ class _Reader(Scanner):
             raise self.fail("a negative extent")
         return number
 
-    def value(self) -> Value:
+    def value(self) -> ir.Value:
         kind = self.type()
         self.expect("(")
         made = self.literal(kind)
         self.expect(")")
         return made
 
-    def literal(self, kind: Type) -> Value:
+    def literal(self, kind: ir.Type) -> ir.Value:
         self.nest()
         made = self._literal(kind)
         self.depth -= 1
         return made
 
-    def _literal(self, kind: Type) -> Value:
-        if isinstance(kind, TensorType):
-            return Value(kind, self.blob() if self.token == "BLOBFILE" else self.tensor(kind))
-        if isinstance(kind, DictType):
+    def _literal(self, kind: ir.Type) -> ir.Value:
+        if isinstance(kind, ir.TensorType):
+            return ir.Value(kind, self.blob() if self.token == "BLOBFILE" else self.tensor(kind))
+        if isinstance(kind, ir.DictType):
             self.expect("{")
-            return Value(kind, Pairs(self.several(lambda: self.entry(kind), "}")))
-        if isinstance(kind, ListType):
+            return ir.Value(kind, ir.Pairs(self.several(lambda: self.entry(kind), "}")))
+        if isinstance(kind, ir.ListType):
             self.expect("[")
-            return Value(kind, self.several(lambda: self.literal(kind.element), "]"))
-        if isinstance(kind, TupleType):
+            return ir.Value(kind, self.several(lambda: self.literal(kind.element), "]"))
+        if isinstance(kind, ir.TupleType):
             self.expect("(")
             return self.elements(kind)
         raise self.fail("a state has no literal")
 
-    def elements(self, kind: TupleType) -> Value:
+    def elements(self, kind: ir.TupleType) -> ir.Value:
         """A tuple's elements, each of its own type, and the closing parenthesis."""
-        items: list[Value] = []
+        items: list[ir.Value] = []
         while not self.accept(")"):
             if items:
                 self.expect(",")
             if len(items) >= len(kind.elements):
                 raise self.fail("a tuple with too many elements")
             items.append(self.literal(kind.elements[len(items)]))
-        return Value(kind, tuple(items))
+        return ir.Value(kind, tuple(items))
 
-    def entry(self, kind: DictType) -> tuple[Value, Value]:
+    def entry(self, kind: ir.DictType) -> tuple[ir.Value, ir.Value]:
         self.expect("{")
         key = self.literal(kind.key)
         self.expect(",")
@@ -235,7 +219,7 @@ class _Reader(Scanner):
         self.expect("}")
         return key, value
 
-    def blob(self) -> Blob:
+    def blob(self) -> ir.Blob:
         self.advance()
         self.expect("(")
         parts = dict(self.several(self.attribute, ")"))
@@ -247,9 +231,9 @@ class _Reader(Scanner):
             or not isinstance(offset.data, np.ndarray)
         ):
             raise self.fail("BLOBFILE needs path and offset")
-        return Blob(str(path.data[()]), int(offset.data[()]))
+        return ir.Blob(str(path.data[()]), int(offset.data[()]))
 
-    def tensor(self, kind: TensorType) -> np.ndarray:
+    def tensor(self, kind: ir.TensorType) -> np.ndarray:
         """The values of a tensor literal, brackets included, up to the closing parenthesis (which stays)."""
         open_shape = None in kind.shape
         count = None if open_shape else self.count(kind)
@@ -275,7 +259,7 @@ class _Reader(Scanner):
         shape = (len(flat),) if open_shape else tuple(d or 0 for d in kind.shape)
         return np.array(flat, BY_NAME[kind.dtype].numpy).reshape(shape)
 
-    def count(self, kind: TensorType) -> int:
+    def count(self, kind: ir.TensorType) -> int:
         try:
             return element_count(kind)
         except ProgramError as error:

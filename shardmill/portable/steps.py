@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .dtypes import BY_NAME
 from .errors import ExecutionError, PortableError
 from .ops import Kernel
 from .program import Named, Op, TensorType
+
+MAX_ELEMENTS = 1 << 28  # no activation comes near: 1 GiB as it is held
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,33 @@ class Lowered:
     outputs: tuple[Arg, ...]
     captured: tuple[str, ...] = ()
 
+    @cached_property
+    def dying(self) -> Mapping[int, list[str]]:
+        """Index of a step -> the values that nothing needs after it."""
+        kept = used(self.outputs)
+        last = last_mentions([used(step.args) | {out.name for out in step.outputs} for step in self.steps])
+        return {index: [name for name in names if name not in kept] for index, names in last.items()}
+
+
+def used(args: Sequence[Arg]) -> set[str]:
+    """Names of run-time values among arguments."""
+    names: set[str] = set()
+    for arg in args:
+        if isinstance(arg, tuple):
+            names |= used(arg)
+        elif isinstance(arg, Ref):
+            names.add(arg.name)
+    return names
+
+
+def last_mentions(mentions: Sequence[set[str]]) -> dict[int, list[str]]:
+    """Index of a step -> the names that no later one mentions, given what each mentions."""
+    last = {name: index for index, names in enumerate(mentions) for name in names}
+    by_index: dict[int, list[str]] = {}
+    for name, index in last.items():
+        by_index.setdefault(index, []).append(name)
+    return by_index
+
 
 def value_of(arg: Arg, env: Mapping[str, Any]) -> Any:
     """The present value of an argument."""
@@ -98,13 +127,21 @@ def settle(result: Tensor, declared: Named, half: bool) -> Tensor:
     if not isinstance(kind, TensorType) or kind.dtype == "string" or not isinstance(result, Tensor):
         return result  # a class label or its probabilities
     check_shape(result, kind, declared.name)
+    if half and kind.dtype == "fp16":
+        return round_half(result)
     held = BY_NAME[kind.dtype].torch
-    result = result if result.dtype == held else result.to(held)
-    return result.to(torch.float16).to(held) if half and kind.dtype == "fp16" else result
+    return result if result.dtype == held else result.to(held)
+
+
+def round_half(value: Tensor) -> Tensor:
+    """The nearest fp16 value, held in float32."""
+    return value.half().float()  # to(dtype) twice takes twice as long
 
 
 def check_shape(result: Tensor, declared: TensorType, name: str) -> None:
-    """Raises ExecutionError where the shape computed contradicts the shape the program declares."""
+    """Raises ExecutionError where the shape computed contradicts the shape the program declares, or is absurd."""
+    if result.numel() > MAX_ELEMENTS:
+        raise ExecutionError(f"value '{name}' of shape {list(result.shape)} is larger than {MAX_ELEMENTS} elements")
     if declared.variadic:
         return
     fits = len(result.shape) == len(declared.shape) and all(

@@ -21,7 +21,7 @@ SUITES = (
     "converters/mil/mil/ops/tests",
     "converters/mil/frontend/torch/test/test_torch_ops.py",
 )
-RESULTS = ("passed", "failed", "not applicable")
+RESULTS = ("passed", "failed", "not run", "not applicable")
 OPTIONS = [
     "-q",
     "--no-header",
@@ -38,13 +38,16 @@ OPTIONS = [
 
 @dataclass(frozen=True)
 class Case:
-    """One test case: the file it is in, the operation (test class) it belongs to, and how it ended."""
+    """One test case: the file it is in, the operation (test class) it belongs to, how it ended (plugin.result_of),
+    why if it did not pass, and how many predictions it made.
+    """
 
     case: str
     suite: str
     group: str
     result: str
     reason: str
+    predictions: int = 0
 
 
 def coremltools_dir() -> Path:
@@ -107,11 +110,11 @@ def short_suite(suite: str) -> str:
 
 
 def table(cases: Sequence[Case]) -> str:
-    """Markdown: suite, operation, passed, failed, not applicable."""
+    """Markdown: suite, operation, and how many cases ended how."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for case in cases:
         counts.setdefault((short_suite(case.suite), case.group), Counter())[case.result] += 1
-    lines = ["| suite | operation | passed | failed | not applicable |", "|---|---|---:|---:|---:|"]
+    lines = [f"| suite | operation | {' | '.join(RESULTS)} |", "|---|---" + "|---:" * len(RESULTS) + "|"]
     for (suite, group), count in sorted(counts.items()):
         lines.append(f"| {suite} | {group} | " + " | ".join(str(count[r]) for r in RESULTS) + " |")
     return "\n".join(lines)

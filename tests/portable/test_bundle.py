@@ -18,6 +18,7 @@ from shardmill.portable.load import load_model
 from shardmill.portable.write_text import write_text
 
 from .conftest import GOLDENS, step_inputs
+from .same import differences
 
 PAIRS = sorted(GOLDENS.glob("*.mlpackage"))
 needs_goldens = pytest.mark.skipif(
@@ -93,7 +94,17 @@ def test_a_stateful_flexible_program_predicts_the_same_once_compiled(attention_p
     np.testing.assert_array_equal(one.read_state("cache_k"), two.read_state("cache_k"))
 
 
-COMPRESSIONS = ("int8 per channel", "int8 affine", "int4 per block", "lut 4", "lut grouped", "sparse", "joint")
+COMPRESSIONS = (
+    "int8 per channel",
+    "int8 affine",
+    "int4 per block",
+    "lut 4",
+    "lut grouped",
+    "lut of int8",
+    "sparse",
+    "sparse int8",
+    "sparse lut",
+)
 
 
 def compress(model: Any, how: str) -> Any:
@@ -116,11 +127,17 @@ def compress(model: Any, how: str) -> Any:
         return cto.palettize_weights(model, palette(nbits=4))
     if how == "lut grouped":
         return cto.palettize_weights(model, palette(nbits=2, granularity="per_grouped_channel", group_size=4))
+    if how == "lut of int8":
+        small = cto.palettize_weights(model, palette(nbits=4))
+        settings = linear(mode="linear_symmetric", granularity="per_tensor")
+        return cto.linear_quantize_weights(small, settings, joint_compression=True)
     pruned = cto.prune_weights(
         model, cto.OptimizationConfig(cto.OpMagnitudePrunerConfig(target_sparsity=0.5, weight_threshold=0))
     )
     if how == "sparse":
         return pruned
+    if how == "sparse lut":
+        return cto.palettize_weights(pruned, palette(nbits=4), joint_compression=True)
     return cto.linear_quantize_weights(pruned, linear(mode="linear_symmetric"), joint_compression=True)
 
 
@@ -140,6 +157,7 @@ def test_compressed_weights_are_coremltools_own(build_program: Callable[..., Any
     package, bundle = tmp_path / "m.mlpackage", tmp_path / "m.mlmodelc"
     small.save(str(package))
     compile_model(package, bundle)
+    assert list(differences(load_model(package).program, load_model(bundle).program)) == []
     x = np.random.default_rng(1).standard_normal((1, 32, 2, 1)).astype(np.float32)
     runs = [m.predict({"x": x}) for m in (dense, small, ct.models.CompiledMLModel(str(bundle)))]
     first, second, third = (next(iter(run.values())) for run in runs)

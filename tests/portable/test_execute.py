@@ -4,7 +4,9 @@ flow.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,17 +89,73 @@ def test_an_observed_run_gives_the_same_values(attention_package: Path) -> None:
         np.testing.assert_array_equal(plain.read_state("cache_v"), observed.read_state("cache_v"))
 
 
+@pytest.mark.parametrize("widths", [(4, 4), (2, 3, 1, 2), (3, 1, 4)])
+def test_in_fp16_a_token_does_not_depend_on_how_many_are_fed(attention_package: Path, widths: tuple[int, ...]) -> None:
+    """To the last bit, states included: or drafting would change what is said."""
+    shardmill.portable.install("fp16")
+    model = load(attention_package)
+    steps = [step_inputs(32, 8, first, 1, seed=first) for first in range(8)]
+    state, one_by_one = model.make_state(), []
+    for step in steps:
+        one_by_one.append(model.predict(dict(step), state)["hidden"])
+    wide, first = model.make_state(), 0
+    for width in widths:
+        step = step_inputs(32, 8, first, width, seed=0)
+        step["x"] = np.concatenate([s["x"] for s in steps[first : first + width]], axis=2)
+        found = model.predict(step, wide)["hidden"]
+        np.testing.assert_array_equal(found, np.concatenate(one_by_one[first : first + width], axis=2))
+        first += width
+    for name in ("cache_k", "cache_v"):
+        np.testing.assert_array_equal(wide.read_state(name), state.read_state(name))
+
+
+def test_values_die_when_nothing_needs_them_any_more(attention_package: Path) -> None:
+    """Of a program with many layers, an interpreted run would otherwise hold every value of every layer."""
+    model = load(attention_package)
+    seen: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def count(name: str, kind: str, value: torch.Tensor) -> None:
+        nonlocal most
+        seen.append(weakref.ref(value))
+        most = max(most, sum(ref() is not None for ref in seen))
+
+    with shardmill.portable.trace(count):
+        model.predict(step_inputs(32, 8, 0, 2, 0), model.make_state())
+    assert len(seen) > 25
+    assert most < len(seen) / 2
+
+
+def test_a_model_is_gone_with_its_last_reference(attention_package: Path) -> None:
+    """Its plans hold the constants: a cycle among them would keep gigabytes until the next collection."""
+    from shardmill.portable.proxy import MLModelProxy
+
+    proxy = MLModelProxy(str(attention_package))
+    proxy.predict(step_inputs(32, 8, 0, 2, 0))
+    executable = weakref.ref(proxy._executable)
+    plan = weakref.ref(next(iter(proxy._executable._plans.values())))
+    gc.disable()
+    try:
+        del proxy
+        assert executable() is None and plan() is None
+    finally:
+        gc.enable()
+
+
 def test_a_mask_that_is_not_one_hot_takes_the_formula(attention: CachedAttention, attention_package: Path) -> None:
     """The in-place cache write is a shortcut for one-hot masks; any other mask must still mean k * (1 - sum) + mask
     @ new.
     """
     model = load(attention_package)
     rng = np.random.default_rng(5)
-    steps = [step_inputs(32, 8, 0, 2, 0), step_inputs(32, 8, 2, 2, 1), step_inputs(32, 8, 4, 2, 2)]
+    steps = [step_inputs(32, 8, 2 * i, 2, i) for i in range(4)]
     for step in steps[1:]:
         step["write"] = rng.random((1, 1, 8, 2)).astype(np.float16).astype(np.float32)
     steps[2]["write"][:] = 0
     steps[2]["write"][0, 0, 3, :] = 1  # both columns write the same slot
+    steps[3]["write"][:] = 0
+    steps[3]["write"][0, 0, [1, 2], [0, 1]] = 1
+    steps[3]["write"][0, 0, 5, 1] = 0.5  # one slot in full, and half of another
     state = model.make_state()
     ours = [model.predict(dict(step), state)["hidden"] for step in steps]
     for mine, theirs in zip(ours, torch_steps(attention, steps), strict=True):

@@ -74,3 +74,19 @@ def test_scalars_come_back_with_one_element(build_program: Any) -> None:
 
     model = build_program(lambda x: mb.reduce_sum(x=x, axes=[0], keep_dims=False), {"x": (3,)})
     assert list(model.predict({"x": np.ones(3, np.float32)}).values())[0].shape == (1,)
+
+
+def test_arrays_may_lie_in_memory_in_any_order(proxy: Any) -> None:
+    """Tokens first, as a table's rows do, without a copy; backwards or with gaps, with one."""
+    from shardmill.portable.features import to_tensor
+    from shardmill.portable.program import TensorType
+
+    step = step_inputs(32, 8, 0, 3, 0)
+    expected = proxy.predict(step)["hidden"]
+    x, kind = step["x"], TensorType("fp32", (1, 32, None, 1))
+    tokens_first = np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    assert to_tensor(tokens_first, kind, "x", half=False).data_ptr() == tokens_first.ctypes.data
+    backwards = x[:, :, ::-1].copy()[:, :, ::-1]
+    gaps = np.repeat(x, 2, axis=2)[:, :, ::2]
+    for array in (tokens_first, backwards, gaps):
+        np.testing.assert_allclose(proxy.predict(step | {"x": array})["hidden"], expected, rtol=1e-6, atol=1e-6)

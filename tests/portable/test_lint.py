@@ -76,8 +76,10 @@ def test_the_page_in_docs_is_the_rules() -> None:
 
 
 def test_compute_plans_are_predicted(attention_package: Path, tmp_path: Path) -> None:
-    """MLComputePlan answers from the rules and says so; constants have no device."""
-    from coremltools.models.compute_device import MLNeuralEngineComputeDevice
+    """MLComputePlan answers from the rules and says so; constants have no device and no cost. What is eligible
+    supports the engine, but is not chosen for it in a program this small (W5).
+    """
+    from coremltools.models.compute_device import MLCPUComputeDevice, MLNeuralEngineComputeDevice
     from coremltools.models.compute_plan import MLComputePlan
 
     plan = MLComputePlan.load_from_path(str(compile_model(attention_package, tmp_path / "m.mlmodelc")))
@@ -86,20 +88,27 @@ def test_compute_plans_are_predicted(attention_package: Path, tmp_path: Path) ->
     usage = {
         op.outputs[0].name: plan.get_compute_device_usage_for_mlprogram_operation(op) for op in operations if op.outputs
     }
-    assert isinstance(usage["hidden"].preferred_compute_device, MLNeuralEngineComputeDevice)
-    assert all(usage[op.outputs[0].name] is None for op in operations if op.operator_name == "const")
+    assert any(isinstance(d, MLNeuralEngineComputeDevice) for d in usage["hidden"].supported_compute_devices)
+    assert isinstance(usage["hidden"].preferred_compute_device, MLCPUComputeDevice)
+    cost = {op.outputs[0].name: plan.get_estimated_cost_for_mlprogram_operation(op) for op in operations if op.outputs}
+    constants = [op.outputs[0].name for op in operations if op.operator_name == "const"]
+    assert all(usage[name] is None and cost[name] is None for name in constants)
+    assert 0.7 < sum(found.weight for found in cost.values() if found is not None) < 1  # the rest: state writes
 
 
-def test_the_range_audit_keeps_the_worst_of_all_predictions() -> None:
-    """Largest magnitude over calls, headroom to 65504, overflows counted and the first one named."""
-    import torch
+def test_a_large_program_is_expected_on_the_engine(attention_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same program with weights of 20 MB: chosen, unless the caller leaves the engine out."""
+    from shardmill.portable import plan
+    from shardmill.portable.load import load_model
+    from shardmill.portable.placement import subject
 
-    from shardmill.portable.audit import RangeAudit
-
-    audit = RangeAudit()
-    for value in (2.0, -32752.0, 1.0):
-        audit("a", "mul", torch.tensor([value, 0.5]))
-        audit("b", "add", torch.tensor([float("inf") if value < 0 else value]))
-    first, second = audit.rows()
-    assert (first.largest, first.headroom, first.overflows) == (32752.0, 2.0, 0)
-    assert (second.overflows, second.largest, audit.first_nonfinite) == (1, 2.0, "b")
+    monkeypatch.setattr(subject, "weight_bytes", lambda model, function: 20_000_000)
+    for units, device in (("ALL", "NeuralEngine"), ("CPU_AND_NE", "NeuralEngine"), ("CPU_ONLY", "CPU")):
+        made = plan.compute_plan(load_model(attention_package), units)
+        (last,) = [
+            op
+            for op in made.model_structure.program.functions["main"].block.operations
+            if op.outputs and op.outputs[0].name == "hidden"
+        ]
+        used = made.get_compute_device_usage_for_mlprogram_operation(last)
+        assert device in type(used.preferred_compute_device).__name__

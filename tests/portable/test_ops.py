@@ -83,6 +83,10 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[torch.Tensor], torch
         lambda mb, x: mb.tile(x=mb.reshape(x=mb.transpose(x=x, perm=[0, 2, 1, 3]), shape=[4, -1]), reps=[1, 2]),
         lambda x: x.transpose(1, 2).reshape(4, -1).repeat(1, 2),
     ),
+    "reshape that keeps extents from the right": (
+        lambda mb, x: mb.reshape(x=x, shape=[0, 6, -1, 2, 0]),
+        lambda x: x.reshape(1, 6, 2, 2, 5),
+    ),
     "cumsum exclusive reverse": (
         lambda mb, x: mb.cumsum(x=x, axis=1, exclusive=True, reverse=True),
         lambda x: x.flip(1).cumsum(1).flip(1) - x,

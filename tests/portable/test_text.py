@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,34 @@ def test_flexible_inputs_become_a_function_attribute() -> None:
         '((("DefaultShapes", {{"x", [1, 4]}}), ("RangeDims", {{"x", [[1, 4], [4, 4]]}})))]'
     )
     assert wanted in text
+    assert isinstance(read_text(text), Program)
+
+
+def test_before_specification_9_the_attribute_is_in_the_older_form() -> None:
+    """As coremlc 3520 writes it for an iOS17 program of specification 8, whose text is public."""
+    program = read_text(body("").replace("[2]", "[1, ?]").replace("ios18", "ios17"))
+    text = write_text(program, 8, {"main": [Feature("x", "fp32", (1, 266), ranges=((1, 1), (2, 4000)))]})
+    wanted = (
+        "func main<ios17>(tensor<fp32, [1, ?]> x) [FlexibleShapeInformation = tuple<tuple<tensor<string, []>, "
+        "dict<tensor<string, []>, tensor<int32, [?]>>>, tuple<tensor<string, []>, dict<tensor<string, []>, "
+        'list<tensor<int32, [2]>, ?>>>>((("DefaultShapes", {{"x", [1, 266]}}), '
+        '("RangeDims", {{"x", [[1, 1], [2, 4000]]}})))] {'
+    )
+    assert wanted in text
+    assert text.startswith("program(1.0)\n")
+
+
+def test_enumerated_shapes_are_listed_under_keys() -> None:
+    """The form that coremlc 3600 writes, whose text is public; the keys' digits are of unknown origin."""
+    program = read_text(body("").replace("[2]", "[?]"))
+    text = write_text(program, 9, {"main": [Feature("x", "fp32", (4,), choices=((1,), (2,), (4,)))]})
+    assert len(set(re.findall(r'"[0-9a-f]{8}"', text))) == 3
+    wanted = (
+        "[FlexibleShapeInformation = tuple<tuple<string, dict<string, tensor<int32, [?]>>>, "
+        'tuple<string, dict<string, dict<string, tensor<int32, [?]>>>>>((("DefaultShapes", {{"x", [4]}}), '
+        '("EnumeratedShapes", {{KEY, {{"x", [N]}}}, {KEY, {{"x", [N]}}}, {KEY, {{"x", [N]}}}})))]'
+    )
+    assert wanted in re.sub(r'{"[0-9a-f]{8}", {{"x", \[[124]\]', '{KEY, {{"x", [N]', text)
     assert isinstance(read_text(text), Program)
 
 

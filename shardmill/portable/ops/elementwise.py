@@ -25,8 +25,6 @@ elementwise(
         "floor_div": torch.floor_divide,
         "mod": torch.remainder,
         "pow": torch.pow,
-        "maximum": torch.maximum,
-        "minimum": torch.minimum,
         "equal": torch.eq,
         "not_equal": torch.ne,
         "greater": torch.gt,
@@ -40,6 +38,7 @@ elementwise(
     "x",
     "y",
 )
+elementwise({"maximum": torch.maximum, "minimum": torch.minimum}, "x", "y", exact=True)
 elementwise(
     {
         "abs": torch.abs,

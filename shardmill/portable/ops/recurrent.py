@@ -80,6 +80,8 @@ def lstm(
     clip: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     acts = (ACTIVATIONS[recurrent_activation], ACTIVATIONS[cell_activation], ACTIVATIONS[activation])
+    # coremltools gives packed sequences more rows of initial state than the batch has; Core ML reads the first ones.
+    initial_h, initial_c = initial_h[: x.shape[1]], initial_c[: x.shape[1]]
     ahead = (weight_ih, weight_hh, bias, peephole)
     if direction != "bidirectional":
         source = x.flip(0) if direction == "reverse" else x

@@ -4,6 +4,7 @@ arguments.
 A kernel's annotations say how each argument reaches it:
 - `Tensor`: a torch tensor, constant or not;
 - `Tensors`: a list argument (concat's `values`);
+- `Elements`: a value that is itself a list of tensors. A kernel that gives one returns it in a tuple of one;
 - `int`, `float`, `bool`, `str`, `Ints`, `Bools`, `Pairs`: a plain value. Where the program computes it at run time,
   the planner converts it, and knows that the result's shape now depends on data.
 """
@@ -19,12 +20,14 @@ from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 Tensors = Sequence[Tensor]
+Elements = tuple[Tensor, ...]
 Ints = Sequence[int]
 Bools = Sequence[bool]
 Pairs = Sequence[Sequence[int]]
 Kinds = {
     Tensor: "tensor",
     Tensors: "tensors",
+    Elements: "tensor",
     int: "plain",
     float: "plain",
     bool: "plain",

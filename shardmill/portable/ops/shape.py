@@ -19,8 +19,9 @@ def shape(x: Tensor) -> Tensor:
 
 @kernel("reshape", exact=True)
 def reshape(x: Tensor, shape: Ints) -> Tensor:
-    sizes = [x.shape[i] if s == 0 and x.numel() else int(s) for i, s in enumerate(shape)]
-    return x.reshape(sizes)
+    """A 0 keeps the extent at its place, counted from the last axis; before the first one it is 1 (iOS17)."""
+    kept = [1] * (len(shape) - x.dim()) + list(x.shape)[max(x.dim() - len(shape), 0) :]
+    return x.reshape([k if s == 0 and x.numel() else int(s) for s, k in zip(shape, kept, strict=True)])
 
 
 @kernel("reshape_like", exact=True)
@@ -67,7 +68,8 @@ def stack(values: Tensors, axis: int) -> Tensor:
 def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Ints | None = None) -> tuple[Tensor, ...]:
     if split_sizes is not None:
         return torch.split(x, list(split_sizes), axis)
-    return torch.split(x, x.shape[axis] // int(num_splits or 1), axis)
+    assert num_splits is not None
+    return torch.split(x, x.shape[axis] // num_splits, axis)
 
 
 @kernel("tile", exact=True)

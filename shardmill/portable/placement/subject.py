@@ -124,7 +124,8 @@ def label(op: Op) -> str:
     """How findings name an operation: its first output, or what it writes to."""
     if op.outputs:
         return op.outputs[0].name
-    return next(input_names(op), op.kind)
+    written = [binding for binding in op.inputs.get("input", ()) if isinstance(binding, str)]
+    return next(iter([*written, *input_names(op)]), op.kind)
 
 
 def subjects(model: LoadedModel, target: Target) -> Iterator[Subject]:

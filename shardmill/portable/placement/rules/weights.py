@@ -15,26 +15,32 @@ HEAD_CHANNELS = 16384
 QUANTIZATION_DOC = Source("apple/coremltools", "docs-guides/source/opt-quantization-perf.md")
 
 
+def _size(count: int) -> str:
+    """A number of bytes for people."""
+    if count < 1_000_000:
+        return f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.1f} MB" if count < 1_000_000_000 else f"{count / 1e9:.2f} GB"
+
+
 def _file_too_large(subject: Subject) -> Iterator[Breach]:
     if subject.weight_bytes > MAX_WEIGHT_BYTES:
-        yield Breach("", f"the weights take {subject.weight_bytes} bytes; the limit is {MAX_WEIGHT_BYTES}")
+        yield Breach("", f"the weights take {_size(subject.weight_bytes)}; the limit is {_size(MAX_WEIGHT_BYTES)}")
 
 
 def _file_too_large_for_ios(subject: Subject) -> Iterator[Breach]:
     if subject.target.ios and subject.weight_bytes > MAX_IOS_WEIGHT_BYTES:
-        yield Breach("", f"the weights take {subject.weight_bytes} bytes; iOS takes {MAX_IOS_WEIGHT_BYTES}")
+        yield Breach("", f"the weights take {_size(subject.weight_bytes)}; iOS takes {_size(MAX_IOS_WEIGHT_BYTES)}")
 
 
 def _large_file(subject: Subject) -> Iterator[Breach]:
     if LARGE_WEIGHT_BYTES < subject.weight_bytes <= MAX_WEIGHT_BYTES:
-        yield Breach("", f"the weights take {subject.weight_bytes / 1e9:.2f} GB")
+        yield Breach("", f"the weights take {_size(subject.weight_bytes)}")
 
 
 def _small_file(subject: Subject) -> Iterator[Breach]:
     if subject.weight_bytes < SMALL_WEIGHT_BYTES:
-        yield Breach(
-            "", f"the weights take {subject.weight_bytes / 1e6:.1f} MB: too little work to win back the dispatch"
-        )
+        size = _size(subject.weight_bytes) if subject.weight_bytes else "no file"
+        yield Breach("", f"the weights take {size}: too little work to win back the dispatch")
 
 
 def _blockwise_scales(subject: Subject) -> Iterator[Breach]:
