@@ -4,12 +4,12 @@ Knows nothing of Core ML files and imports nothing else of shardmill: all it ask
 (engine.py).
 """
 
-from shardmill.decode.constraint import Constraint, JsonSchema
+from shardmill.decode.constraint import Constraint, GrammarTokenizer, JsonSchema
 from shardmill.decode.cost_model import measure_widths
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.engine import Engine
 from shardmill.decode.errors import DecodeError
-from shardmill.decode.events import FinishReason, GenerationResult, TokenEvent
+from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
 from shardmill.decode.policies import POLICIES, create_policy
@@ -27,8 +27,10 @@ __all__ = [
     "Engine",
     "FinishReason",
     "GenerationResult",
+    "GrammarTokenizer",
     "JsonSchema",
     "Options",
+    "PrefillEvent",
     "Sampling",
     "Session",
     "TokenEvent",

@@ -25,6 +25,12 @@ class AdaptiveK:
         self._length = _START
         self._pause = Pause()
 
+    def start(self, tokens: int) -> None:
+        """See `DraftPolicy`."""
+
+    def timed(self, width: int, seconds: float) -> None:
+        """See `DraftPolicy`."""
+
     def limit(self, most: int) -> int:
         """See `DraftPolicy`."""
         return 0 if self._pause.active else min(most, self._length)

@@ -33,36 +33,52 @@ class Constraint(Protocol):
         """Whether nothing may follow."""
 
 
-class JsonSchema:
-    """Output that is one JSON value of a schema.
+class GrammarTokenizer:
+    """A tokenizer as grammars need it: made once per model, it takes seconds for a large vocabulary; used by any
+    number of grammars, in any threads.
 
     Args:
-        schema: the JSON schema, as an object.
         tokenizer: the contents of the model's tokenizer.json.
         vocab: number of logits; may exceed the tokenizer's vocabulary.
         eos: token that ends the output.
 
     Raises:
-        DecodeError: llguidance is not installed, or it cannot work with the schema.
+        DecodeError: llguidance is not installed, or it cannot work with the tokenizer.
     """
 
-    def __init__(self, schema: Mapping[str, Any], tokenizer: str, *, vocab: int, eos: int) -> None:
+    def __init__(self, tokenizer: str, *, vocab: int, eos: int) -> None:
+        llguidance = _library()
+        self.vocab = vocab
         try:
-            import llguidance
-            import llguidance.numpy as bits
-        except ImportError as error:
-            raise DecodeError("JSON schemas need llguidance: pip install 'shardmill[grammar]'") from error
-        self._bits = bits
-        self._vocab = vocab
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-        tokens = llguidance.LLTokenizer(tokenizer, n_vocab=vocab, eos_token=eos)
-        self._matcher = llguidance.LLMatcher(tokens, grammar)
-        self._mask = bits.allocate_token_bitmask(1, tokens.vocab_size)
+            self.prepared = llguidance.LLTokenizer(tokenizer, n_vocab=vocab, eos_token=eos)
+        except Exception as error:  # the library raises what it likes
+            raise DecodeError(f"the grammar library cannot use this tokenizer: {error}") from error
+
+
+class JsonSchema:
+    """Output that is one JSON value of a schema.
+
+    Args:
+        schema: the JSON schema, as an object.
+        tokenizer: the model's.
+        compact: no white space between tokens of JSON; else as much as the model likes, which may be without end.
+
+    Raises:
+        DecodeError: llguidance cannot work with the schema.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], tokenizer: GrammarTokenizer, *, compact: bool = True) -> None:
+        matcher = _library().LLMatcher
+        self._vocab = tokenizer.vocab
+        layout = {"whitespace_flexible": not compact}
+        grammar = matcher.grammar_from_json_schema(json.dumps(schema), overrides=layout)
+        self._matcher = matcher(tokenizer.prepared, grammar)
         self._check("JSON schema")
+        self._mask = _bits().allocate_token_bitmask(1, tokenizer.prepared.vocab_size)
 
     def allowed(self) -> NDArray[np.bool_]:
         """See `Constraint`."""
-        self._bits.fill_next_token_bitmask(self._matcher, self._mask)
+        _bits().fill_next_token_bitmask(self._matcher, self._mask)
         self._check("grammar")
         packed = self._mask[0].view(np.uint8)
         return np.unpackbits(packed, bitorder="little")[: self._vocab].astype(np.bool_)
@@ -91,3 +107,17 @@ class JsonSchema:
     def _check(self, what: str) -> None:
         if self._matcher.is_error():
             raise DecodeError(f"{what} rejected: {self._matcher.get_error()}")
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise DecodeError("JSON schemas need llguidance: pip install 'shardmill[grammar]'") from error
+    return llguidance
+
+
+def _bits() -> Any:
+    import llguidance.numpy
+
+    return llguidance.numpy

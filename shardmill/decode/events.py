@@ -1,9 +1,17 @@
-"""What a request yields: a token at a time, and at the end what it took."""
+"""What a request yields: how far its prompt is, then a token at a time, and at the end what it took."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["eos", "length", "context", "stop"]
+
+
+@dataclass(frozen=True)
+class PrefillEvent:
+    """A pass of the prompt is over; `held` of its `total` tokens are in the slots. A place to stop at."""
+
+    held: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,8 @@ class GenerationResult:
             begun a stop string. finish_reason: "eos", "length" (max_new_tokens), "context" (slots used
             up), "stop" (a stop string, or a
             grammar that is complete).
-        accepted, drafted: per decode pass, drafts accepted and verified. The first token comes from the
-        prefill. verified_again: rows that the exactness guard ran again alone.
+        accepted, drafted, pass_seconds: per decode pass, drafts accepted and verified, and the engine's time for it.
+        The first token comes from the prefill. verified_again: rows that the exactness guard ran again alone.
     """
 
     tokens: tuple[int, ...]
@@ -47,6 +55,7 @@ class GenerationResult:
     prefill_passes: int
     accepted: tuple[int, ...]
     drafted: tuple[int, ...]
+    pass_seconds: tuple[float, ...]
     verified_again: int
     prefill_seconds: float
     decode_seconds: float

@@ -14,7 +14,7 @@ from shardmill.decode.calibrate import UNSTATED
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
 from shardmill.decode.drafters.none import NoDrafter
 from shardmill.decode.errors import DecodeError
-from shardmill.decode.events import FinishReason, GenerationResult, TokenEvent
+from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.options import Options
 from shardmill.decode.policies import create_policy
 from shardmill.decode.policy import DraftPolicy, PassReport, worth_drafting
@@ -23,7 +23,7 @@ from shardmill.decode.session import Prefill, Session
 from shardmill.decode.text import TextStream
 from shardmill.decode.verify import Verified, log_probabilities, verify
 
-Events = Generator[TokenEvent | GenerationResult, None, None]
+Events = Generator[PrefillEvent | TokenEvent | GenerationResult, None, None]
 
 
 @dataclass
@@ -44,6 +44,7 @@ class _Request:
     text: str = ""
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
+    pass_seconds: list[float] = field(default_factory=list)
     verified_again: int = 0
     drafter_seconds: float = 0.0
 
@@ -58,7 +59,8 @@ def generate(
     policy: DraftPolicy | None = None,
     options: Options | None = None,
 ) -> Events:
-    """A generator of a `TokenEvent` per token and at the end a `GenerationResult`.
+    """A generator of a `PrefillEvent` per pass of the prompt, a `TokenEvent` per token and at the end a
+    `GenerationResult`.
 
     What is wrong with a request is said at once, before the first event is asked for.
 
@@ -96,19 +98,32 @@ def run(
 
 
 def _events(request: _Request, prompt: Sequence[int]) -> Events:
+    request.policy.start(request.end - request.prompt_tokens)
+    prefill, seconds = yield from _prefill(request, prompt)
+    first = Verified((request.sampler.next(prefill.row),), (prefill.row,), 0)
     start = time.perf_counter()
-    prefill = request.session.prefill(prompt)
-    first = Verified((request.sampler.next(prefill.row),), (prefill.row,), 0, 0)
-    prefilled = time.perf_counter()
     sampling = request.options.sampling
     request.drafter.reset(prompt, RequestInfo(request.options.private, sampling.temperature, sampling.seed))
     request.drafter.observe(first.tokens, 0)
-    request.drafter_seconds = time.perf_counter() - prefilled
+    request.drafter_seconds = time.perf_counter() - start
     reason = yield from _emit(request, first)
     while reason is None:
         reason = yield from _emit(request, _decode_pass(request))
     request.drafter.finish()
-    yield _result(request, prefill, reason, prefilled - start, time.perf_counter() - prefilled)
+    yield _result(request, prefill, reason, seconds, time.perf_counter() - start)
+
+
+def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent, None, tuple[Prefill, float]]:
+    """Yields after each pass; returns the prompt in the slots and the seconds that its passes took."""
+    total = 0.0
+    start = time.perf_counter()
+    for prefill in request.session.prefill_passes(prompt):
+        seconds = time.perf_counter() - start
+        total += seconds
+        request.policy.timed(prefill.width, seconds)
+        yield PrefillEvent(prefill.held, len(prompt))
+        start = time.perf_counter()
+    return prefill, total
 
 
 def _start(
@@ -143,19 +158,16 @@ def _start(
 def _decode_pass(request: _Request) -> Verified:
     session, context = request.session, request.context
     start = time.perf_counter()
-    proposed = _propose(request, min(session.room(), request.end - len(context)) - 1)
+    proposed, asked = _propose(request, min(session.room(), request.end - len(context)) - 1)
     draft = _cut(proposed, request.policy.length(proposed))
-    asked = time.perf_counter()
+    proposing = time.perf_counter() - start
     verified = verify(
         session, context[-1], draft, request.sampler, eos=request.eos, guard_margin=request.options.guard_margin
     )
     answered = time.perf_counter()
     request.drafter.observe(verified.tokens, verified.accepted)
-    drafter_seconds = time.perf_counter() - answered + asked - start
-    request.drafter_seconds += drafter_seconds
-    request.accepted.append(verified.accepted)
-    request.drafted.append(len(draft.tokens))
-    request.verified_again += verified.verified_again
+    drafter_seconds = time.perf_counter() - answered + proposing
+    _count(request, draft, verified, drafter_seconds)
     request.policy.observe(
         PassReport(
             width=session.pass_width(1 + len(draft.tokens)),
@@ -163,22 +175,33 @@ def _decode_pass(request: _Request) -> Verified:
             accepted=verified.accepted,
             confidence=(proposed.confidence or (UNSTATED,) * len(proposed.tokens))[: len(verified.tokens)],
             right=agreement(proposed.tokens, verified.tokens),
-            seconds=answered - asked,
+            seconds=verified.seconds,
             drafter_seconds=drafter_seconds,
+            guard_seconds=verified.guard_seconds,
+            asked=asked,
         )
     )
     return verified
 
 
-def _propose(request: _Request, most: int) -> Draft:
+def _count(request: _Request, draft: Draft, verified: Verified, drafter_seconds: float) -> None:
+    request.accepted.append(verified.accepted)
+    request.drafted.append(len(draft.tokens))
+    request.pass_seconds.append(verified.seconds + verified.guard_seconds)
+    request.verified_again += verified.verified_again
+    request.drafter_seconds += drafter_seconds
+
+
+def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
+    """What may be verified, and whether the drafter was asked."""
     forced = tuple(request.sampler.forced()[: max(0, most)])
     if forced:
-        return Draft(forced, (1.0,) * len(forced))
+        return Draft(forced, (1.0,) * len(forced)), False
     limit = request.policy.limit(most) if request.drafting and most > 0 else 0
     if limit == 0:
-        return EMPTY
+        return EMPTY, False
     draft = request.drafter.propose(request.context, limit)
-    return _cut(draft, request.sampler.valid_prefix(draft.tokens)) if draft.tokens else EMPTY
+    return _cut(draft, request.sampler.valid_prefix(draft.tokens)) if draft.tokens else EMPTY, True
 
 
 def _cut(draft: Draft, length: int) -> Draft:
@@ -234,6 +257,7 @@ def _result(
         prefill_passes=prefill.passes,
         accepted=tuple(request.accepted),
         drafted=tuple(request.drafted),
+        pass_seconds=tuple(request.pass_seconds),
         verified_again=request.verified_again,
         prefill_seconds=prefill_seconds,
         decode_seconds=decode_seconds,

@@ -18,11 +18,11 @@ class PassReport:
     """What a pass cost and gave.
 
     Attributes:
-        width: tokens of the engine call, padding included.
+        width: tokens of the engine call, padding included. asked: the drafter was asked for a proposal.
         drafted, accepted: how many drafts were verified, how many were right.
         confidence: the drafter's, for the proposed tokens that the emitted ones tell about, verified or not.
         right: how many of those proposed tokens, from the first on, were emitted.
-        seconds, drafter_seconds: the engine call; proposing and observing.
+        seconds, guard_seconds, drafter_seconds: the engine call; running doubtful rows again; proposing and observing.
     """
 
     width: int
@@ -32,6 +32,8 @@ class PassReport:
     right: int
     seconds: float
     drafter_seconds: float
+    guard_seconds: float = 0.0
+    asked: bool = True
 
 
 class DraftPolicy(Protocol):
@@ -40,6 +42,12 @@ class DraftPolicy(Protocol):
     @property
     def name(self) -> str:
         """Name in reports."""
+
+    def start(self, tokens: int) -> None:
+        """A request of at most `tokens` new tokens begins."""
+
+    def timed(self, width: int, seconds: float) -> None:
+        """An engine call of `width` tokens outside decoding, in the prefill, took `seconds`."""
 
     def limit(self, most: int) -> int:
         """How many drafts to ask for, at most `most`; 0: do not draft."""
@@ -63,6 +71,12 @@ class AlwaysDraft:
 
     def __init__(self, longest: int | None = None) -> None:
         self._longest = longest
+
+    def start(self, tokens: int) -> None:
+        """See `DraftPolicy`."""
+
+    def timed(self, width: int, seconds: float) -> None:
+        """See `DraftPolicy`."""
 
     def limit(self, most: int) -> int:
         """See `DraftPolicy`."""

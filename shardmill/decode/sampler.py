@@ -1,11 +1,14 @@
 """Chooses the tokens of one request, one after the other; what it chooses is emitted.
 
-Randomness is a function of the seed and the token's index alone. A draft that was not drawn at random can
-therefore be compared with the token that would be drawn anyway, which is rejection sampling for a certain
-draft: it is kept with the model's probability for it, and otherwise the token comes from the rest of the
-model's distribution. A draft drawn from a distribution q is kept with probability min(1, p / q) and
-otherwise replaced by a draw from max(p - q, 0) (Leviathan et al., "Fast Inference from Transformers via
-Speculative Decoding", 2023). Both leave the model's distribution as it is.
+Randomness is a function of the seed and the token's index alone: each token of the vocabulary waits an
+exponential time, scaled by its probability, and the first to come is drawn. So a draw is an argmax, and the
+last bits of the logits matter only where two tokens come almost together; drawing by cumulative sums would
+have them matter at every edge between two tokens. A draft that was not drawn at random can be compared with
+the token that would be drawn anyway, which is rejection sampling for a certain draft: it is kept with the
+model's probability for it, and otherwise the token comes from the rest of the model's distribution. A draft
+drawn from a distribution q is kept with probability min(1, p / q) and otherwise replaced by a draw from
+max(p - q, 0) (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023). Both
+leave the model's distribution as it is.
 """
 
 from collections.abc import Sequence
@@ -18,10 +21,16 @@ from shardmill.decode.engine import Logits
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.sampling import Probabilities, Sampling, adjust, draw, nucleus, probabilities
 
+_RACE = 2  # of the streams of a request's randomness; rejection draws from 0, the draft model from 1
+
 
 def uniforms(seed: int, index: int, stream: int, count: int) -> NDArray[np.float64]:
     """`count` numbers in [0, 1) that belong to the index-th token. Streams are independent of each other."""
-    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, stream, index])).random(count)
+    return _generator(seed, index, stream).random(count)
+
+
+def _generator(seed: int, index: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, stream, index]))
 
 
 class Sampler:
@@ -52,6 +61,15 @@ class Sampler:
         """How many drafted tokens the grammar lets follow."""
         return self._constraint.valid_prefix(draft) if self._constraint else len(draft)
 
+    def margin(self, row: Logits) -> float:
+        """How much a logit of `row` [V] may change, at least, before the next token is another one."""
+        scores = self._adjusted(row)
+        if not self._sampling.greedy:
+            with np.errstate(divide="ignore"):
+                scores = np.log(self._race(scores)) * self._sampling.temperature
+        second, first = np.partition(scores, -2)[-2:]
+        return float(first - second)
+
     def next(self, row: Logits) -> int:
         """The next token, by the model's logits [V]."""
         logits = self._adjusted(row)
@@ -80,10 +98,16 @@ class Sampler:
     def _pick(self, logits: Probabilities) -> int:
         if self._sampling.greedy:
             return int(np.argmax(logits))
-        return draw(probabilities(logits, self._sampling), self._uniforms(1)[0])
+        return int(np.argmax(self._race(logits)))
+
+    def _race(self, logits: Probabilities) -> Probabilities:
+        """[V]: how fast each token is; the fastest is drawn."""
+        waits = _generator(self._sampling.seed, self._index, _RACE).standard_exponential(len(logits))
+        speeds: Probabilities = probabilities(logits, self._sampling) / np.maximum(waits, np.finfo(np.float64).tiny)
+        return speeds
 
     def _reject(self, probs: Probabilities, drafted: int, drawn_from: Probabilities) -> int:
-        keep, redraw = self._uniforms(2)
+        keep, redraw = uniforms(self._sampling.seed, self._index, 0, 2)
         if keep * drawn_from[drafted] < probs[drafted]:
             return drafted
         rest = np.maximum(probs - drawn_from, 0.0)
@@ -92,9 +116,6 @@ class Sampler:
     def _nucleus_probs(self, logits: Probabilities) -> Probabilities:
         temperature = self._sampling.temperature or 1.0
         return probabilities(logits, Sampling(temperature=temperature))
-
-    def _uniforms(self, count: int) -> NDArray[np.float64]:
-        return uniforms(self._sampling.seed, self._index, 0, count)
 
     def _emit(self, token: int) -> int:
         self._seen[token] = True

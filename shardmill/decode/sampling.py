@@ -39,11 +39,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         checks = (
-            (0 <= self.temperature < float("inf"), "temperature", "at least 0"),
+            (0 <= self.temperature < float("inf"), "temperature", "at least 0 and finite"),
             (self.top_k >= 0, "top_k", "at least 0"),
             (0 < self.top_p <= 1, "top_p", "in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p", "in [0, 1]"),
-            (0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0"),
+            (0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0 and finite"),
             (self.seed >= 0, "seed", "at least 0"),
             (self.accept_top_p is None or 0 < self.accept_top_p <= 1, "accept_top_p", "in (0, 1]"),
         )

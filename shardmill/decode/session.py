@@ -5,7 +5,7 @@ hidden by its position and overwritten by the next call. Calls are padded to a c
 takes the slots that follow and never leaves the slots there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +18,18 @@ ContextPolicy = Literal["stop", "slide"]
 
 @dataclass(frozen=True)
 class Prefill:
-    """A prompt in the slots: logits [V] after its last token, tokens reused, engine calls made."""
+    """A prompt in the slots, or as much of it as was run so far.
+
+    Attributes:
+        row: logits [V] after its last token. held: its tokens in the slots, `reused` of them from before.
+        passes: engine calls made. width: of the last one.
+    """
 
     row: Logits
+    held: int
     reused: int
     passes: int
+    width: int
 
 
 class Session:
@@ -102,24 +109,34 @@ class Session:
         if not self.can_hold(len(prompt)):
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens, the context {self._layout.room(0)}: "
-                f"shorten it or set context_policy=slide"
+                f"shorten it, or build with a larger context"
             )
 
     def prefill(self, prompt: Sequence[int]) -> Prefill:
         """Makes the committed tokens equal to `prompt`, running only what a shared prefix does not
         already hold.
+
+        Raises:
+            DecodeError: see `check_prompt`.
         """
         self.check_prompt(prompt)
-        reused = self.truncate(self._shared(prompt))
+        *_, last = self.prefill_passes(prompt)
+        return last
+
+    def prefill_passes(self, prompt: Sequence[int]) -> Iterator[Prefill]:
+        """`prefill` pass by pass, of a prompt that was checked. Whoever stops asking leaves a session that
+        holds what was run.
+        """
+        reused = done = self.truncate(self._shared(prompt))
         passes = 0
-        done = reused
         while done < len(prompt):
             count = min(self.room(), len(prompt) - done)
+            width = self.pass_width(count)
             rows = self.feed(prompt[done : done + count])
             self.commit(count)
             done += count
             passes += 1
-        return Prefill(rows[-1], reused, passes)
+            yield Prefill(rows[-1], done, reused, passes, width)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Runs `tokens` after the committed ones; logits [len(tokens), V]. Nothing is committed yet.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from shardmill.decode import DecodeError, JsonSchema, Options, Sampling, Session, run
+from shardmill.decode import DecodeError, GrammarTokenizer, JsonSchema, Options, Sampling, Session, run
 from shardmill.decode.policy import AlwaysDraft
 
 from .scripted import OracleDrafter, ScriptedEngine
@@ -34,8 +34,9 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def schema(content: dict[str, Any] | None = None) -> JsonSchema:
-    return JsonSchema(content or SCHEMA, tokenizer().to_str(), vocab=VOCAB, eos=EOS)
+def schema(content: dict[str, Any] | None = None, *, compact: bool = True) -> JsonSchema:
+    prepared = GrammarTokenizer(tokenizer().to_str(), vocab=VOCAB, eos=EOS)
+    return JsonSchema(content or SCHEMA, prepared, compact=compact)
 
 
 def decode(seed: int, drafter: OracleDrafter | None = None) -> tuple[tuple[int, ...], Any, int]:
@@ -105,14 +106,36 @@ def test_what_the_grammar_forbids_is_not_verified() -> None:
 
 
 def test_only_what_may_follow_is_allowed() -> None:
-    made = schema()
+    made = schema(compact=False)
     assert made.allowed().shape == (VOCAB,)
     allowed = {WORDS[i] for i in np.flatnonzero(made.allowed())}
     assert "{" in allowed and '{"' in allowed
     assert not allowed & {"a", "true", "<eos>", "["}
     for token in tokenizer().encode('{"name":"ada","alive":true}').ids:
         made.advance(token)
-    assert {WORDS[i] for i in np.flatnonzero(made.allowed())} <= {"<eos>"}
+    assert {WORDS[i] for i in np.flatnonzero(made.allowed())} <= {"<eos>", "Ġ", "Ċ", "č", "ĉ"}
+    assert {WORDS[i] for i in np.flatnonzero(schema().allowed())} == {"{"}
+
+
+def test_white_space_is_the_models_to_choose_only_on_request() -> None:
+    """A model that likes blanks would write them without end."""
+    spaced = tokenizer().encode('{ "name"').ids
+    assert schema().valid_prefix(spaced) == 1
+    assert schema(compact=False).valid_prefix(spaced) == len(spaced)
+
+
+def test_one_prepared_tokenizer_serves_many_grammars() -> None:
+    prepared = GrammarTokenizer(tokenizer().to_str(), vocab=VOCAB, eos=EOS)
+    number, text = (JsonSchema({"type": kind}, prepared) for kind in ("integer", "string"))
+    for token in tokenizer().encode("12").ids:
+        number.advance(token)
+    assert text.valid_prefix(tokenizer().encode('"a"').ids) == 3
+    assert number.valid_prefix(tokenizer().encode('"a"').ids) == 0
+
+
+def test_a_tokenizer_that_cannot_be_used_is_named() -> None:
+    with pytest.raises(DecodeError, match="cannot use this tokenizer"):
+        GrammarTokenizer("{}", vocab=VOCAB, eos=EOS)
 
 
 def test_an_impossible_schema_is_named() -> None:

@@ -7,6 +7,7 @@ from shardmill.decode import (
     DecodeError,
     GenerationResult,
     Options,
+    PrefillEvent,
     Sampling,
     Session,
     TokenEvent,
@@ -18,8 +19,10 @@ from shardmill.decode import (
 from shardmill.decode.drafters import Draft, Drafter
 from shardmill.decode.policy import AlwaysDraft
 
+from .clock import Clock, Fortune, TimedEngine, clock
 from .scripted import OracleDrafter, ScriptedEngine, chaotic, repetitive
 
+__all__ = ["clock"]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SCRIPTS = {"chaotic": chaotic(50), "repetitive": repetitive(50)}
 
@@ -140,6 +143,34 @@ def test_an_abandoned_request_leaves_session_and_drafter_usable() -> None:
     assert run(used, PROMPT, max_new_tokens=60, drafter=drafter).tokens == plain("repetitive")
 
 
+def test_a_prompt_can_be_given_up_between_its_passes() -> None:
+    """What was run by then is reused, and the answer is that of a fresh session."""
+    used = session()
+    events = generate(used, [1] * 30, max_new_tokens=5)
+    seen = [next(events) for _ in range(3)]
+    events.close()
+    assert seen == [PrefillEvent(4, 30), PrefillEvent(8, 30), PrefillEvent(12, 30)]
+    again = run(used, [1] * 30, max_new_tokens=5)
+    assert (again.reused_tokens, again.prefill_passes) == (12, 5)
+    assert again.tokens == run(session(), [1] * 30, max_new_tokens=5).tokens
+
+
+def test_every_pass_is_timed(clock: Clock) -> None:
+    """By the engine alone; the drafter's time is apart, and a reader's during the prompt does not count."""
+    engine = TimedEngine(clock, {1: 1.0, 4: 1.5})
+    truth = run(Session(engine), PROMPT, max_new_tokens=30).tokens
+    drafter = Fortune(clock, truth, lambda asked: asked % 2 == 0, seconds=7.0)
+    events = generate(Session(engine), PROMPT, max_new_tokens=20, drafter=drafter, policy=AlwaysDraft())
+    for event in events:
+        if isinstance(event, PrefillEvent):
+            clock.now += 1000.0
+    assert isinstance(event, GenerationResult)
+    assert event.prefill_seconds == 3.0
+    assert event.pass_seconds == tuple(1.5 if drafted else 1.0 for drafted in event.drafted)
+    assert event.drafter_seconds == 7.0 * drafter.asked
+    assert event.decode_seconds == event.drafter_seconds + sum(event.pass_seconds)
+
+
 def test_stop_strings_cut_text_and_tokens() -> None:
     truth = plain()
     letters = Options(stop=["XY"], detokenize=lambda tokens: "".join("XY" if t == truth[9] else "ab" for t in tokens))
@@ -159,8 +190,8 @@ def test_stop_strings_cut_text_and_tokens() -> None:
 
 def test_log_probabilities_are_the_models() -> None:
     options = Options(top_logprobs=3)
-    event = next(generate(session(), PROMPT, max_new_tokens=3, options=options))
-    assert isinstance(event, TokenEvent)
+    events = generate(session(), PROMPT, max_new_tokens=3, options=options)
+    event = next(event for event in events if isinstance(event, TokenEvent))
     row = session().prefill(PROMPT).row.astype(np.float64)
     expected = row - np.log(np.exp(row).sum())
     assert event.logprob == pytest.approx(expected[event.token])

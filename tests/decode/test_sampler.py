@@ -100,6 +100,42 @@ def test_the_same_seed_gives_the_same_tokens_whatever_is_drafted() -> None:
     assert decode(None, 8) != plain
 
 
+def test_the_last_bits_of_logits_hardly_ever_change_a_draw() -> None:
+    """On a flat distribution over many tokens, where cumulative sums would have an edge everywhere."""
+    rng = np.random.default_rng(3)
+    changed = 0
+    for seed in range(400):
+        row = rng.normal(size=2000).astype(np.float32)
+        noisy = row + rng.normal(size=2000, scale=3e-5).astype(np.float32)
+        first, second = (Sampler(Sampling(temperature=1.0, seed=seed), [0], 2000) for _ in range(2))
+        changed += first.next(row) != second.next(noisy)
+    assert changed <= 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_margin_is_what_a_logit_may_change(temperature: float) -> None:
+    """Raising the runner-up by a little less than the margin changes nothing, by a little more the token."""
+    rng = np.random.default_rng(4)
+    for seed in range(20):
+        row = rng.normal(size=30).astype(np.float32)
+
+        def token(changed: np.ndarray) -> int:
+            return Sampler(Sampling(temperature=temperature, seed=seed), [0], 30).next(changed)  # noqa: B023
+
+        margin = Sampler(Sampling(temperature=temperature, seed=seed), [0], 30).margin(row)
+        first = token(row)
+        for share, same in ((0.99, True), (1.01, False)):
+            raised = [token(row + share * margin * (np.arange(30) == i)) for i in range(30) if i != first]
+            assert all(t == first for t in raised) == same
+
+
+def test_the_margin_is_that_of_allowed_tokens() -> None:
+    """A biased one here: the runner-up is far behind once the closest token is out of the way."""
+    row = np.array([1.0, 0.999, 0.0], dtype=np.float32)
+    assert Sampler(Sampling(), [0], 3).margin(row) == pytest.approx(0.001, rel=1e-3)
+    assert Sampler(Sampling(logit_bias={1: -100.0}), [0], 3).margin(row) == pytest.approx(1.0)
+
+
 def test_top_p_acceptance_is_lossy_and_off_by_default() -> None:
     greedy = Sampler(Sampling(), [0], 5)
     assert greedy.check(ROW, 1, None) == 0

@@ -38,7 +38,7 @@ def create_drafter(name: str, *, draft_session: Session | None = None, vocab: in
     """
     if name == "draft_model":
         if draft_session is None:
-            raise DecodeError("drafter draft_model needs a draft model: name a second build")
+            raise DecodeError("drafter draft_model needs a draft model: give the session of one")
         return DraftModelDrafter(draft_session, vocab=vocab or draft_session.engine.vocab)
     if name not in _BY_NAME:
         raise DecodeError(f"no drafter is called {name!r}: use one of {', '.join(DRAFTERS)}")

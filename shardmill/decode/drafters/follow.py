@@ -1,11 +1,16 @@
-"""Counts of what followed a context, for several kinds of context at once.
+"""Counts of what followed a context, for several kinds of context at once, and what they are evidence of.
 
 Besides the last one to three tokens, contexts with gaps are kept: lists and tables repeat their frame
 around a word that is new. One kind pairs a token with what followed it the time before, so that "1." at the last
 line break suggests "2." at this one.
+
+A context adds to the score of each of its followers: a weight times the follower's share of what followed, a
+constant, and a weight times the logarithm of its count.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from math import log1p
 
 KINDS = 6
 LONGEST = 2  # kind of the longest context
@@ -15,6 +20,8 @@ BITS = 21  # per token of a key; vocabularies of up to two million
 _TOP = 4  # followers that a context proposes
 _SPREAD = 0.5  # occurrences that each further follower is worth against the others
 ONCE = 1 / (1 + _SPREAD)  # share of a follower seen once, where there is no other
+_COUNTS = 64  # counts above are taken for it
+Weights = tuple[float, float, float]  # of a kind of context: of the share, of presence, of log(1 + count)
 
 
 def context_keys(tail: Sequence[int], previous: int) -> tuple[int, ...]:
@@ -34,61 +41,67 @@ def context_keys(tail: Sequence[int], previous: int) -> tuple[int, ...]:
 class Followers:
     """What followed one context, seen more than once. `top` holds its most frequent followers, unordered."""
 
-    __slots__ = ("counts", "shares", "top", "total")
+    __slots__ = ("counts", "least", "top", "total")
 
-    def __init__(self, token: int, count: float) -> None:
+    def __init__(self, token: int, count: int) -> None:
         self.total = count
         self.counts = {token: count}
         self.top = [token]
-        self.shares: tuple[tuple[int, float], ...] = ()  # as `ranked` left them; empty: out of date
+        self.least = 0  # no follower in `top` has a lower count
 
-    def add(self, token: int, count: float) -> None:
+    def add(self, token: int, count: int) -> None:
         """Counts `token`."""
         self.total += count
-        self.shares = ()
         counts, top = self.counts, self.top
-        counts[token] = held = counts.get(token, 0.0) + count
+        counts[token] = held = counts.get(token, 0) + count
         if token in top:
             return
         if len(top) < _TOP:
             top.append(token)
             return
-        rarest = min(range(_TOP), key=lambda i: counts[top[i]])
-        if held >= counts[top[rarest]]:
-            top[rarest] = token
+        if held >= self.least:
+            rarest = min(range(_TOP), key=lambda i: counts[top[i]])
+            self.least = counts[top[rarest]]
+            if held >= self.least:
+                top[rarest] = token
 
-    def ranked(self) -> tuple[tuple[int, float], ...]:
-        """The top followers and their shares; a context with many followers is less sure of each."""
-        scale = 1.0 / (self.total + _SPREAD * len(self.counts))
-        self.shares = tuple((t, scale * self.counts[t]) for t in self.top)
-        return self.shares
+    def share(self, token: int) -> float:
+        """Its part of what followed; a context with many followers is less sure of each."""
+        return self.counts[token] / (self.total + _SPREAD * len(self.counts))
+
+
+Found = Sequence[int | Followers | None]  # what followed a context of each kept kind; a bare token: once
 
 
 class FollowTable:
     """Context -> what followed it, one mapping per kind. What followed only once is kept as the bare
     token: most contexts are such, and a large table is read at the speed of memory.
+
+    Args:
+        weights: by kind; None for kinds that are neither kept nor asked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Sequence[Weights | None]) -> None:
         self.kinds: tuple[dict[int, int | Followers], ...] = tuple({} for _ in range(KINDS))
+        self._kept = [(kind, self.kinds[kind]) for kind, w in enumerate(weights) if w]
+        self._weights = [(w[0], counted(w), w[0] * ONCE + counted(w)[1]) for w in weights if w]
 
     def __len__(self) -> int:
         return sum(1 for _ in self.rows())
 
-    def add(self, keys: Sequence[int], token: int, kinds: Sequence[int]) -> int:
-        """Counts `token` after those of `keys` that are of `kinds`; returns how many pairs are new."""
+    def add(self, keys: Sequence[int], token: int) -> int:
+        """Counts `token` after the context of each kind; returns how many pairs are new."""
         new = 0
-        for kind in kinds:
+        for kind, table in self._kept:
             key = keys[kind]
-            table = self.kinds[kind]
             if key in table:
-                new += self.put(kind, key, token, 1.0)
+                new += self.put(kind, key, token, 1)
             else:
                 table[key] = token
                 new += 1
         return new
 
-    def put(self, kind: int, key: int, token: int, count: float) -> bool:
+    def put(self, kind: int, key: int, token: int, count: int) -> bool:
         """Adds `count` occurrences of `token` after one context; whether that pair is new."""
         table = self.kinds[kind]
         found = table.get(key)
@@ -96,44 +109,49 @@ class FollowTable:
             table[key] = token if count == 1 else Followers(token, count)
             return True
         if isinstance(found, int):
-            table[key] = followers = Followers(found, 1.0)
+            table[key] = followers = Followers(found, 1)
             followers.add(token, count)
             return token != found
         new = token not in found.counts
         found.add(token, count)
         return new
 
-    def votes(
-        self, into: dict[int, float], weights: Sequence[float], keys: Sequence[int], kinds: Sequence[int]
-    ) -> float:
-        """Adds weight times share of the known contexts' top followers; returns those contexts' weight."""
-        cast = 0.0
-        for kind in kinds:
-            found = self.kinds[kind].get(keys[kind])
-            if found is None:
-                continue
-            weight = weights[kind]
-            cast += weight
-            if type(found) is int:
-                into[found] += weight * ONCE
-            else:
-                for token, share in found.shares or found.ranked():  # type: ignore[union-attr]
-                    into[token] += weight * share
-        return cast
+    def find(self, keys: Sequence[int]) -> Found:
+        """What followed, by kept kind."""
+        return [table.get(keys[kind]) for kind, table in self._kept]
 
-    def rows(self) -> Iterator[tuple[int, int, int, float]]:
+    def weigh(self, into: defaultdict[int, float], found: Found, trust: Sequence[float]) -> None:
+        """Adds the scores of what was found to those `into` holds, each times the trust in its kind."""
+        for followers, weight, (by_share, by_count, once) in zip(found, trust, self._weights, strict=False):
+            if followers is None:
+                continue
+            if type(followers) is int:
+                into[followers] += weight * once
+                continue
+            counts = followers.counts  # type: ignore[union-attr]
+            share = by_share / (followers.total + _SPREAD * len(counts))  # type: ignore[union-attr]
+            for token in followers.top:  # type: ignore[union-attr]
+                count = counts[token]
+                into[token] += weight * (share * count + by_count[count if count < _COUNTS else _COUNTS])
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
         """Every (kind, key, token, count)."""
         for kind, table in enumerate(self.kinds):
             for key, found in table.items():
-                pairs = ((found, 1.0),) if isinstance(found, int) else found.counts.items()
+                pairs = ((found, 1),) if isinstance(found, int) else found.counts.items()
                 for token, count in pairs:
                     yield kind, key, token, count
 
 
-def decayed(table: FollowTable, factor: float, least: float) -> FollowTable:
-    """A table of all counts times `factor`, without those that fall below `least`."""
-    kept = FollowTable()
+def counted(weights: Weights) -> tuple[float, ...]:
+    """What a context adds to a follower apart from its share, by its count."""
+    _, present, per_log = weights
+    return tuple(present + per_log * log1p(count) for count in range(_COUNTS + 1))
+
+
+def halved(table: FollowTable, into: FollowTable) -> FollowTable:
+    """`into`, filled with half of all counts of `table`; what was counted once is dropped."""
     for kind, key, token, count in table.rows():
-        if count * factor >= least:
-            kept.put(kind, key, token, count * factor)
-    return kept
+        if count > 1:
+            into.put(kind, key, token, count // 2)
+    return into

@@ -22,13 +22,13 @@ def save_table(path: Path, table: FollowTable) -> None:
             kind=np.array([r[0] for r in rows], dtype=np.int8),
             key=np.array(keys, dtype=np.int32).reshape(-1, TAIL),
             token=np.array([r[2] for r in rows], dtype=np.int32),
-            count=np.array([r[3] for r in rows], dtype=np.float32),
+            count=np.array([r[3] for r in rows], dtype=np.int32),
         )
     temporary.replace(path)
 
 
-def load_table(path: Path) -> FollowTable:
-    """Reads what `save_table` wrote.
+def load_table(path: Path, into: FollowTable) -> FollowTable:
+    """`into`, filled with what `save_table` wrote.
 
     Raises:
         DecodeError: the file is missing, damaged or something else.
@@ -38,10 +38,9 @@ def load_table(path: Path) -> FollowTable:
             columns = [arrays[name].tolist() for name in ("kind", "key", "token", "count")]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DecodeError(f"{path} is no saved draft table: {error}") from error
-    table = FollowTable()
     for kind, parts, token, count in zip(*columns, strict=True):
         if not 0 <= kind < KINDS:
             raise DecodeError(f"{path} is no saved draft table: it has a context of kind {kind}")
         key = sum(part << i * BITS for i, part in enumerate(parts))
-        table.put(kind, key, token, count)
-    return table
+        into.put(kind, key, token, int(count))
+    return into

@@ -7,10 +7,11 @@ ignored.
 from collections.abc import Sequence
 
 from shardmill.decode.accept import agreement
-from shardmill.decode.calibrate import Calibration
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, RequestInfo
 
 _SURE = 0.6  # expected share of right tokens at which no other member is asked
+_FADE = 0.99  # per pass, of what is known of a member's promises
+_USUAL = 8.0  # tokens that "its promises are right" is worth
 
 
 class MixedDrafter:
@@ -20,7 +21,8 @@ class MixedDrafter:
 
     def __init__(self, members: Sequence[Drafter]) -> None:
         self._members = tuple(members)
-        self._calibrations = tuple(Calibration() for _ in self._members)
+        self._promised = [0.0] * len(members)  # tokens, by member; older ones fade
+        self._right = [0.0] * len(members)
         self._drafts: tuple[Draft, ...] = ()
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
@@ -33,11 +35,13 @@ class MixedDrafter:
         """See `Drafter`. Once a proposal is all but sure, the members after it are not asked."""
         best, promise = EMPTY, 0.0
         drafts: list[Draft] = []
-        for member, calibration in zip(self._members, self._calibrations, strict=True):
-            drafts.append(member.propose(context, limit))
-            expected = calibration.expected(drafts[-1].confidence)
-            if expected and expected[-1] > promise:
-                best, promise = drafts[-1], expected[-1]
+        for i, member in enumerate(self._members):
+            draft = member.propose(context, limit)
+            drafts.append(draft)
+            worth = (self._right[i] + _USUAL) / (self._promised[i] + _USUAL)
+            expected = worth * promised(draft.confidence)
+            if expected > promise:
+                best, promise = draft, expected
             if promise >= _SURE * limit:
                 break
         self._drafts = tuple(drafts)
@@ -46,9 +50,11 @@ class MixedDrafter:
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """Judges every proposal by what was emitted, chosen or not."""
         for i, member in enumerate(self._members):
-            draft = self._drafts[i] if i < len(self._drafts) else EMPTY
-            right = agreement(draft.tokens, emitted)
-            self._calibrations[i].observe(draft.confidence[: len(emitted)], right)
+            right = 0
+            if i < len(self._drafts) and (draft := self._drafts[i]).tokens:
+                right = agreement(draft.tokens, emitted)
+                self._right[i] = self._right[i] * _FADE + right
+                self._promised[i] = self._promised[i] * _FADE + promised(draft.confidence[: len(emitted)])
             member.observe(emitted, min(accepted, right))
         self._drafts = ()
 
@@ -56,3 +62,12 @@ class MixedDrafter:
         """See `Drafter`."""
         for member in self._members:
             member.finish()
+
+
+def promised(confidence: Sequence[float]) -> float:
+    """Tokens of a draft that are right, as its drafter expects."""
+    total, alive = 0.0, 1.0
+    for sure in confidence:
+        alive *= sure
+        total += alive
+    return total

@@ -1,0 +1,74 @@
+"""What contexts are worth as evidence of the next token: weights fitted by benchmarks/fit_evidence.py.
+
+A token's score is the sum of what its contexts add (follow.py), each times a trust that depends on how long a
+context is known in the text itself and in the table, and of a bonus for tokens that the text already holds. The
+chance of a token is the exponential of its score among those of all candidates, and of one more: that it is none
+of them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from shardmill.decode.drafters.follow import Found, Weights
+
+FILE = Path(__file__).with_name("evidence.json")
+OFTEN = 5  # occurrences in the text from which on more add no bonus
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Weights.
+
+    Attributes:
+        own, table: by kind of context, of the text itself and of earlier ones; None for kinds that are not kept. The
+            first three, the contexts without a gap, always are: by them a situation is told.
+        own_trust, table_trust: by situation (see `situation`), one for each kept kind.
+        held: bonus of a token that the text holds 0, 1, ... `OFTEN` times. none: exponential of the score of none.
+    """
+
+    own: tuple[Weights | None, ...]
+    table: tuple[Weights | None, ...]
+    own_trust: tuple[tuple[float, ...], ...]
+    table_trust: tuple[tuple[float, ...], ...]
+    held: tuple[float, ...]
+    none: float
+
+
+@cache
+def fitted() -> Evidence:
+    """The weights that were fitted."""
+    return parse(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def parse(content: Mapping[str, Any]) -> Evidence:
+    """Weights from the content of such a file."""
+    by_count, present = content["held"]
+    return Evidence(
+        own=tuple(_weights(row) for row in content["own"]),
+        table=tuple(_weights(row) for row in content["table"]),
+        own_trust=tuple(tuple(row) for row in content["own_trust"]),
+        table_trust=tuple(tuple(row) for row in content["table_trust"]),
+        held=(0.0, *(by_count * n / OFTEN + present for n in range(1, OFTEN + 1))),
+        none=exp(content["none"]),
+    )
+
+
+def situation(own: Found, table: Found) -> int:
+    """Index of how long a context, of up to three tokens, the text and the table know."""
+    return 4 * _longest(own) + _longest(table)
+
+
+def _longest(found: Found) -> int:
+    for length in (3, 2, 1):
+        if found[length - 1] is not None:
+            return length
+    return 0
+
+
+def _weights(row: Sequence[float] | None) -> Weights | None:
+    return None if row is None else (row[0], row[1], row[2])

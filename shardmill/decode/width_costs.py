@@ -1,0 +1,77 @@
+"""What a pass of each width costs, in passes of one token.
+
+A machine has slow spells, and they do not always fall on all widths alike. So a width is compared with width 1 only
+where passes of both followed each other, and the median of such pairs counts. What has not been seen for long is
+doubted: the estimate moves towards 1, until it is worth a try, and a try tells anew.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+_PAIRS = 32  # that a ratio is the median of
+_MEASURED = 8  # pairs that a measurement at warm-up is worth
+_DOUBT = 16.0  # passes per known pair after which an unseen width's extra cost is taken as half
+
+
+class WidthCosts:
+    """Running estimates.
+
+    Args:
+        widths: the engine's.
+        measured: seconds by width; without, the first call of each width is taken for a warm-up and not counted.
+    """
+
+    def __init__(self, widths: Sequence[int], measured: Mapping[int, float] | None = None) -> None:
+        self._widths = sorted(widths)
+        self._pairs: dict[int, deque[float]] = {w: deque(maxlen=_PAIRS) for w in self._widths}
+        self._ratios = dict.fromkeys(self._widths, 1.0)
+        self._unseen = dict.fromkeys(self._widths, 0)
+        self._singles: deque[float] = deque(maxlen=_PAIRS)  # seconds of a one-token pass, as passes of any width tell
+        self._before: tuple[int, float] | None = None
+        self._cold = set() if measured else set(self._widths)
+        self._single = 0.0  # their median; 0 while unknown
+        for width, seconds in (measured or {}).items():
+            self._pairs[width].extend([seconds / measured[1]] * _MEASURED if measured else ())
+            self._settle(width, seconds)
+
+    @property
+    def needs_single(self) -> bool:
+        """Whether a one-token pass should come next, for nothing to compare with is known yet."""
+        return 1 in self._cold or (
+            self._before is not None and self._before[0] != 1 and not self._pairs[self._before[0]]
+        )
+
+    def ratio(self, tokens: int) -> float:
+        """Cost of a pass of `tokens`, in passes of one; 1 where nothing is known."""
+        width = next((w for w in self._widths if w >= tokens), self._widths[-1])
+        pairs = len(self._pairs[width])
+        doubt: float = 0.5 ** (self._unseen[width] / (_DOUBT * pairs)) if pairs else 0.0
+        return 1.0 + (self._ratios[width] - 1.0) * doubt
+
+    def in_passes(self, seconds: float) -> float:
+        """A time in passes of one token; 0 while nothing is known."""
+        return seconds / self._single if self._single else 0.0
+
+    def add(self, width: int, seconds: float) -> None:
+        """A pass of `width` took `seconds`."""
+        if width in self._cold:
+            self._cold.remove(width)
+            self._before = None
+            return
+        before, self._before = self._before, (width, seconds)
+        if before is not None and width != before[0] and 1 in (width, before[0]):
+            (_, narrow), (wide, longer) = sorted((before, (width, seconds)))
+            self._pairs[wide].append(longer / narrow)
+            self._before = None  # no pass counts in two pairs
+        for other in self._widths:
+            self._unseen[other] += 1
+        self._settle(width, seconds)
+
+    def _settle(self, width: int, seconds: float) -> None:
+        self._unseen[width] = 0
+        for wide in self._widths[1:]:
+            if self._pairs[wide]:
+                self._ratios[wide] = max(1.0, median(self._pairs[wide]))
+        self._singles.append(seconds / self._ratios[width])
+        self._single = median(self._singles)
