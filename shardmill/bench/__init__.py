@@ -1,1 +1,1 @@
-"""Measurements of a built model, in one resident process."""
+"""How fast a built model is: measured through its server, one request at a time, every drafter against T = 1."""

@@ -1,107 +1,191 @@
-"""T=1 decode, T=max chunked prefill and n-gram speculation of one resident engine, on prompts of several lengths.
+"""benchmark/speed.json: a built model's speed on this machine, through its resident server.
 
-The prompts are one dense code text tiled to length, as in the experiment this follows: the best case for n-grams, and
-said so. Every number is a median over repetitions; the speculated tokens are compared with those of plain decoding.
+Every drafter is measured against T = 1 in pairs, on one text tiled to several lengths and on the prompts of several
+tasks. What could not be measured is listed with the reason.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
-from shardmill.decode import Engine, GenerationResult, Session, create_drafter, run
+from tokenizers import Tokenizer
+
+from shardmill import host
+from shardmill.bench import prompts as asking
+from shardmill.bench.client import Client, connected
+from shardmill.bench.energy import Meter, meter
+from shardmill.bench.figures import Json, Pair, Prefill, pass_seconds, row
+from shardmill.bench.prompts import Prompt
+from shardmill.bench.replay import replay
+from shardmill.bench.server import command, running
+from shardmill.config import Benchmark
+from shardmill.decode import create_drafter
+from shardmill.fingerprint import package_versions
+from shardmill.manifest import read_manifest
+from shardmill.threads import fastest_threads
+
+Say = Callable[[str], None]
+log = logging.getLogger(__name__)
+DRAFT_MODEL = "draft_model"
+START_TOKENS = 16  # of the answer by which the first request is compared with later ones
+PACKAGES = ("coremltools", "numpy", "shardmill", "torch")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One prompt length."""
+class Questions:
+    """What is asked: prompts per length and per task, those without room by group, and a prompt for the start."""
 
-    prompt_tokens: int
-    new_tokens: int
-    decode_tok_s: float  # T = 1
-    prefill_tok_s: float  # T = upper bound
-    ngram_tok_s: float
-    speedup: float  # of n-gram speculation over T = 1
-    tokens_per_pass: float
-    acceptance: float  # drafted tokens that were accepted
-    exact: bool  # the same tokens as T = 1
-    stops: str  # why generation ended
+    sweep: list[Prompt]
+    tasks: list[Prompt]
+    refused: Mapping[int | str, str]
+    start: Prompt
 
 
-def fastest_threads(engine: Engine, set_threads: Callable[[int], None]) -> int:
-    """Of 1, 2, 4 ... threads, the number with which a pass is quickest: small models lose by sharing their work."""
-    most = os.cpu_count() or 1
-    took = {}
-    for threads in (n for n in (1, 2, 4, 8, 16) if n <= most):
-        set_threads(threads)
-        took[threads] = min(seconds_for_passes(engine) for _ in range(3))
-    return min(took, key=lambda threads: took[threads])
+def benchmark(
+    build: Path, settings: Benchmark, draft: Path | None = None, precision: str = "fp32", say: Say = log.info
+) -> Json:
+    """speed.json's content.
 
+    Args:
+        draft: the build of a draft model, to measure that too.
+        precision: the portable engine's; Core ML has no choice.
+        say: takes lines that tell how far it is.
 
-def seconds_for_passes(engine: Engine, passes: int = 4) -> float:
-    """Time of a few one-token passes."""
-    engine.reset()
-    start = time.perf_counter()
-    for position in range(passes):
-        engine.forward([0], [position], [position])
-    return time.perf_counter() - start
-
-
-def tile(tokens: Sequence[int], length: int) -> list[int]:
-    """The text repeated and cut to `length` tokens."""
-    return (list(tokens) * (length // len(tokens) + 1))[:length]
-
-
-def generate_once(session: Session, prompt: Sequence[int], new_tokens: int, drafter: str) -> GenerationResult:
-    """One request. A session that holds the prompt already does not run it again."""
-    return run(session, prompt, max_new_tokens=new_tokens, drafter=create_drafter(drafter))
-
-
-def measure(engine: Engine, text: Sequence[int], length: int, new_tokens: int, repetitions: int) -> Row:
-    """Medians for one prompt length. The two kinds of decoding take turns, so that a slow moment hits both."""
-    prompt = tile(text, length)
-    plain, drafted = [], []
-    for _ in range(repetitions):
-        session = Session(engine)
-        plain.append(generate_once(session, prompt, new_tokens, "none"))
-        drafted.append(generate_once(session, prompt, new_tokens, "ngram"))
-    decode = statistics.median(speed(r) for r in plain)
-    ngram = statistics.median(speed(r) for r in drafted)
-    last = drafted[-1]
-    return Row(
-        prompt_tokens=length,
-        new_tokens=len(last.tokens),
-        decode_tok_s=decode,
-        prefill_tok_s=statistics.median(r.prompt_tokens / r.prefill_seconds for r in plain),
-        ngram_tok_s=ngram,
-        speedup=ngram / decode,
-        tokens_per_pass=last.tokens_per_pass,
-        acceptance=sum(last.accepted) / max(sum(last.drafted), 1),
-        exact=all(r.tokens == plain[0].tokens for r in (*plain, *drafted)),
-        stops=last.finish_reason,
-    )
-
-
-def speed(result: GenerationResult) -> float:
-    """Decoded tokens per second; the first token comes out of the prefill."""
-    return (len(result.tokens) - 1) / result.decode_seconds
-
-
-def sweep(engine: Engine, text: Sequence[int], settings: Any) -> dict[str, Any]:
-    """All prompt lengths that the context has room for, after a warm-up; lengths without room are named."""
-    room = engine.slots - settings.new_tokens - max(engine.widths)
-    fitting = [n for n in settings.prompt_tokens if n <= room]
-    for drafter in ("none", "ngram") if fitting else ():
-        generate_once(Session(engine), tile(text, min(64, room)), 8, drafter)
-    rows = [measure(engine, text, n, settings.new_tokens, settings.repetitions) for n in fitting]
+    Raises:
+        ShardmillError: a text or a server that is not there.
+    """
+    manifest = read_manifest(build)
+    asked = questions(build, manifest, settings)
+    threads = fastest_threads(build, manifest, precision) if host.is_portable() else None
+    with (
+        running(command(build, draft, precision), threads) as server,
+        meter() as energy,
+        connected(server, energy.joules) as client,
+    ):
+        say(f"the server was ready after {server.ready_seconds:.1f} s")
+        start = {"ready_seconds": server.ready_seconds, **first_and_later(client, asked.start, settings.repetitions)}
+        drafters = (*settings.drafters, *([DRAFT_MODEL] if draft else []))
+        pairs, prefills = take(client, [*asked.sweep, *asked.tasks], drafters, settings, say)
+    figures = summary(pairs, prefills, asked, manifest["widths"])
     return {
-        "rows": [asdict(row) for row in rows],
-        "prefill_over_decode": statistics.median(r.prefill_tok_s / r.decode_tok_s for r in rows) if rows else None,
-        "not_run": {
-            str(n): f"context has room for {max(room, 0)} prompt tokens" for n in settings.prompt_tokens if n > room
-        },
+        "engine": host.engine(),
+        "machine": host.machine() | ({"threads": threads, "precision": precision} if threads else {}),
+        "versions": package_versions(PACKAGES),
+        "settings": asdict(settings) | {"drafters": drafters, "widths": manifest["widths"]},
+        "start": start,
+        **figures,
+        "not_run": [*unseen(figures["pass_seconds"], manifest["widths"]), *not_run(asked, pairs, energy, draft)],
     }
+
+
+def questions(build: Path, manifest: Mapping[str, Any], settings: Benchmark) -> Questions:
+    """The prompts, as tokens of the model; the last pass may be padded, so the context needs room for that too."""
+    tokenizer = Tokenizer.from_file(str(build / manifest["tokenizer"]["path"]))
+
+    def encode(text: str) -> list[int]:
+        tokens: list[int] = tokenizer.encode(text).ids
+        return tokens
+
+    room = manifest["context"] - settings.new_tokens - max(manifest["widths"])
+    sweep, long = asking.fitting(asking.tiled(Path(settings.text), settings.prompt_tokens, encode), room)
+    wanted = asking.of_tasks(Path(settings.task_prompts), settings.tasks, settings.prompts_per_task, encode)
+    tasks, longer = asking.fitting(wanted, room)
+    shortest = min(*settings.prompt_tokens, manifest["context"] - START_TOKENS)
+    (start,) = asking.tiled(Path(settings.text), [max(1, shortest)], encode)
+    return Questions(sweep, tasks, long | longer, start)
+
+
+def first_and_later(client: Client, prompt: Prompt, repetitions: int) -> Json:
+    """Seconds of the first request to a fresh server, and the median of the same request asked later."""
+    first, *later = (_cold(client, prompt) for _ in range(1 + repetitions))
+    return {
+        "first_request_seconds": first,
+        "later_request_seconds": median(later),
+        "prompt_tokens": len(prompt.tokens),
+        "new_tokens": START_TOKENS,
+    }
+
+
+def _cold(client: Client, prompt: Prompt) -> float:
+    """Of a request of whose prompt nothing is held; the server forgets it afterwards."""
+    seconds = client.ask(prompt.tokens, START_TOKENS, "none").wall_seconds
+    client.forget(prompt.tokens)
+    return seconds
+
+
+def take(
+    client: Client, prompts: Sequence[Prompt], drafters: Sequence[str], settings: Benchmark, say: Say
+) -> tuple[list[Pair], list[Prefill]]:
+    """All answers, repetition by repetition, so that a prompt's are spread over the whole run."""
+    pairs, prefills = [], []
+    for repetition in range(settings.repetitions):
+        say(f"repetition {repetition + 1} of {settings.repetitions}: {len(prompts)} prompts, {len(drafters)} drafters")
+        for prompt in prompts:
+            client.forget(prompt.tokens)
+            prefills.append(Prefill(prompt, client.ask(prompt.tokens, 1, "none")))
+            for drafter in drafters:
+                plain = client.ask(prompt.tokens, settings.new_tokens, "none")
+                drafted = client.ask(prompt.tokens, settings.new_tokens, drafter)
+                pairs.append(Pair(prompt, drafter, plain, drafted))
+    return pairs, prefills
+
+
+def summary(pairs: Sequence[Pair], prefills: Sequence[Prefill], asked: Questions, widths: Sequence[int]) -> Json:
+    """The figures of all answers that have any: a text that ends with its first token was not decoded."""
+    pairs = [pair for pair in pairs if min(pair.plain.decoded, pair.drafted.decoded) > 0]
+    seconds, widest = pass_seconds(pairs, widths), max(widths)
+    lengths = dict.fromkeys(pair.prompt.group for pair in pairs if pair.prompt in asked.sweep)
+    return {
+        "prefill": [prefill_row(length, pairs, prefills) for length in lengths],
+        "pass_seconds": seconds,
+        "break_even": seconds[str(widest)] / seconds["1"] if widest > 1 and str(widest) in seconds else None,
+        "sweep": list(rows("prompt_tokens", asked.sweep, pairs, widest)),
+        "tasks": list(rows("task", asked.tasks, pairs, widest)),
+    }
+
+
+def prefill_row(length: int | str, pairs: Sequence[Pair], prefills: Sequence[Prefill]) -> Json:
+    """Prefill at the widest pass of one prompt length, beside decoding at T = 1."""
+    speed = median(prefill.tokens_per_second for prefill in prefills if prefill.prompt.group == length)
+    plain = median(pair.plain.seconds_per_token for pair in pairs if pair.prompt.group == length)
+    return {"prompt_tokens": length, "tokens_per_second": speed, "over_decode": speed * plain}
+
+
+def rows(key: str, prompts: Iterable[Prompt], pairs: Sequence[Pair], widest: int) -> Iterator[Json]:
+    """A row per group and drafter; `key` names the group."""
+    for group in dict.fromkeys(prompt.group for prompt in prompts):
+        for drafter in dict.fromkeys(pair.drafter for pair in pairs):
+            same = [pair for pair in pairs if (pair.prompt.group, pair.drafter) == (group, drafter)]
+            if same:
+                outputs = {pair.prompt: pair.plain.tokens for pair in same}
+                replays = [
+                    replay(create_drafter(drafter), prompt.tokens, output, widest - 1)
+                    for prompt, output in outputs.items()
+                    if drafter != DRAFT_MODEL
+                ]
+                yield {key: group, "prompts": len(outputs), **row(same, replays)}
+
+
+def unseen(seconds: Mapping[str, float], widths: Sequence[int]) -> list[Json]:
+    """Widths that no decode pass had."""
+    reason = "no draft was worth verifying, so no pass had this width"
+    return [{"kind": "width", "what": str(w), "reason": reason} for w in widths if str(w) not in seconds]
+
+
+def not_run(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path | None) -> list[Json]:
+    """What was not measured: of what kind it is, its name, and the reason."""
+    found = [("prompt", group, reason) for group, reason in asked.refused.items()]
+    ended = dict.fromkeys(p.prompt.group for p in pairs if min(p.plain.decoded, p.drafted.decoded) == 0)
+    found += [("prompt", group, "the model ended a text with its first token") for group in ended]
+    if draft is None:
+        found += [("drafter", DRAFT_MODEL, "it needs a second build, which `--draft` names")]
+    else:
+        found += [("oracle", f"replay of {DRAFT_MODEL}", "it would run the draft model once more, outside the server")]
+    if energy.joules is None:
+        found += [("energy", "energy per token", energy.reason)]
+    return [{"kind": kind, "what": str(what), "reason": reason} for kind, what, reason in found]

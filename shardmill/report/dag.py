@@ -22,10 +22,10 @@ PLACES = {
     "compile": (3, 2.5),
     "parity": (4, 0.75),
     "residency": (4, 2.25),
-    "benchmark": (5, 0.75),
-    "model.json": (5, 2.25),
-    "report": (6, 0.75),
+    "model.json": (5, 1.5),
+    "benchmark": (6, 0.75),
     "provenance": (6, 2.25),
+    "report": (7, 0.75),
 }
 EDGES = (
     ("fetch", "split"),
@@ -37,12 +37,10 @@ EDGES = (
     ("convert", "compile"),
     ("compile", "parity"),
     ("compile", "residency"),
-    ("parity", "benchmark"),
-    ("residency", "benchmark"),
     ("parity", "model.json"),
     ("residency", "model.json"),
+    ("model.json", "benchmark"),
     ("benchmark", "report"),
-    ("model.json", "report"),
     ("model.json", "provenance"),
 )
 RANKS = 1 + max(rank for rank, _ in PLACES.values())
@@ -77,7 +75,7 @@ class Layout:
         return x + self.width + 8, y + self.height + 8
 
 
-WIDE = Layout("wide", False, 132, 74, 164, 92)
+WIDE = Layout("wide", False, 122, 74, 144, 92)
 NARROW = Layout("narrow", True, 98, 70, 98, 104)
 
 

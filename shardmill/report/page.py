@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,12 +11,12 @@ from shardmill.report.dag import drawings
 from shardmill.report.gates import questions
 from shardmill.report.plots import plots
 from shardmill.report.provenance import origin
-from shardmill.report.read import Build, Json, Piece
+from shardmill.report.read import Build, Piece
 from shardmill.report.residency import STATUS, placement
+from shardmill.report.speed import groups, measured, noisy
 from shardmill.report.stages import STATES, steps
 from shardmill.report.verdict import verdict
 
-TOLERANCE = 1.1
 FILTERS = (
     "engine",
     "fixed",
@@ -69,8 +68,11 @@ def context(build: Build) -> dict[str, Any]:
         "placement": placement(build.residency),
         "statuses": STATUS,
         "speed": build.speed,
-        "noisy": noisy(build.speed["rows"]),
-        "plots": plots(build.speed["rows"]),
+        "sweep": groups(build.speed["sweep"]),
+        "tasks": groups(build.speed["tasks"]),
+        "metered": any(row["mj_per_token"] is not None for row in measured(build.speed)),
+        "noisy": noisy(build.speed),
+        "plots": plots(build.speed),
         "origin": origin(build),
     }
 
@@ -82,8 +84,3 @@ def state_bytes(piece: Piece, build: Build) -> int:
     graph = build.plan["architecture"]["graph"]
     per_layer = 2 * graph["kv_heads"] * build.plan["context"] * graph["head_dim"] * 2
     return int((piece.end - piece.start) * per_layer)
-
-
-def noisy(rows: Sequence[Json]) -> list[int]:
-    """Prompt lengths whose speed-up is more than its cause can give: a pass never costs less than one token's."""
-    return [row["prompt_tokens"] for row in rows if row["speedup"] > TOLERANCE * row["tokens_per_pass"]]

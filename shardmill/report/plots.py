@@ -1,53 +1,22 @@
-"""The benchmark's figures as inline SVG, the same bytes for the same numbers.
-
-No date, fixed ids, text as text. Colours are written as stand-ins and turned into the page's own, so that one drawing
-serves light, dark and print.
-"""
+"""The benchmark's figures: what drafting wins over prompt length and by task, why, and from where on it pays."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from markupsafe import Markup
-from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
+from shardmill.report.drawing import FAINT, HALF, INK, SERIES, WHOLE, Draw, figure, legend
 from shardmill.report.read import Json
+from shardmill.report.speed import by_position, drafters, groups, measured, name_of
 
-# Stand-in -> colour of the style sheet.
-COLOURS = {
-    "#010101": "var(--ink)",
-    "#020202": "var(--faint)",
-    "#030303": "var(--line)",
-    "#040404": "var(--one)",
-    "#050505": "var(--two)",
-    "#060606": "var(--three)",
-}
-INK, FAINT, LINE, ONE, TWO, THREE = COLOURS
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "shardmill",
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",  # the one that matplotlib brings along, so that no machine lays out differently
-    "font.size": 9,
-    "text.parse_math": False,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": LINE,
-    "text.color": INK,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "ytick.major.size": 0,
-}
-UNDATED = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-SIZE = (3.9, 2.65)  # inches
+MARKERS = "os^Dv"
+AS_FAST = "dashed: as fast as T = 1"
+KINDS = (("live", "live", "of those that were verified"), ("oracle", "replayed", "of all that could be proposed"))
 
 
 @dataclass(frozen=True)
@@ -56,91 +25,160 @@ class Plot:
 
     title: str
     note: str
+    wide: bool
     svg: Markup
 
 
-def plots(rows: Sequence[Json]) -> list[Plot]:
-    """Speed-up, throughput and tokens per pass over prompt length; none if nothing was measured."""
-    wanted = (
-        ("speedup", "Speed-up by n-gram speculation", "dashed: as fast as decoding at T = 1", draw_speedup),
-        ("throughput", "Tokens per second", "", draw_throughput),
-        ("passes", "Tokens per pass with n-gram drafts", "dashed: one, where no draft is accepted", draw_passes),
-    )
-    return [Plot(title, note, figure(name, title, rows, draw)) for name, title, note, draw in wanted if rows]
+@dataclass(frozen=True)
+class Series:
+    """How a drafter is drawn, the same in every figure."""
+
+    name: str
+    colour: str
+    marker: str
 
 
-def draw_speedup(axes: Axes, rows: Sequence[Json]) -> None:
-    """Speed-up with the line below which drafting is a loss."""
-    nothing_won(axes)
-    series(axes, rows, "speedup", ONE, "n-gram over T = 1", "{:.2f} ×")
+def plots(speed: Json) -> list[Plot]:
+    """What there are figures for."""
+    return [
+        Plot(title, note, width == WHOLE, figure(name, title, draw, width))
+        for name, title, note, draw, width in wanted(speed)
+    ]
 
 
-def draw_throughput(axes: Axes, rows: Sequence[Json]) -> None:
-    """Prefill, speculation and plain decoding; the table has the figures."""
-    series(axes, rows, "prefill_tok_s", THREE, "prefill, T = max")
-    series(axes, rows, "ngram_tok_s", ONE, "decode, n-grams")
-    series(axes, rows, "decode_tok_s", TWO, "decode, T = 1")
-    axes.legend(
-        frameon=False,
-        loc="lower center",
-        bbox_to_anchor=(0.46, 1.0),
-        ncols=3,
-        fontsize=8.4,
-        handlelength=1,
-        columnspacing=0.9,
-        handletextpad=0.4,
-        borderaxespad=0,
-    )
+def wanted(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
+    """Name, title, note, drawing and width of each figure."""
+    sweep, tasks = speed["sweep"], speed["tasks"]
+    series = styled(drafters(tuple(measured(speed))))
+    if sweep and series:
+        title = "Speed-up over prompt length, tiled code"
+        yield "sweep", title, AS_FAST, partial(draw_sweep, rows=sweep, series=series), HALF
+    if len(speed["pass_seconds"]) > 1:
+        note = "dotted: T = 1 decoding; where it crosses the wide pass, drafting breaks even"
+        yield "widths", "Time of a pass by its width", note, partial(draw_widths, speed=speed), HALF
+    for kind, words, of in KINDS if series else ():
+        rows, note = (tasks, f"{of}, all tasks") if tasks else (sweep, f"{of}, tiled code")
+        title = f"Drafts accepted by position, {words}"
+        yield f"{kind}-position", title, note, partial(draw_positions, rows=rows, series=series, kind=kind), HALF
+    if tasks and series:
+        note = "bar: live; line across it: replayed, an upper bound"
+        yield "task-passes", "Tokens per pass by task", note, partial(draw_passes, rows=tasks, series=series), WHOLE
+        yield "task-speedup", "Speed-up by task", AS_FAST, partial(draw_tasks, rows=tasks, series=series), WHOLE
 
 
-def draw_passes(axes: Axes, rows: Sequence[Json]) -> None:
-    """Tokens that one pass yields; without drafts it is one."""
-    nothing_won(axes)
-    series(axes, rows, "tokens_per_pass", ONE, "n-gram drafts", "{:.2f}")
+def styled(names: Sequence[str]) -> tuple[Series, ...]:
+    """A colour and a marker each."""
+    return tuple(Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names))
 
 
-def series(axes: Axes, rows: Sequence[Json], key: str, colour: str, label: str, form: str = "") -> None:
-    """One line, its values written over the points if `form` says how; lengths without a value are left out."""
-    known = [(i, row[key]) for i, row in enumerate(rows) if row[key] is not None]
-    axes.plot([i for i, _ in known], [v for _, v in known], marker="o", ms=4.5, lw=1.8, color=colour, label=label)
-    for i, value in known if form else ():
-        axes.annotate(form.format(value), (i, value), (0, 7), textcoords="offset points", ha="center", color=INK)
-
-
-def nothing_won(axes: Axes) -> None:
-    """The line at 1."""
+def draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+    """A line per drafter over prompt length, each length equally wide; the best value of a length is written."""
+    lengths = [group.name for group in groups(rows)]
+    for one in series:
+        known = {name_of(row): row["speedup"] for row in rows if row["drafter"] == one.name}
+        line(axes, one, [(lengths.index(name), value) for name, value in known.items()])
+    for i, group in enumerate(groups(rows)):
+        best = max(row["speedup"] for row in group.rows)
+        note(axes, f"{best:.2f} ×", (i, best), (0, 7), "center")
     axes.axhline(1, color=FAINT, lw=1, dashes=(4, 3))
+    axes.set_xticks(range(len(lengths)), lengths)
+    axes.set_xlim(-0.4, len(lengths) - 0.6)
+    axes.set_xlabel("prompt tokens")
+    finish(axes)
 
 
-def figure(name: str, title: str, rows: Sequence[Json], draw: Any) -> Markup:
-    """One plot over prompt length, each length equally wide."""
-    with rc_context():
-        rcdefaults()  # no user's own settings
-        rcParams.update(STYLE)
-        fig = Figure(figsize=SIZE, layout="constrained")
-        axes = fig.add_subplot()
-        draw(axes, rows)
-        lengths = [str(row["prompt_tokens"]) for row in rows]
-        axes.set_xticks(range(len(rows)), lengths)
-        axes.set_xlim(-0.45, len(rows) - 0.55)
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
-        axes.set_xlabel("prompt tokens")
-        axes.grid(axis="y", lw=0.6)
-        axes.set_axisbelow(True)
-        text = io.StringIO()
-        fig.savefig(text, format="svg", metadata=UNDATED, transparent=True)
-    return inline(text.getvalue(), name, title)
+def draw_widths(axes: Axes, speed: Json) -> None:
+    """Measured passes, and the time in which T = 1 gives as many tokens: what the wide pass has to beat."""
+    took = {int(width): 1e3 * seconds for width, seconds in speed["pass_seconds"].items()}
+    narrow, wide = min(took), max(took)
+    meets = speed["break_even"]
+    axes.plot([0, wide], [0, took[narrow] * wide], color=FAINT, lw=1.4, ls=":")
+    axes.plot([0, wide], [took[wide]] * 2, color=SERIES[0], lw=1.2, alpha=0.5)
+    axes.plot([meets] * 2, [0, took[wide]], color=SERIES[1], lw=1.2, dashes=(4, 3))
+    axes.plot(list(took), list(took.values()), "o", ms=6, color=SERIES[0])
+    for width, milliseconds in took.items():
+        note(axes, f"T = {width}: {milliseconds:.3g} ms", (width, milliseconds), (-4, 8), "right")
+    note(axes, f"pays above {meets:.2f} tokens per pass", (meets, 0), (6, 6), "left")
+    axes.set_xlim(0, wide + 0.15)
+    axes.set_xticks(range(wide + 1))
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("milliseconds")
+    axes.set_ylim(0, 1.7 * max(took.values()))
 
 
-def inline(svg: str, name: str, title: str) -> Markup:
-    """The <svg> element alone: sized by the page, its ids its own, its colours the page's."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", svg)
-    svg = re.sub(r"(font: [\d.]+px) [^;\"]*", r"\1 var(--sans)", svg)
-    for stand_in, colour in COLOURS.items():
-        svg = svg.replace(stand_in, colour)
-    head = Markup('<svg class="plot" role="img" aria-label="{}"').format(title)
-    body = re.sub(r'^<svg|\s(width|height)="[\d.]+pt"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
-    return head + Markup(body)  # matplotlib's own output; no text of the build is in it
+def draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], kind: str) -> None:
+    """A line per drafter over draft position."""
+    most = 1
+    for one in series:
+        shares = by_position(rows, one.name, kind)
+        most = max(most, len(shares))
+        line(axes, one, list(enumerate(shares, start=1)))
+    axes.set_xticks(range(1, most + 1))
+    axes.set_xlim(0.7, most + 0.3)
+    axes.set_xlabel("draft position")
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    legend(axes)
+
+
+def draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+    """A bar per task and drafter, with a line across it at what the replay gives."""
+    live = [row["live"]["tokens_per_pass"] for row in rows]
+    replayed = [row["oracle"]["tokens_per_pass"] if row["oracle"] else 0.0 for row in rows]
+    highest = [max(pair) for pair in zip(live, replayed, strict=True)]
+    width = bars(axes, rows, series, live, highest)
+    for i, group in enumerate(groups(rows)):
+        for row in group.rows:
+            if row["oracle"] is not None and row["drafter"] in {one.name for one in series}:
+                middle, height = place(i, row["drafter"], series, width), row["oracle"]["tokens_per_pass"]
+                axes.plot([middle - 0.46 * width, middle + 0.46 * width], [height] * 2, color=INK, lw=1.6)
+    finish(axes)
+
+
+def draw_tasks(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+    """A bar per task and drafter."""
+    values = [row["speedup"] for row in rows]
+    bars(axes, rows, series, values, [max(value, 1) for value in values])  # nothing is written across the line at 1
+    axes.axhline(1, color=INK, lw=1, dashes=(4, 3))
+    finish(axes)
+
+
+def bars(
+    axes: Axes, rows: Sequence[Json], series: Sequence[Series], values: Sequence[float], tops: Sequence[float]
+) -> float:
+    """Bars by group, a drafter each, their values written above `tops`; returns a bar's width."""
+    names = [group.name for group in groups(rows)]
+    width = 0.84 / len(series)
+    for one in series:
+        mine = [i for i, row in enumerate(rows) if row["drafter"] == one.name]
+        middles = [place(names.index(name_of(rows[i])), one.name, series, width) for i in mine]
+        axes.bar(middles, [values[i] for i in mine], 0.9 * width, color=one.colour, label=one.name)
+        for middle, i in zip(middles, mine, strict=True):
+            note(axes, f"{values[i]:.2f}", (middle, tops[i]), (0, 4), "center")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.55, len(names) - 0.45)
+    axes.tick_params(axis="x", length=0)
+    return width
+
+
+def place(group: int, drafter: str, series: Sequence[Series], width: float) -> float:
+    """The middle of a drafter's bar."""
+    index = [one.name for one in series].index(drafter)
+    return group + (index - (len(series) - 1) / 2) * width
+
+
+def line(axes: Axes, one: Series, points: Sequence[tuple[float, float]]) -> None:
+    """A drafter's line."""
+    x, y = [p[0] for p in points], [p[1] for p in points]
+    axes.plot(x, y, marker=one.marker, ms=5, lw=1.8, color=one.colour, label=one.name)
+
+
+def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[float, float], align: str) -> None:
+    """Words so many points away from a point."""
+    axes.annotate(text, point, away, textcoords="offset points", ha=align, color=INK)
+
+
+def finish(axes: Axes) -> None:
+    """From zero up, with room for what is written above the highest value, and a legend."""
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
+    legend(axes)

@@ -12,6 +12,7 @@ from shardmill.report.read import Json
 STATUS = {
     "ane": "prefers it (measured)",
     "eligible": "could run there (predicted)",
+    "not_chosen": "could run there, given to another device (measured)",
     "ineligible": "not there",
     "unknown": "unknown",
     "no_device": "needs no device",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardmill.report.read import Build, Json
+from shardmill.report.speed import described, groups, measured
 from shardmill.report.wording import plural
 
 # In the order in which the worst is looked for: a step is as good as its worst artifact.
@@ -50,7 +51,7 @@ def steps(build: Build) -> dict[str, Step]:
         receipts("compile", [f"compiled/{part}" for part in parts], build, plural(len(parts), "bundle")),
         gates("parity", [*parts, "stack"], build.parity, gate),
         gates("residency", parts, build.residency, gate),
-        Step("benchmark", plural(len(build.speed["rows"]), "length"), benchmark(build)),
+        benchmark(build),
         Step("model.json", "for a runtime", (("model.json", "made"),)),
         Step("report", "this page", (("report.html", "made"),)),
         Step("provenance", "for a machine", (("provenance.json", "apart"),)),
@@ -88,9 +89,12 @@ def gates(name: str, expected: Sequence[str], files: Iterable[Json], unit: str) 
     return Step(name, plural(len(known), unit), tuple((part, state(part)) for part in expected))
 
 
-def benchmark(build: Build) -> tuple[tuple[str, str], ...]:
-    """Prompt lengths that were measured, failed where drafts changed the output; or that nothing was."""
-    rows = tuple(
-        (f"{row['prompt_tokens']} tokens", "measured" if row["exact"] else "failed") for row in build.speed["rows"]
-    )
-    return rows or (("benchmark", "not_run"),)
+def benchmark(build: Build) -> Step:
+    """Prompt lengths and tasks that were measured, failed where drafts changed the output; or that nothing was."""
+    found: dict[str, str] = {}
+    for row in measured(build.speed):
+        state = "measured" if row["exact"] == 1 else "failed"
+        found[described(row)] = "failed" if "failed" in (state, found.get(described(row))) else "measured"
+    lengths, tasks = len(groups(build.speed["sweep"])), len(groups(build.speed["tasks"]))
+    amount = f"{plural(lengths, 'length')}, {plural(tasks, 'task')}"
+    return Step("benchmark", amount, tuple(found.items()) or (("benchmark", "not_run"),))

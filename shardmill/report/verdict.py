@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from shardmill.gates.thresholds import PLACEMENT
 from shardmill.report.gates import Number, Question
-from shardmill.report.read import Build
+from shardmill.report.read import Build, Json
+from shardmill.report.speed import described, measured
 from shardmill.report.wording import number, plural
 
 BUILD = "snakemake --cores 4 all"
 ON_A_MAC = "on a Mac with Apple silicon and macOS 15 or newer, with this build's `--configfile` if it had one"
 ON_LINUX = "on Linux, with this build's `--configfile` if it had one"
-METER = "sudo powermetrics --samplers cpu_power,gpu_power,ane_power -i 1000"
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,6 @@ def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
     yield from exactness(build)
     yield from residency(build)
     yield from speed(build)
-    yield Caveat(
-        "energy per token",
-        "not_run",
-        "No step reads a power meter; Apple's reports the Neural Engine's power while the model generates.",
-        METER,
-        f'on a Mac, while `shardmill generate build/{build.model["model"]} --prompt "def "` runs in another terminal',
-        True,
-    )
     for question in questions:
         if question.key != PLACEMENT:
             yield from unanswered(build, question)
@@ -105,25 +97,41 @@ def residency(build: Build) -> Iterator[Caveat]:
 
 def exactness(build: Build) -> Iterator[Caveat]:
     """Speculation that gave other tokens than plain decoding: whatever its speed, it is wrong."""
-    lengths = [number(row["prompt_tokens"]) for row in build.speed["rows"] if not row["exact"]]
-    if lengths:
-        why = f"With drafts the model gave other tokens than without, at {', '.join(lengths)} prompt tokens."
-        again = f"snakemake --cores 4 --force build/{build.model['model']}/benchmark/speed.json"
+    wrong = [f"{described(row)} ({row['drafter']})" for row in measured(build.speed) if row["exact"] < 1]
+    if wrong:
+        why = f"With drafts the model gave other tokens than without: {', '.join(wrong)}."
+        again = f"shardmill bench build/{build.model['model']}"
         yield Caveat("exact speculation", "failed", why, again, "once the fault is found", False)
 
 
 def speed(build: Build) -> Iterator[Caveat]:
-    """Speed that was not measured: on the Neural Engine, and prompts without room."""
-    if not build.speed["rows"]:
-        yield Caveat(
-            "benchmark", "not_run", "No prompt length fits the context.", BUILD, "after raising `context`", True
-        )
+    """What the benchmark did not measure: the Neural Engine's speed, and what it gives reasons for."""
+    if not any(measured(build.speed)):
+        yield Caveat("benchmark", "not_run", "No prompt fits the context.", BUILD, "after raising `context`", True)
     if build.speed["engine"]["name"] != "coreml":
         why = "The benchmark ran on the portable engine: a CPU's speed says nothing about the Neural Engine's."
         yield Caveat("Neural Engine speed", "not_run", why, BUILD, ON_A_MAC, True)
-    for length, reason in build.speed["not_run"].items():
-        where = "after raising `context`, or lowering `benchmark.prompt_tokens`, in the config"
-        yield Caveat(f"benchmark at {length} prompt tokens", "not_run", f"The {reason}.", BUILD, where, False)
+    for gap in build.speed["not_run"]:
+        yield gap_caveat(gap, f"shardmill bench build/{build.model['model']}")
+
+
+def gap_caveat(gap: Json, bench: str) -> Caveat:
+    """Something that the benchmark could not measure, with the way to it."""
+    what, reason = gap["what"], gap["reason"]
+    match gap["kind"]:
+        case "energy":
+            return Caveat(what, "not_run", reason, f"sudo {bench}", "on a Mac, or on Linux with RAPL", True)
+        case "drafter":
+            where = "with the build of a smaller model that has the same tokenizer"
+            return Caveat(f"drafter {what}", "not_run", reason, f"{bench} --draft build/SMALLER", where, False)
+        case "prompt":
+            subject = f"benchmark of {what} tokens" if what.isdecimal() else f"benchmark of {what}"
+            where = "after raising `context`, or with shorter prompts, in the config"
+            return Caveat(subject, "not_run", reason, BUILD, where, False)
+        case "width":
+            where = "with prompts that repeat themselves"
+            return Caveat(f"time of a pass of {plural(int(what), 'token')}", "not_run", reason, bench, where, False)
+    return Caveat(what, "not_run", reason, bench, "for the other drafters", False)
 
 
 def unanswered(build: Build, question: Question) -> Iterator[Caveat]:

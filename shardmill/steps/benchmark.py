@@ -1,50 +1,42 @@
-"""benchmark: speed of the built model on this machine, in one resident process, the engine named."""
+"""benchmark: speed of the built model on this machine, through its resident server, the engine named."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardmill import canonical, host
-
-log = logging.getLogger(__name__)
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.steps import ingredients
+from shardmill.store import Action, Store
 
 
 def run(
-    summary: Path,
-    record: Path,
-    bundles: list[Path],
-    table: Path,
-    text: Path,
-    speed: Path,
-    settings: Mapping[str, Any],
-    gates: list[Path],
+    manifest: Path, text: Path, tasks: list[Path], speed: Path, receipt: Path, store: str, settings: Mapping[str, Any]
 ) -> None:
-    """Args: summary plan.json; record source.receipt.json; bundles the .mlmodelc by part; table the embedding; text the
+    """Args: manifest model.json, which there is only once every gate has passed; speed the result.
 
-    prompt's; speed the result. `gates` are inputs only so that nothing is measured before it is right. A measurement
-    of a machine is no content of the store: it is taken whenever Snakemake asks for it.
+    `text` and `tasks`, the files of prompts, are named by the settings and are inputs so that Snakemake sees them
+    change. What was measured of these very programs on this machine stands: `shardmill bench` measures anew.
     """
-    from shardmill.bench import speed as measure
-    from shardmill.config import Benchmark
-    from shardmill.engine import Engine
-    from shardmill.manifest import in_place
-    from shardmill.steps import source_folder
-    from shardmill.steps.reference import encode
 
-    plan = json.loads(summary.read_text())
-    paths = {bundle.stem: bundle for bundle in bundles}
-    with host.load_programs_as("fp16"):
-        engine = Engine(in_place(plan, paths, table), Path("/"))
-    threads = {}
-    if host.is_portable():
-        threads["threads"] = measure.fastest_threads(engine, host.set_threads)
-        host.set_threads(threads["threads"])
-    log.info("%d prompt lengths, %d repetitions", len(settings["prompt_tokens"]), settings["repetitions"])
-    result = measure.sweep(engine, encode(source_folder(record), text), Benchmark(**settings))
-    canonical.write_json(
-        speed, {"engine": host.engine(), "machine": {**host.machine(), **threads}, "text": text.name, **result}
-    )
+    def work(made: Mapping[str, Path]) -> None:
+        from shardmill.bench.speed import benchmark
+        from shardmill.config import Benchmark
+
+        canonical.write_json(made["speed"], benchmark(manifest.parent, Benchmark(**settings)))
+
+    todo = action(manifest, [text, *tasks], settings)
+    Store(Path(store)).perform(todo, {"speed": speed}, receipt, work, engine=host.engine())
+
+
+def action(manifest: Path, prompts: Sequence[Path], settings: Mapping[str, Any]) -> Action:
+    """A speed depends on the programs, wherever their weights came from, on what is asked, and on the machine."""
+    content = json.loads(manifest.read_text())
+    model = {key: value for key, value in content.items() if key not in ("source", "texts")}  # prompts are no chats
+    asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in prompts}
+    inputs = {"model": canonical.digest(model), "prompts": canonical.digest(asked)}
+    params = {"settings": settings, "engine": host.engine(), "machine": host.machine()}
+    return Action("benchmark", inputs, params, **ingredients("benchmark"))

@@ -1,113 +1,282 @@
-"""The benchmark's arithmetic and its honesty: exact output, lengths without room named, speculation really used."""
+"""benchmark/speed.json: complete, honest about what was not measured, and made of really speculative answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import httpx2
 import pytest
+import tiny
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from shardmill import cli, host
 from shardmill.bench import speed
-from shardmill.config import Benchmark
-from shardmill.decode import Session
+from shardmill.bench.client import Client
+from shardmill.bench.energy import Meter
+from shardmill.bench.figures import Pair, Prefill
+from shardmill.bench.prompts import Prompt, tile
+from shardmill.bench.speed import Questions
+from shardmill.config import DRAFTERS, Benchmark
+from shardmill.decode import DRAFTERS as KNOWN
+from tests.serve.fake import byte_tokenizer
+from tests.serve.running import running
 
+from .answers import answer, pair
+from .folder import build_folder, scripted_folder
+from .scripted import NAME, TURN, Counter, Wider, model
 
-class Counter:
-    """An engine that says (last token + 1) mod 7, so that a text of 0 1 2 ... 6 repeated is what it expects."""
-
-    vocab, widths = 7, (1, 4)
-
-    def __init__(self, slots: int = 256) -> None:
-        self.slots, self.calls = slots, list[int]()
-
-    def reset(self) -> None:
-        """Nothing is held."""
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Nothing is held."""
-
-    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
-        assert len(tokens) in self.widths
-        assert max(slots) < self.slots
-        self.calls.append(len(tokens))
-        return np.eye(7, dtype=np.float32)[[(t + 1) % 7 for t in tokens]]
-
-
-TEXT = list(range(7))
+QUIET = Meter(None, "no meter here")
 
 
 def settings(**changes: Any) -> Benchmark:
-    return Benchmark(**{"prompt_tokens": (20, 40), "new_tokens": 16, "repetitions": 2, **changes})
+    small = {"prompt_tokens": (20, 40), "new_tokens": 16, "repetitions": 2, "tasks": (), "drafters": ("none", "ngram")}
+    return Benchmark(**small | changes)
 
 
-@pytest.mark.parametrize("length", [1, 6, 7, 8, 14, 20])
-def test_a_text_is_repeated_to_exactly_the_length(length: int) -> None:
-    assert speed.tile(TEXT, length) == [i % 7 for i in range(length)]
+def counting(length: int, group: int | str | None = None) -> Prompt:
+    """A prompt that the scripted model expects."""
+    return Prompt(group or length, "counting.txt", tile(range(TURN), length))
 
 
-def test_a_row_per_length_that_fits(caplog: pytest.LogCaptureFixture) -> None:
-    result = speed.sweep(Counter(), TEXT, settings(prompt_tokens=(20, 40, 400)))
-    assert [row["prompt_tokens"] for row in result["rows"]] == [20, 40]
-    assert result["not_run"] == {"400": "context has room for 236 prompt tokens"}
-    for row in result["rows"]:
-        assert row["exact"] is True
-        assert row["new_tokens"] == 16
-        assert row["speedup"] == pytest.approx(row["ngram_tok_s"] / row["decode_tok_s"])
-        assert min(row["decode_tok_s"], row["prefill_tok_s"], row["ngram_tok_s"]) > 0
-    json.dumps(result)
+@contextmanager
+def asking(engine: Counter) -> Iterator[Client]:
+    """A client of a server in this process."""
+    with (
+        running(model(engine)) as server,
+        httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http,
+    ):
+        yield Client(NAME, http)
 
 
-def test_speculation_takes_fewer_passes_on_a_text_that_repeats() -> None:
-    (row,) = speed.sweep(Counter(), TEXT, settings(prompt_tokens=(40,)))["rows"]
-    assert row["tokens_per_pass"] > 2
-    assert 0.5 < row["acceptance"] <= 1
+def taken(engine: Counter, prompts: list[Prompt], wanted: Benchmark) -> dict[str, Any]:
+    """The summary of real answers of a scripted model; prompts with a number for a group are the sweep's."""
+    with asking(engine) as client:
+        pairs, prefills = speed.take(client, prompts, wanted.drafters, wanted, print)
+    sweep, tasks = ([p for p in prompts if isinstance(p.group, kind)] for kind in (int, str))
+    return speed.summary(pairs, prefills, Questions(sweep, tasks, {}, prompts[0]), (1, 4))
 
 
-def test_prefill_is_chunked_and_decoding_is_one_token_a_pass() -> None:
-    engine = Counter()
-    speed.generate_once(Session(engine), speed.tile(TEXT, 40), 16, "none")
-    assert engine.calls == [4] * 10 + [1] * 15
+def test_a_row_per_group_and_drafter() -> None:
+    """And what it says is consistent: ratios of its own times, and no more tokens a pass than its width."""
+    got = taken(Counter(), [counting(20), counting(40), counting(30, "copying"), counting(33, "copying")], settings())
+    names = [(row.get("prompt_tokens", row.get("task")), row["drafter"]) for row in got["sweep"] + got["tasks"]]
+    assert names == [
+        (20, "none"),
+        (20, "ngram"),
+        (40, "none"),
+        (40, "ngram"),
+        ("copying", "none"),
+        ("copying", "ngram"),
+    ]
+    for row in got["sweep"] + got["tasks"]:
+        assert row["exact"] == 1 and row["differs"] == []
+        assert row["requests"] == 2 * row["prompts"]
+        assert row["new_tokens"] == 16 and row["ended"] == {"length": row["requests"]}
+        low, high = row["speedup_range"]
+        assert 0 < low <= row["speedup"] <= high
+        assert 1 <= row["live"]["tokens_per_pass"] <= row["oracle"]["tokens_per_pass"] <= 4
+    assert [row["prompts"] for row in got["tasks"]] == [2, 2]
+    assert set(got["pass_seconds"]) == {"1", "4"} and got["break_even"] > 0
+    assert [row["prompt_tokens"] for row in got["prefill"]] == [20, 40]
+    json.dumps(got)
+
+
+def test_speculation_is_really_used() -> None:
+    """A text that repeats takes fewer passes, live and replayed; the control drafts nothing."""
+    none, ngram = taken(Counter(), [counting(40)], settings())["sweep"]
+    assert (none["live"]["drafted"], none["live"]["tokens_per_pass"]) == (0, 1)
+    assert ngram["oracle"]["tokens_per_pass"] == 15 / 4
+    assert ngram["live"]["drafted"] > 0
+
+
+def test_pairs_take_turns_and_nothing_is_held_before_a_prefill() -> None:
+    """T = 1, drafter, T = 1, drafter: each drafted answer has its own neighbour; decoding finds the prompt held."""
+    with asking(Counter()) as client:
+        asked = list[tuple[int, int, str]]()
+        real = client.ask
+
+        def watched(prompt: tuple[int, ...], new: int, drafter: str) -> Any:
+            asked.append((len(prompt), new, drafter))
+            return real(prompt, new, drafter)
+
+        client.ask = watched  # type: ignore[method-assign]
+        pairs, prefills = speed.take(client, [counting(40), counting(20)], ("ngram", "suffix"), settings(), print)
+    once = [(1, 1, "none"), (40, 1, "none"), *[(40, 16, name) for name in ("none", "ngram", "none", "suffix")]]
+    assert asked == (once + [(1 if n == 1 else 20, new, name) for n, new, name in once]) * 2
+    assert [p.answer.cached for p in prefills] == [0] * 4
+    assert all(a.cached == len(p.prompt.tokens) - 1 for p in pairs for a in (p.plain, p.drafted))
 
 
 def test_a_wrong_token_is_not_called_exact() -> None:
     """Speculation that changes the output is reported, not averaged away."""
-
-    class Wider(Counter):
-        def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
-            logits = super().forward(tokens, slots, positions)
-            decoding = positions[0] >= 40
-            return np.roll(logits, 1, axis=1) if decoding and len(tokens) > 1 else logits
-
-    (row,) = speed.sweep(Wider(), TEXT, settings(prompt_tokens=(40,)))["rows"]
-    assert row["exact"] is False
+    _, ngram = taken(Wider(), [counting(40)], settings())["sweep"]
+    assert ngram["exact"] < 1
+    assert ngram["differs"][0]["prompt"] == "counting.txt" and ngram["differs"][0]["token"] < 16
 
 
-@pytest.mark.parametrize("slots", [8, 19, 20, 24])
-def test_a_context_without_room_is_reported_and_nothing_measured(slots: int) -> None:
-    result = speed.sweep(Counter(slots), TEXT, settings())
-    room = max(slots - 16 - 4, 0)
-    assert result["rows"] == []
-    assert result["prefill_over_decode"] is None
-    assert result["not_run"] == {n: f"context has room for {room} prompt tokens" for n in ("20", "40")}
+def test_a_text_that_ends_at_once_is_reported_and_not_measured() -> None:
+    """One token comes out of the prefill and says nothing of decoding."""
+    prompts = [counting(20), counting(21, "copying")]  # after 0 1 2 ... 6 comes 0, which ends the text
+    wanted = settings()
+    with asking(Counter(end=0)) as client:
+        pairs, prefills = speed.take(client, prompts, wanted.drafters, wanted, print)
+    asked = Questions(prompts[:1], prompts[1:], {}, prompts[0])
+    got = speed.summary(pairs, prefills, asked, (1, 4))
+    assert len(got["sweep"]) == 2 and got["tasks"] == []
+    gaps = speed.not_run(asked, pairs, QUIET, None)
+    assert {"kind": "prompt", "what": "copying", "reason": "the model ended a text with its first token"} in gaps
+    nothing = speed.summary([p for p in pairs if p.prompt.group == "copying"], [], asked, (1, 4))
+    assert nothing["pass_seconds"] == {} and nothing["break_even"] is None
 
 
-def test_a_rate_needs_two_tokens() -> None:
-    """The first token comes out of the prefill, so one token says nothing of decoding: the config asks for two."""
-    (row,) = speed.sweep(Counter(), TEXT, settings(prompt_tokens=(20,), new_tokens=2))["rows"]
-    assert row["new_tokens"] == 2
+def test_of_a_draft_model_the_replay_is_not_run() -> None:
+    pairs = [pair(prompt=counting(20), drafter="draft_model")]
+    (row,) = speed.rows("prompt_tokens", [counting(20)], pairs, 4)
+    assert row["oracle"] is None
+    asked = Questions([counting(20)], [], {}, counting(20))
+    kinds = {(gap["kind"], gap["what"]) for gap in speed.not_run(asked, pairs, QUIET, Path("draft"))}
+    assert kinds == {("oracle", "replay of draft_model"), ("energy", "energy per token")}
+
+
+def test_a_width_that_no_pass_had_is_a_gap() -> None:
+    """With nothing worth drafting there is no break-even to tell."""
+    pairs = [pair(prompt=counting(20))]
+    got = speed.summary(
+        pairs, [Prefill(counting(20), answer())], Questions([counting(20)], [], {}, counting(20)), (1, 4)
+    )
+    assert (got["pass_seconds"], got["break_even"]) == ({"1": 0.5}, None)
+    assert [gap["what"] for gap in speed.unseen(got["pass_seconds"], (1, 4))] == ["4"]
+    assert speed.unseen({"1": 0.5, "4": 0.6}, (1, 4)) == []
+
+
+def test_gaps_come_with_their_reason() -> None:
+    asked = Questions([], [], {800: "no room", "copying": "no room"}, counting(20))
+    gaps = speed.not_run(asked, [], QUIET, None)
+    assert [(gap["what"], gap["reason"]) for gap in gaps[:2]] == [("800", "no room"), ("copying", "no room")]
+    assert [gap["kind"] for gap in gaps] == ["prompt", "prompt", "drafter", "energy"]
+    metered = speed.not_run(asked, [], Meter(lambda: 0.0), None)
+    assert "energy" not in {gap["kind"] for gap in metered}
+
+
+def test_prefill_is_held_against_plain_decoding_of_the_same_length() -> None:
+    pairs = [pair(answer(decode_seconds=8.0), prompt=counting(20)), pair(prompt=counting(40))]
+    prefills = [Prefill(counting(20), answer(prefill_seconds=5.0)), Prefill(counting(40), answer(prefill_seconds=1.0))]
+    row = speed.prefill_row(20, pairs, prefills)
+    assert row == {"prompt_tokens": 20, "tokens_per_second": 4.0, "over_decode": 8.0}
+
+
+def test_the_first_request_stands_apart_from_later_ones() -> None:
+    """All the same request, each with nothing held: what differs is that the first one is the first."""
+
+    class Stopwatch:
+        def __init__(self) -> None:
+            self.seconds, self.done = iter([9.0, 1.0, 4.0, 2.0]), list[tuple[int, str]]()
+
+        def ask(self, prompt: tuple[int, ...], new_tokens: int, drafter: str) -> Any:
+            self.done.append((new_tokens, drafter))
+            return answer(wall_seconds=next(self.seconds))
+
+        def forget(self, prompt: tuple[int, ...]) -> None:
+            self.done.append((0, "forget"))
+
+    client: Any = Stopwatch()
+    got = speed.first_and_later(client, counting(20), 3)
+    assert (got["first_request_seconds"], got["later_request_seconds"]) == (9.0, 2.0)
+    assert client.done == [(speed.START_TOKENS, "none"), (0, "forget")] * 4
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with texts in it, as the working directory."""
+    (tmp_path / "text.txt").write_text("counting " * 9)
+    (tmp_path / "tasks/copying").mkdir(parents=True)
+    (tmp_path / "tasks/copying/1.txt").write_text("a list, and a list")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+TEXTS = {"text": "text.txt", "task_prompts": "tasks"}
+
+
+def test_prompts_that_the_context_has_no_room_for_are_named(project: Path) -> None:
+    """The last pass may be padded to its width, so there has to be room for that too."""
+    byte_tokenizer().save(str(project / "tokenizer.json"))
+    for context, sweep, tasks in ((60, [20, 40], 1), (59, [20], 1), (37, [], 0), (30, [], 0)):
+        manifest = {"context": context, "widths": [1, 4], "tokenizer": {"path": "tokenizer.json"}}
+        asked = speed.questions(project, manifest, settings(tasks=("copying",), **TEXTS))
+        assert [len(prompt.tokens) for prompt in asked.sweep] == sweep
+        assert len(asked.tasks) == tasks
+        assert len(asked.start.tokens) + speed.START_TOKENS <= context
+        room = context - 16 - 4
+        assert set(asked.refused) == {20, 40, *(["copying"] if not tasks else [])} - set(sweep)
+        assert set(asked.refused.values()) <= {f"context has room for {room} prompt tokens"}
+
+
+def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start apart from what follows; engine, machine and versions recorded; every key there."""
+    scripted_folder(project)
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), *sys.path[1:]]))
+    serve = [sys.executable, "-m", "tests.bench.scripted", "serve", "none", "--port", "0"]
+    monkeypatch.setattr(speed, "command", lambda *_: serve)
+    monkeypatch.setattr(speed, "fastest_threads", lambda *_: 1)
+    got = json.loads(json.dumps(speed.benchmark(project, settings(tasks=("copying",), **TEXTS))))
+    start = got["start"]
+    assert start["ready_seconds"] > start["first_request_seconds"] > 0 and start["later_request_seconds"] > 0
+    assert (start["prompt_tokens"], start["new_tokens"]) == (20, 16)
+    assert set(got["versions"]) == {"coremltools", "numpy", "shardmill", "torch"}
+    assert got["engine"] == host.engine() and got["machine"]["processor"]
+    assert not host.is_portable() or (got["machine"]["threads"], got["machine"]["precision"]) == (1, "fp32")
+    assert got["settings"]["drafters"] == ["none", "ngram"] and got["settings"]["widths"] == [1, 4]
+    assert len(got["sweep"]) == 4 and len(got["tasks"]) == 2
+    assert {gap["kind"] for gap in got["not_run"]} >= {"drafter"}
+
+
+def test_the_command_measures_a_real_build(built: tiny.Build, project: Path) -> None:
+    """From the command line to the file and the tables: the server, the engine and a draft model are the real ones."""
+    folder = build_folder(built, project)
+    few = ["--prompt-tokens", "8", "--new-tokens", "12", "--repetitions", "1", "--task", "copying"]
+    texts = ["--text", "text.txt", "--task-prompts", "tasks"]
+    done = CliRunner().invoke(
+        cli.app, ["bench", str(folder), "--draft", str(folder), *few, *texts, "--drafter", "ngram"]
+    )
+    assert done.exit_code == 0, done.output
+    got = json.loads((folder / "benchmark/speed.json").read_text())
+    assert [row["drafter"] for row in got["sweep"]] == ["ngram", "draft_model"]
+    drafted = got["sweep"][1]
+    assert drafted["exact"] == 1
+    live = drafted["live"]
+    assert live["accepted"] == live["drafted"]  # the same model: whatever it drafts is right
+    assert "ready after" in done.output and "a pass takes T=1" in done.output and "copying" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--drafter", "oracle"], "drafters.0: input should be 'none', 'ngram', 'suffix', 'learned' or 'mixed'"),
+        (["--new-tokens", "1"], "new_tokens: input should be greater than or equal to 2, is 1"),
+        (["--draft", "nowhere"], "nowhere/model.json can't be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(
+    built: tiny.Build, project: Path, options: list[str], expected: str
+) -> None:
+    done = CliRunner().invoke(cli.app, ["bench", str(build_folder(built, project)), *options])
+    assert done.exit_code == 1 and expected in done.output
+
+
+def test_the_config_knows_the_drafters_there_are() -> None:
+    """`draft_model` is not among them: it needs a second build."""
+    assert set(DRAFTERS) | {"draft_model"} == set(KNOWN)
+    with pytest.raises(ValidationError):
+        settings(drafters=("draft_model",))
     with pytest.raises(ValidationError, match="new_tokens"):
-        settings(new_tokens=1)
-
-
-@dataclass(frozen=True)
-class Result:
-    tokens: tuple[int, ...]
-    decode_seconds: float
-
-
-def test_the_first_token_is_the_prefill_s() -> None:
-    assert speed.speed(Result((1, 2, 3, 4, 5), 2.0)) == 2.0  # type: ignore[arg-type]
+        settings(new_tokens=1)  # a rate needs two tokens
+    assert Pair(counting(5), "none", answer(), answer()).plain.decoded == 4

@@ -5,57 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html import unescape
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from shardmill.report.page import render
 from tests.report import sample
+from tests.report.reading import elements, section, words
 
-VOID = {"meta", "link", "br", "path", "rect", "circle", "use", "line"}
 EVIL = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
-
-
-def words(html: str) -> str:
-    """The page's text as a person reads it."""
-    body = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
-
-
-def section(html: str, name: str) -> str:
-    """The text of one section of the page."""
-    start = html.index(f'<section id="{name}">')
-    end = html.find("<section id=", start + 1)
-    return words(html[start : end if end > 0 else None])
-
-
-class Elements(HTMLParser):
-    """Collects elements, and fails where one is closed that is not open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-
-def elements(html: str) -> Elements:
-    parser = Elements()
-    parser.feed(html)
-    parser.close()
-    return parser
 
 
 @pytest.fixture(scope="module")
@@ -173,39 +131,91 @@ def test_findings_carry_rule_remedy_and_parts(page: str) -> None:
     assert "'x' is padded layers_00_02, head_0" in residency
 
 
-def test_benchmark_names_engine_machine_and_its_best_case(page: str) -> None:
+def test_benchmark_names_engine_machine_and_what_was_run(page: str) -> None:
     benchmark = section(page, "benchmark")
-    assert "portable engine (CPU, torch)" in benchmark and "Quiet CPU" in benchmark
-    assert "Tiled code is the best case for n-grams" in benchmark
+    assert "portable engine (CPU, torch) torch 2.13.0" in benchmark and "Quiet CPU" in benchmark
+    assert "8 cores, 4 threads used, fp32, Python 3.12.1" in benchmark
+    assert "2 prompt lengths of some/code.txt, 2 tasks" in benchmark
+    assert "each 3 times per drafter: none, ngram, mixed; up to 40 new tokens" in benchmark
+    assert "ready after 4.6 s" in benchmark and "took 0.75 s the first time, 0.25 s later" in benchmark
+    assert "Tiled code is the best case" in benchmark
     assert "say nothing about the Neural Engine" in benchmark
-    assert "100 40 71.8 20.2 29.5 1.46 × 1.83 41.2" in benchmark
-    assert "Prefill at T = 4 is 3.54 × decoding at T = 1" in benchmark
-    assert "800 not run context has room for 400 prompt tokens" in benchmark
+
+
+def test_live_and_replayed_figures_stand_apart_in_every_row(page: str) -> None:
+    benchmark = section(page, "benchmark")
+    row = "372 1 prompt ngram 24.75 36.25 1.62 × 1.37 to 1.87 1.85 50 % accepted 2.35 51.2 % accepted 17.5"
+    assert f"{row} identical length" in benchmark
+    assert "free text 2 prompts ngram 24.75 36.25 0.98 ×" in benchmark
+    assert "none 24.75 36.25 1.01 × 0.76 to 1.26 1.00 no drafts" in benchmark
+
+
+def test_the_cost_of_a_pass_and_of_the_prefill_is_told(page: str) -> None:
+    benchmark = section(page, "benchmark")
+    assert "12.50 ms at T = 1, 15.50 ms at T = 4" in benchmark
+    assert "pays above 1.24 tokens" in benchmark
+    assert "Prefill runs at 71.8 tokens per second at 100 (3.54 × decoding at T = 1)." in benchmark
+
+
+def test_a_model_of_one_width_has_nothing_to_break_even(page: str) -> None:
+    only = sample.speed() | {"pass_seconds": {"1": 0.0125}, "break_even": None}
+    assert "A pass takes 12.50 ms at T = 1. Prefill" in section(render(sample.build(speed=only)), "benchmark")
+
+
+def test_what_the_benchmark_did_not_run_is_there_with_its_reason(page: str) -> None:
+    benchmark, limits = section(page, "benchmark"), section(page, "limits")
+    assert "not run 800 tokens: context has room for 400 prompt tokens" in benchmark
+    assert "not run draft_model: it needs a second build" in benchmark
+    assert "There is no meter. To measure it: sudo shardmill bench build/small" in limits
+    assert "shardmill bench build/small --draft build/SMALLER" in limits
+    assert "benchmark of 800 tokens" in limits
+
+
+def test_a_width_without_a_pass_is_a_gap() -> None:
+    file = sample.speed()
+    file["not_run"] = [{"kind": "width", "what": "4", "reason": "no draft was worth verifying"}]
+    html = render(sample.build(speed=file))
+    assert "not run a pass of 4 tokens: no draft was worth verifying" in section(html, "benchmark")
+    assert "time of a pass of 4 tokens" in section(html, "limits")
+
+
+def test_energy_that_was_measured_is_shown_and_no_gap(page: str) -> None:
+    file = sample.speed()
+    file["sweep"][0] |= {"mj_per_token": 87.5, "plain_mj_per_token": 99.5}
+    file["not_run"] = []
+    html = render(sample.build(speed=file))
+    assert "87.5 99.5" in section(html, "benchmark")
+    assert "energy" not in section(html, "limits")
+    assert "mJ per token" in section(html, "benchmark") and "mJ per token" not in section(page, "benchmark")
 
 
 def test_nothing_measured_is_not_run_instead_of_empty_plots() -> None:
-    nothing = sample.speed() | {"rows": [], "prefill_over_decode": None}
+    nothing = sample.speed() | {"sweep": [], "tasks": [], "prefill": [], "pass_seconds": {}, "break_even": None}
     html = render(sample.build(speed=nothing))
-    assert "not run No prompt length was measured." in section(html, "benchmark")
-    assert "Prefill at T = 4 is not run." in section(html, "benchmark")
+    assert "not run No prompt was measured." in section(html, "benchmark")
+    assert "A pass takes" not in section(html, "benchmark")
     assert 'class="plot"' not in html
     assert re.search(r"Not run: [^.]*benchmark", words(html))
 
 
 def test_speculation_that_changes_the_output_fails_the_verdict() -> None:
-    """However fast it is, and whatever the gates say."""
+    """However fast it is, and whatever the gates say; which text and from which token on is told."""
     wrong = sample.speed()
-    wrong["rows"][1]["exact"] = False
+    wrong["sweep"][3] |= {"exact": 2 / 3, "differs": [{"prompt": "code.txt", "token": 57}]}
+    wrong["tasks"][2] |= {"exact": 0.5, "differs": [{"prompt": "2.txt", "token": 3}]}
     html = render(sample.build(speed=wrong))
     assert 'class="verdict is-failed"' in html
     assert "Failed: exact speculation." in words(html)
-    assert "at 372 prompt tokens" in section(html, "limits")
+    assert "other tokens than without: 372 tokens (ngram), free text (ngram)." in section(html, "limits")
+    assert "different 66.7 % of requests the same; code.txt from token 57 on" in section(html, "benchmark")
 
 
-def test_a_speed_up_that_drafts_cannot_give_is_called_noisy(page: str) -> None:
+@pytest.mark.parametrize(("row", "ratio"), [(1, 13.9), (0, 0.6), (0, 1.2)])
+def test_a_ratio_that_drafts_cannot_cause_is_called_noisy(page: str, row: int, ratio: float) -> None:
+    """More than the tokens per pass, or T = 1 that is slower or faster than itself."""
     wild = sample.speed()
-    wild["rows"][0]["speedup"] = 13.9
-    assert "noisy At 100 prompt tokens" in section(render(sample.build(speed=wild)), "benchmark")
+    wild["sweep"][row]["speedup"] = ratio
+    assert "noisy 100 tokens: a ratio of times" in section(render(sample.build(speed=wild)), "benchmark")
     assert "noisy" not in words(page)
 
 

@@ -1,28 +1,31 @@
-"""Drawings that are the same bytes everywhere, and take their colours from the page."""
+"""Drawings that are the same bytes everywhere, take their colours from the page, and show what the file says."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from matplotlib import rc_context
 
-from shardmill.report.plots import COLOURS, Plot, plots
+from shardmill.report.drawing import COLOURS
+from shardmill.report.plots import Plot, plots
 from tests.report import sample
-
-ROWS: list[dict[str, Any]] = sample.speed()["rows"]
 
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Plot]:
-    return plots(ROWS)
+    return plots(sample.speed())
+
+
+def words(plot: Plot) -> list[str]:
+    """The texts of a drawing."""
+    return re.findall(r">([^<>]+)</text>", plot.svg)
 
 
 def test_a_users_own_settings_change_nothing(drawn: list[Plot]) -> None:
     """A matplotlibrc in somebody's home must not change the page."""
     with rc_context({"font.size": 30, "lines.linestyle": ":", "svg.hashsalt": None}):
-        assert plots(ROWS) == drawn
+        assert plots(sample.speed()) == drawn
 
 
 def test_every_colour_is_the_pages(drawn: list[Plot]) -> None:
@@ -32,19 +35,55 @@ def test_every_colour_is_the_pages(drawn: list[Plot]) -> None:
         assert not set(COLOURS) & set(re.findall(r"#\d{6}", plot.svg))
 
 
-def test_values_are_written_at_the_points(drawn: list[Plot]) -> None:
-    speedup, throughput, passes = drawn
-    assert "1.46 ×" in speedup.svg and "1.62 ×" in speedup.svg
-    assert all(name in throughput.svg for name in ("prefill, T = max", "decode, n-grams", "decode, T = 1"))
-    assert "1.83" in passes.svg
-    assert all(">372<" in plot.svg for plot in drawn)
+def test_every_question_has_its_drawing(drawn: list[Plot]) -> None:
+    """Speed-up by length, the cost of a pass, acceptance by position live and replayed apart, and each task."""
+    assert [plot.title for plot in drawn] == [
+        "Speed-up over prompt length, tiled code",
+        "Time of a pass by its width",
+        "Drafts accepted by position, live",
+        "Drafts accepted by position, replayed",
+        "Tokens per pass by task",
+        "Speed-up by task",
+    ]
+    assert [plot.wide for plot in drawn] == [False] * 4 + [True] * 2
 
 
-def test_a_value_that_is_missing_is_left_out() -> None:
-    """Not drawn at 0."""
-    rows = [ROWS[0], {**ROWS[1], "speedup": None}]
-    assert "1.46 ×" in plots(rows)[0].svg and "0.00 ×" not in plots(rows)[0].svg
+def test_drafters_are_named_and_the_control_is_not_drawn(drawn: list[Plot]) -> None:
+    """T = 1 against itself is the line at 1, not a drafter."""
+    for plot in (drawn[0], *drawn[2:]):
+        assert {"ngram", "mixed"} <= set(words(plot))
+        assert "none" not in words(plot)
 
 
-def test_no_rows_no_plots() -> None:
-    assert plots([]) == []
+def test_the_best_speed_up_of_each_length_is_written(drawn: list[Plot]) -> None:
+    assert {"1.56 ×", "1.62 ×", "100", "372"} <= set(words(drawn[0]))
+    assert not {"1.46 ×", "1.59 ×"} & set(words(drawn[0]))
+
+
+def test_the_break_even_is_written_beside_the_passes(drawn: list[Plot]) -> None:
+    assert {"T = 1: 12.5 ms", "T = 4: 15.5 ms", "pays above 1.24 tokens per pass"} <= set(words(drawn[1]))
+
+
+def test_each_task_has_a_bar_per_drafter_with_its_value(drawn: list[Plot]) -> None:
+    assert {"code edit", "free text", "1.47", "1.48", "1.09"} <= set(words(drawn[4]))
+    assert {"1.17", "1.18", "0.98"} <= set(words(drawn[5]))
+
+
+def test_replayed_figures_are_drawn_from_the_replay() -> None:
+    """They must not be the live ones once more; a drafter that was not replayed is left out."""
+    file = sample.speed()
+    for row in file["tasks"]:
+        row["oracle"] = None
+    live, changed = plots(sample.speed()), plots(file)
+    assert live[2] == changed[2]
+    assert live[3] != changed[3] and live[4] != changed[4]
+
+
+def test_one_width_has_no_break_even() -> None:
+    """A model with T = 1 only: there is nothing to compare, and no acceptance to draw."""
+    file = sample.speed() | {"pass_seconds": {"1": 0.0125}, "tasks": [], "sweep": sample.speed()["sweep"][:1]}
+    assert plots(file) == []
+
+
+def test_nothing_measured_no_plots() -> None:
+    assert plots(sample.speed() | {"sweep": [], "tasks": [], "pass_seconds": {}}) == []

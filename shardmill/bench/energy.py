@@ -1,0 +1,109 @@
+"""Energy of the whole chip, where the platform tells it to this process; otherwise why not.
+
+Linux counts it in the processor (RAPL, Documentation/power/powercap/powercap.rst of the kernel); macOS tells it through
+`powermetrics`. Both tell root only. What else the machine does meanwhile is in the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import plistlib
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardmill.bench.client import Joules
+
+POWERCAP = Path("/sys/class/powercap")
+POWERMETRICS = ("powermetrics", "--samplers", "cpu_power,gpu_power,ane_power", "-i", "100", "-f", "plist")
+CONSUMERS = ("cpu_energy", "gpu_energy", "ane_energy")  # millijoules in one sample
+
+
+@dataclass(frozen=True)
+class Meter:
+    """`joules` counts up; without it, `reason` says why."""
+
+    joules: Joules | None
+    reason: str = ""
+
+
+@contextmanager
+def meter() -> Iterator[Meter]:
+    """The machine's meter."""
+    if platform.system() != "Darwin":
+        yield rapl(POWERCAP)
+    elif os.geteuid() != 0 or shutil.which(POWERMETRICS[0]) is None:
+        yield Meter(None, "powermetrics tells it to root only: run the same command with sudo")
+    else:
+        with powermetrics(POWERMETRICS) as joules:
+            yield Meter(joules)
+
+
+def rapl(root: Path) -> Meter:
+    """The counters of all processor packages under `root`."""
+    packages = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
+    if not packages:
+        return Meter(None, "this machine has no energy counter that the system shows (RAPL)")
+    try:
+        return Meter(Counters(packages))
+    except PermissionError:
+        return Meter(None, f"{packages[0]}/energy_uj is for root only: run the same command as root")
+
+
+class Counters:
+    """Joules that packages used since this was made. A counter starts over at its range."""
+
+    def __init__(self, packages: Sequence[Path]) -> None:
+        self._packages = packages
+        self._ranges = [_number(package / "max_energy_range_uj") for package in packages]
+        self._last = self._read()
+        self._sum = 0
+
+    def __call__(self) -> float:
+        """Joules so far."""
+        now = self._read()
+        for value, last, size in zip(now, self._last, self._ranges, strict=True):
+            self._sum += value - last if value >= last else value - last + size
+        self._last = now
+        return self._sum / 1e6
+
+    def _read(self) -> list[int]:
+        return [_number(package / "energy_uj") for package in self._packages]
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text())
+
+
+@contextmanager
+def powermetrics(command: Sequence[str]) -> Iterator[Joules]:
+    """Sums samples of a running `command`, property lists with a zero byte after each; exact to one sample."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    sums = [0.0]
+
+    def listen() -> None:
+        assert process.stdout is not None
+        pending = b""
+        while chunk := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+            *samples, pending = (pending + chunk).split(b"\0")
+            sums[0] += sum(millijoules(sample) for sample in samples) / 1e3
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield lambda: sums[0]
+    finally:
+        process.terminate()
+        process.wait()
+        listener.join()
+
+
+def millijoules(sample: bytes) -> float:
+    """Energy in one property list; processor, GPU and Neural Engine together."""
+    processor = plistlib.loads(sample.strip())["processor"]
+    return float(sum(processor[consumer] for consumer in CONSUMERS))

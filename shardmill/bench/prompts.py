@@ -1,0 +1,78 @@
+"""What the model is asked to continue: one dense code text tiled to several lengths, and prompts of several tasks.
+
+Tiled text repeats itself, which is the best case for drafts of repeated text; the tasks are the other cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardmill.errors import ShardmillError
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens to continue, and the group whose figures they count for: a prompt length or a task's name."""
+
+    group: int | str
+    name: str
+    tokens: tuple[int, ...]
+
+
+def tile(tokens: Sequence[int], length: int) -> tuple[int, ...]:
+    """The text repeated and cut to `length` tokens."""
+    return tuple((list(tokens) * (length // len(tokens) + 1))[:length])
+
+
+def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
+    """A prompt per length. Raises ShardmillError for a text that can't be read or holds no token."""
+    tokens = encode(read(text))
+    if not tokens:
+        raise ShardmillError(f"{text} holds no token: give a text for the prompts")
+    return [Prompt(length, text.name, tile(tokens, length)) for length in lengths]
+
+
+def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> list[Prompt]:
+    """At most `count` prompts of each task, in the order of their files' names; the last line break is no part of one.
+
+    Raises ShardmillError for a task without a file.
+    """
+    found = {task: files(folder, task)[:count] for task in tasks}
+    empty = [task for task, paths in found.items() if not paths]
+    if empty:
+        raise ShardmillError(f"{folder / empty[0]} holds no .txt file: each task is a folder of prompts")
+    return [
+        Prompt(task, path.name, tuple(encode(read(path).removesuffix("\n"))))
+        for task, paths in found.items()
+        for path in paths
+    ]
+
+
+def files(folder: Path, task: str) -> list[Path]:
+    """A task's prompts."""
+    return sorted((folder / task).glob("*.txt"))
+
+
+def read(path: Path) -> str:
+    """A text file's content; raises ShardmillError where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ShardmillError(f"{path}: {error.strerror}; run from the project's folder or name another") from error
+    except UnicodeDecodeError as error:
+        raise ShardmillError(f"{path}: not UTF-8 text") from error
+
+
+def fitting(prompts: Iterable[Prompt], room: int) -> tuple[list[Prompt], dict[int | str, str]]:
+    """Prompts that the context has room for; why not, by group, for the others."""
+    kept, refused = [], {}
+    for prompt in prompts:
+        if len(prompt.tokens) <= room:
+            kept.append(prompt)
+        else:
+            refused[prompt.group] = f"context has room for {max(room, 0)} prompt tokens"
+    return kept, refused

@@ -1,0 +1,48 @@
+"""What a drafter would have got accepted of a known output, every pass drafting all it may: an upper bound.
+
+Live decoding gets less, as the width control drafts less where that would lose time, and, on an engine whose rows
+differ with the width of a pass, as the text itself may change. A fresh drafter replays; one that is resident may have
+learned which of its proposals to trust. So the two are never mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardmill.decode import Drafter
+from shardmill.decode.accept import agreement
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Drafted and accepted tokens per pass."""
+
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that passes gave: what was accepted, and one more each."""
+        return sum(self.accepted) + len(self.accepted)
+
+
+def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
+    """Replays `output`, whose first token the prefill gives, with at most `most` drafts a pass."""
+    drafter.reset(prompt)
+    drafter.observe(output[:1], 0)
+    context = [*prompt, output[0]]
+    drafted, accepted = [], []
+    done = 1
+    while done < len(output):
+        limit = min(most, len(output) - done - 1)
+        draft = drafter.propose(context, limit).tokens if limit else ()
+        right = agreement(draft, output[done:])
+        emitted = output[done : done + right + 1]
+        drafter.observe(emitted, right)
+        context += emitted
+        done += len(emitted)
+        drafted.append(len(draft))
+        accepted.append(right)
+    drafter.finish()
+    return Replay(tuple(drafted), tuple(accepted))

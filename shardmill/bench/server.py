@@ -1,0 +1,95 @@
+"""`shardmill serve` as a process of its own, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from shardmill.errors import ShardmillError
+
+SHARDMILL = (sys.executable, "-c", "from shardmill.cli import main; main()")
+GREETING = re.compile(r"serving (\S+) on the \S+ engine at (http://\S+)/v1")
+PATIENCE = 20.0  # seconds to end in order
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is ready.
+
+    Attributes:
+        url: without the path. ready_seconds: from the start of the process.
+    """
+
+    model: str
+    url: str
+    ready_seconds: float
+
+
+def command(build: Path, draft: Path | None, precision: str) -> list[str]:
+    """What starts the server of a build on a free port of this machine."""
+    more = ["--draft-build", str(draft)] if draft else []
+    return [*SHARDMILL, "serve", str(build), "--port", "0", "--drafter", "none", "--precision", precision, *more]
+
+
+@contextmanager
+def running(arguments: Sequence[str], threads: int | None) -> Iterator[Server]:
+    """The server that a command starts, ready inside and gone after.
+
+    Args:
+        threads: of the portable engine; None leaves it to the engine.
+
+    Raises:
+        ShardmillError: it ended before it was ready.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "SHARDMILL_API_KEY"}
+    if threads is not None:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    with tempfile.TemporaryFile("w+") as complaints:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            arguments, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, text=True
+        )
+        try:
+            greeting = _greeting(process, complaints)
+            server = Server(greeting[1], greeting[2], time.perf_counter() - start)
+            try:
+                yield server
+            except ShardmillError:
+                sys.stderr.write(_said(complaints))  # what the error's one line leaves out
+                raise
+        finally:
+            _end(process)
+
+
+def _greeting(process: subprocess.Popen[str], complaints: IO[str]) -> re.Match[str]:
+    """The line that says where the server listens."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := GREETING.match(line):
+            return found
+    process.wait()
+    last = (_said(complaints).strip().splitlines() or ["it said nothing"])[-1]
+    raise ShardmillError(f"the server ended before it was ready: {last.removeprefix('shardmill: ')}")
+
+
+def _said(complaints: IO[str]) -> str:
+    complaints.seek(0)
+    return complaints.read()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,123 @@
+"""`shardmill bench`: how fast a built model is on this machine, and what drafting wins."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardmill.commands.generate import Precision
+from shardmill.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shardmill.config import Benchmark
+
+FULL = "default: all"
+TIMES = "default: 5"
+
+
+def bench(
+    build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
+    draft: Annotated[Path | None, typer.Option(help="Build folder of a draft model, to measure that too.")] = None,
+    drafter: Annotated[list[str] | None, typer.Option(help=f"Drafter to measure, repeatable; {FULL}.")] = None,
+    prompt_tokens: Annotated[
+        list[int] | None, typer.Option(help="Length of a tiled prompt, repeatable; default: 100, 200, 372, 800.")
+    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help=f"Task to measure, repeatable; {FULL}.")] = None,
+    prompts_per_task: Annotated[int | None, typer.Option(help="Prompts of each task; default: 3.")] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request; default: 80.")] = None,
+    repetitions: Annotated[int | None, typer.Option(help=f"Measurements that a median is of; {TIMES}.")] = None,
+    text: Annotated[str | None, typer.Option(help="Dense code; default: resources/text/code.txt.")] = None,
+    task_prompts: Annotated[str | None, typer.Option(help="Folder of the tasks; default: resources/tasks.")] = None,
+    precision: Precision = "fp32",
+    output: Annotated[Path | None, typer.Option(help="Default: benchmark/speed.json in the build folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what is written instead of tables.")] = False,
+) -> None:
+    """Measure a built model through its server: every drafter against T = 1. Run it on a quiet machine."""
+    wanted = {
+        "drafters": drafter,
+        "prompt_tokens": prompt_tokens,
+        "tasks": task,
+        "prompts_per_task": prompts_per_task,
+        "new_tokens": new_tokens,
+        "repetitions": repetitions,
+        "text": text,
+        "task_prompts": task_prompts,
+    }
+    read_manifest(build)
+    if draft:
+        read_manifest(draft)
+    settings = checked({name: value for name, value in wanted.items() if value})
+    from shardmill import canonical
+    from shardmill.bench.speed import benchmark
+
+    measured = benchmark(build, settings, draft, precision, say=partial(typer.echo, err=True))
+    file = output or build / "benchmark/speed.json"
+    canonical.write_json(file, measured)
+    if as_json:
+        typer.echo(json.dumps(measured))
+    else:
+        show(measured)
+        typer.echo(f"written to {file}; `snakemake --cores 4 all` draws it into report.html")
+
+
+def checked(wanted: dict[str, Any]) -> Benchmark:
+    """The settings; raises ConfigError for values that make no sense."""
+    from pydantic import ValidationError
+
+    from shardmill.config import Benchmark, describe_all
+    from shardmill.errors import ConfigError
+
+    try:
+        return Benchmark(**wanted)
+    except ValidationError as error:
+        raise ConfigError(describe_all(error)) from error
+
+
+def show(measured: dict[str, Any]) -> None:
+    """Prints the figures as tables."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    start, seconds = measured["start"], measured["pass_seconds"]
+    console.print(
+        f"ready after {start['ready_seconds']:.2f} s; first request {start['first_request_seconds']:.3f} s, "
+        f"later ones {start['later_request_seconds']:.3f} s"
+    )
+    if seconds:
+        passes = ", ".join(f"T={width} {1e3 * took:.2f} ms" for width, took in seconds.items())
+        pays = measured["break_even"]
+        console.print(f"a pass takes {passes}" + (f"; drafting pays above {pays:.2f} tokens per pass" if pays else ""))
+    for row in measured["prefill"]:
+        console.print(
+            f"prefill of {row['prompt_tokens']} tokens: {row['tokens_per_second']:.1f} tok/s, "
+            f"{row['over_decode']:.2f} x decoding at T=1"
+        )
+    for name, rows in (("tokens", measured["sweep"]), ("task", measured["tasks"])):
+        if rows:
+            console.print(table(name, rows))
+    for gap in measured["not_run"]:
+        console.print(f"not run: {gap['what']}: {gap['reason']}")
+
+
+def table(name: str, rows: list[dict[str, Any]]) -> Table:
+    """The sweep's or the tasks' rows."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False)
+    for column in (name, "drafter", "ms/token", "speed-up", "of pairs", "tok/pass", "accepted", "same"):
+        made.add_column(column, justify="left" if column in (name, "drafter") else "right", no_wrap=True)
+    for row in rows:
+        low, high = row["speedup_range"]
+        figures = [f"{row[key]:.2f}" for key in ("ms_per_token", "speedup")]
+        live = row["live"]
+        rate = "-" if live["rate"] is None else f"{live['rate']:.0%}"
+        group = str(row.get("prompt_tokens", row.get("task")))
+        rest = [f"{low:.2f} to {high:.2f}", f"{live['tokens_per_pass']:.2f}", rate, f"{row['exact']:.0%}"]
+        made.add_row(group, row["drafter"], *figures, *rest)
+    return made

@@ -1,0 +1,41 @@
+"""A build folder for the benchmark, of what the fixture `built` made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tiny
+
+from shardmill.manifest import FORMAT, in_place
+from tests.serve.fake import byte_tokenizer
+
+from .scripted import NAME, VOCAB
+
+
+def build_folder(built: tiny.Build, folder: Path) -> Path:
+    """model.json, which names the programs where they are."""
+    manifest = in_place(built.plan, built.packages, built.table)
+    manifest["tokenizer"] = {"path": str((built.source / "tokenizer.json").resolve())}
+    (folder / "model.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def scripted_folder(folder: Path) -> Path:
+    """model.json and the tokenizer of the scripted model, which has no programs."""
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    manifest = {
+        "format": FORMAT,
+        "model": NAME,
+        "context": 256,
+        "tokens_max": 4,
+        "widths": [1, 4],
+        "vocab": VOCAB,
+        "rope": {"inv_freq": [], "scale": 1.0},
+        "eos_token_ids": [VOCAB - 1],
+        "embedding": {"path": "embedding.safetensors"},
+        "parts": [],
+        "tokenizer": {"path": "tokenizer.json"},
+    }
+    (folder / "model.json").write_text(json.dumps(manifest))
+    return folder
