@@ -6,20 +6,32 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from shardmill.errors import ShardmillError
+from shardmill.manifest import read_manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from shardmill.decode import Drafter, GenerationResult, TokenEvent
+    from shardmill.decode import Drafter, GenerationResult, PrefillEvent, TokenEvent
     from shardmill.engine import Engine
 
 SEAM = 8  # prompt tokens decoded together with the new ones: some tokenizers write a space by what precedes it
+ENDINGS = {
+    "eos": "the model ended the text",
+    "length": "--max-new-tokens reached",
+    "context": "the context is full: build with a larger one for more",
+    "stop": "a stop string came",
+}
 DRAFTERS = "none, ngram, suffix, learned, mixed or draft_model"
+Precision = Annotated[
+    Literal["fp32", "fp16"],
+    typer.Option(help="The portable engine's. fp16 rounds as the Neural Engine does, and wide passes may then round "
+                 "a near tie otherwise than single ones; Core ML has no choice."),
+]  # fmt: skip
 
 
 def generate(
@@ -31,20 +43,22 @@ def generate(
     draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
+    precision: Precision = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
     """Continue a text with a built model."""
     from shardmill.decode import Options, Sampling, Session
     from shardmill.decode import generate as decode
 
+    check_drafter(drafter, draft_build)
     text = read_prompt(prompt, prompt_file)
     manifest = read_manifest(build)
     tokenizer = load_tokenizer(build, manifest)
     tokens: list[int] = tokenizer.encode(text).ids
     sampling = Sampling(temperature=temperature, seed=seed)
     events = decode(
-        drafter=make_drafter(drafter, draft_build, manifest.get("vocab")),
-        session=Session(load_engine(build)),
+        drafter=make_drafter(drafter, draft_build, manifest.get("vocab"), precision),
+        session=Session(load_engine(build, precision)),
         prompt=tokens,
         max_new_tokens=max_new_tokens,
         eos=manifest["eos_token_ids"],
@@ -66,26 +80,28 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         return prompt
     if prompt is not None or prompt_file is None:
         raise typer.BadParameter("give the text to continue with either --prompt or --prompt-file")
+    return sys.stdin.read() if prompt_file == "-" else read_text(Path(prompt_file))
+
+
+def read_text(file: Path) -> str:
+    """A file's text. Raises ShardmillError for one that can't be read."""
     try:
-        return sys.stdin.read() if prompt_file == "-" else Path(prompt_file).read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ShardmillError(f"{prompt_file}: {error.strerror}") from error
+        raise ShardmillError(f"{file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ShardmillError(f"{prompt_file}: not UTF-8 text") from error
+        raise ShardmillError(f"{file}: not UTF-8 text") from error
 
 
-def read_manifest(build: Path) -> dict[str, Any]:
-    """model.json of a finished build."""
-    file = build / "model.json"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ShardmillError(f"{file} can't be read; build the model first: snakemake --cores 4 all") from error
-    except ValueError as error:
-        raise ShardmillError(f"{file} is damaged: {error}; delete it and build again") from error
-    if not isinstance(content, dict) or not {"tokenizer", "eos_token_ids"} <= content.keys():
-        raise ShardmillError(f"{file} is no manifest of a built model")
-    return content
+def check_drafter(name: str, draft_build: Path | None) -> None:
+    """Raises the error of a wrong --drafter before a model is loaded."""
+    from shardmill.decode import DRAFTERS as KNOWN
+
+    if name == "draft_model":
+        if draft_build is None:
+            raise ShardmillError("drafter draft_model needs a draft model: name a second build with --draft-build")
+    elif name not in KNOWN:
+        raise ShardmillError(f"no drafter is called {name!r}: use one of {', '.join(KNOWN)}")
 
 
 def load_tokenizer(build: Path, manifest: dict[str, Any]) -> Tokenizer:
@@ -99,16 +115,19 @@ def load_tokenizer(build: Path, manifest: dict[str, Any]) -> Tokenizer:
         raise ShardmillError(f"{file} can't be read as a tokenizer: {error}") from error
 
 
-def load_engine(build: Path) -> Engine:
-    """The built model, loaded for fp16 as the Neural Engine computes; a spinner on a terminal meanwhile."""
+def load_engine(build: Path, precision: str) -> Engine:
+    """The built model; a spinner on a terminal meanwhile."""
     from rich.console import Console
 
     from shardmill import engine
     from shardmill.quiet import quiet_coremltools
+    from shardmill.threads import choose_threads
 
     spinner = Console(stderr=True).status(f"loading {build}")
     with spinner, quiet_coremltools():
-        return engine.load(build)
+        loaded = engine.load(build, precision)
+        choose_threads(loaded)
+    return loaded
 
 
 def engine_name() -> str:
@@ -118,7 +137,7 @@ def engine_name() -> str:
     return host.engine()["name"]
 
 
-def make_drafter(name: str, draft_build: Path | None, vocab: int | None) -> Drafter:
+def make_drafter(name: str, draft_build: Path | None, vocab: int | None, precision: str) -> Drafter:
     """The drafter of that name; a draft model is loaded as the target is."""
     from shardmill.decode import Session, create_drafter
 
@@ -126,7 +145,7 @@ def make_drafter(name: str, draft_build: Path | None, vocab: int | None) -> Draf
         return create_drafter(name)
     if name != "draft_model":
         raise typer.BadParameter("--draft-build goes with --drafter draft_model")
-    return create_drafter(name, draft_session=Session(load_engine(draft_build)), vocab=vocab)
+    return create_drafter(name, draft_session=Session(load_engine(draft_build, precision)), vocab=vocab)
 
 
 def text_after(tokenizer: Tokenizer, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
@@ -140,16 +159,18 @@ def text_after(tokenizer: Tokenizer, prompt: Sequence[int]) -> Callable[[Sequenc
     return detokenize
 
 
-def consume(events: Iterable[TokenEvent | GenerationResult], out: Any) -> GenerationResult:
+def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out: Any) -> GenerationResult:
     """Writes text to `out`, if there is one, as soon as it is final; returns the result."""
-    from shardmill.decode import TokenEvent
+    from shardmill.decode import GenerationResult, PrefillEvent
 
     for event in events:
-        piece = event.text if isinstance(event, TokenEvent) else event.tail
+        if isinstance(event, PrefillEvent):
+            continue
+        piece = event.tail if isinstance(event, GenerationResult) else event.text
         if out is not None and piece:
             out.write(piece)
             out.flush()
-        if not isinstance(event, TokenEvent):
+        if isinstance(event, GenerationResult):
             return event
     raise AssertionError("the decoding loop ended without a result")
 
@@ -183,4 +204,5 @@ def closing_line(result: GenerationResult, engine: str) -> str:
         if figures[key] is not None
     )
     drafts = f"{sum(result.accepted)} of {sum(result.drafted)} drafted tokens accepted"
-    return f"[{len(result.tokens)} tokens in {result.passes} passes, {drafts}; {speeds}; {engine} engine]"
+    ended = ENDINGS[result.finish_reason]
+    return f"[{len(result.tokens)} tokens in {result.passes} passes, {drafts}; {speeds}; {engine} engine; {ended}]"
