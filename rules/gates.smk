@@ -17,7 +17,7 @@ rule residency:
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=MB("residency"),
     params:
         store=STORE,
         tools=TOOLS["residency"],
@@ -45,7 +45,7 @@ rule parity:
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=MB("parity"),
     params:
         store=STORE,
         tools=TOOLS["parity"],
@@ -71,13 +71,13 @@ rule parity_stack:
         receipt="build/{model}/parity/stack.receipt.json",
     log:
         "build/{model}/logs/parity_stack.log",
+    priority: 1  # the longest of the gates
     conda:
         "../envs/shardmill.yaml"
-    threads: 2
     resources:
-        mem_mb=4000,
+        mem_mb=MB("parity_stack"),
     params:
         store=STORE,
-        tools=TOOLS["parity"],
+        tools=TOOLS["parity_stack"],
     script:
         "../scripts/parity_stack.py"

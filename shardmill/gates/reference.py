@@ -6,6 +6,7 @@ weights dequantised from the packages (is the program the graph?). Everything is
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read
 from shardmill.models.architecture import load_hf_config
-from shardmill.plan import whole
+from shardmill.plan import Part, whole
 
 HEAD_ROWS = 16384
 Weights = Callable[[str], Tensor]  # the checkpoint's name -> values in any float dtype
@@ -26,6 +27,12 @@ def checkpoint_weights(source: Path) -> Weights:
     """The checkpoint's own weights in their own dtype, mapped and read when used."""
     tensors = read_tensors(source)
     return lambda name: read(whole(tensors[name]), source)
+
+
+def part_weights(part: Part, source: Path) -> Weights:
+    """The same for a part, whose tensors may be rows of the checkpoint's."""
+    tensors = {tensor.name.split("[")[0]: tensor for tensor in part.tensors}
+    return lambda name: read(tensors[name], source)
 
 
 class Reference:
@@ -57,6 +64,7 @@ class Reference:
             hidden = (result[0] if isinstance(result, tuple) else result)[0]
             layer.to("meta")
             outputs.append(hidden)
+        give_back()
         return outputs
 
     @torch.no_grad()
@@ -64,6 +72,13 @@ class Reference:
         """The final norm of [n, d]."""
         result: Tensor = load(self.model.model.norm, "model.norm.", weights)(hidden)
         return result
+
+
+def give_back() -> None:
+    """Returns freed memory to the system: glibc keeps what lies between blocks in use, hundreds of MB by now."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def load(module: Any, prefix: str, weights: Weights) -> Any:
@@ -74,11 +89,11 @@ def load(module: Any, prefix: str, weights: Weights) -> Any:
 
 
 def run(
-    reference: Reference, tokens: Sequence[int], table: Tensor, head: Tensor, weights: Weights
+    reference: Reference, tokens: Sequence[int], table: Tensor, head: Iterable[Tensor], weights: Weights
 ) -> dict[str, Tensor]:
     """A whole forward pass: hidden [layers + 1, n, d] (the embedding first) and logits [n, vocab].
 
-    Args: table the embedding [vocab, d]; head the LM head [vocab, d]; both in any float dtype.
+    Args: table the embedding [vocab, d]; head the LM head's rows [vocab, d] in blocks; both in any float dtype.
     """
     hidden = [table[list(tokens)].float()]
     hidden += reference.layers(hidden[0], range(len(reference.model.model.layers)), weights)
@@ -86,6 +101,6 @@ def run(
     return {"hidden": torch.stack(hidden), "logits": logits}
 
 
-def project(hidden: Tensor, head: Tensor) -> Tensor:
-    """Logits [n, vocab] in fp32, a slice of the vocabulary at a time: a head in fp32 may take gigabytes."""
-    return torch.cat([hidden @ rows.float().T for rows in torch.split(head, HEAD_ROWS)], dim=1)
+def project(hidden: Tensor, head: Iterable[Tensor]) -> Tensor:
+    """Logits [n, vocab] in fp32, a block of the head's rows at a time: a head in fp32 may take gigabytes."""
+    return torch.cat([hidden @ rows.float().T for rows in head], dim=1)

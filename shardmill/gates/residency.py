@@ -3,13 +3,17 @@
 On a Mac MLComputePlan measures, at the default shape T = 1 and, through a copy of the package whose default is the
 upper bound, at T = max, since a plan describes the default shape only. Elsewhere the portable engine's placement rules
 predict, for the whole range of T at once. The two are never mixed: each row carries its evidence.
+
+That an operation can run there and that Core ML's dispatcher chooses to are two things: a program whose weights are so
+few that the dispatch does not pay (rule W5; the demo's are) is expected on the CPU, and what is given to the CPU though
+the Neural Engine supports it does not fail such a program.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from typing import Any
 from shardmill.gates.thresholds import Measurement
 from shardmill.host import is_portable
 
+SMALL = "W5"  # the rule of the dispatcher's cost model for small programs
 WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations that a plan gives no device
 
 
@@ -28,7 +33,7 @@ class Row:
     function: str
     output: str
     operation: str
-    status: str  # "eligible" (predicted), "ane" (measured), "ineligible", "unknown" or "no_device"
+    status: str  # "eligible" (predicted), "ane" or "not_chosen" (measured), "ineligible", "unknown" or "no_device"
     device: str  # measured: the preferred device; predicted: ""
     evidence: str  # "predicted" or "measured"
     rules: tuple[str, ...] = ()
@@ -36,8 +41,9 @@ class Row:
 
 def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
     """Rows for every operation, and findings on the program as a whole. `tokens` is the upper bound of T."""
+    predicted, findings = predict(package, tokens)
     if is_portable():
-        return predict(package, tokens)
+        return predicted, findings
     import coremltools as ct
 
     rows = list(measure(bundle, "T=1"))
@@ -48,7 +54,7 @@ def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[d
             copy = Path(folder) / package.name
             with_default_tokens(package, copy, tokens)
             rows += measure(Path(ct.models.utils.compile_model(str(copy))), f"T={tokens}")
-    return rows, []
+    return rows, [finding for finding in findings if finding["rule"] == SMALL]  # the size is a fact
 
 
 def predict(package: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
@@ -71,9 +77,10 @@ def measure(bundle: Path, shape: str) -> Iterator[Row]:
         for op in nested_operations(function.block):
             usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
             device = "" if usage is None else type(usage.preferred_compute_device).__name__
+            able = [] if usage is None else [type(d).__name__ for d in usage.supported_compute_devices]
             kind = op.operator_name
             output = op.outputs[0].name if op.outputs else ""
-            yield Row(shape, name, output, kind, measured_status(kind, device), device, "measured")
+            yield Row(shape, name, output, kind, measured_status(kind, device, able), device, "measured")
 
 
 def nested_operations(block: Any) -> Iterator[Any]:
@@ -84,22 +91,28 @@ def nested_operations(block: Any) -> Iterator[Any]:
             yield from nested_operations(inner)
 
 
-def measured_status(kind: str, device: str) -> str:
-    """What a plan's answer means."""
+def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
+    """What a plan's answer means: the device that it prefers, and those that could."""
+    if "NeuralEngine" in device:
+        return "ane"
     if device:
-        return "ane" if "NeuralEngine" in device else "ineligible"
+        return "not_chosen" if any("NeuralEngine" in name for name in able) else "ineligible"
     plain = kind.split(".")[-1]  # "ios18.conv" -> "conv"
     return "no_device" if plain.startswith(WITHOUT_DEVICE) else "unknown"
 
 
 def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:
-    """The gate's numbers."""
-    rows = list(rows)
+    """The gate's numbers; whether the dispatcher chose the Neural Engine only where it was asked and should have."""
+    rows, findings = list(rows), list(findings)
     counts = Counter(row.status for row in rows)
     errors = [f for f in findings if f["severity"] == "error" and not f.get("output")]
+    chosen = []
+    if any(row.evidence == "measured" for row in rows) and not any(f["rule"] == SMALL for f in findings):
+        chosen = [Measurement("not_chosen", counts["not_chosen"], first(rows, "not_chosen"))]
     return [
         Measurement("ineligible", counts["ineligible"], first(rows, "ineligible")),
         Measurement("unknown", counts["unknown"], first(rows, "unknown")),
+        *chosen,
         Measurement("program_findings", len(errors), "; ".join(f"{f['rule']}: {f['why']}" for f in errors[:2])),
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,6 +69,13 @@ THRESHOLDS = {
         "relative error after passes whose drafted tokens were wrong and were fed again",
         "rejected slots are masked, then overwritten: no trace may be left",
     ),
+    "speculation_mismatches": Threshold(
+        WIDTHS,
+        0,
+        False,
+        "tokens of a greedy text that drafting changes, and passes that do not accept just the drafts that are right",
+        "speculation changes how many passes a text takes, never the text",
+    ),
     "width_error_fp16": Threshold(
         WIDTHS, 5e-3, False, "the same on an engine that computes in fp16", "fp16 rounding of activations and states"
     ),
@@ -101,7 +108,14 @@ THRESHOLDS = {
         "coreai-models allows 0.3 %",
     ),
     "ineligible": Threshold(
-        PLACEMENT, 0, False, "operations that can't or do not run on the Neural Engine", "one leaves the whole graph"
+        PLACEMENT, 0, False, "operations that can't run on the Neural Engine", "one leaves the whole graph"
+    ),
+    "not_chosen": Threshold(
+        PLACEMENT,
+        0,
+        False,
+        "operations that could run on the Neural Engine and were given to another device",
+        "each is a way there and back; programs under the size of rule W5 are expected on the CPU and not asked",
     ),
     "unknown": Threshold(
         PLACEMENT, 0, False, "operations of which it is not known whether they can", "unknown counts as failure"
@@ -121,18 +135,40 @@ class Measurement:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class NotRun:
+    """A number that could not be measured, or would say nothing, and why."""
+
+    name: str
+    reason: str
+
+
 def judge(gate: str, measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
     """Rows of a report. Raises GateError naming each number that missed its threshold."""
-    rows, missed = [], []
+    rows = compare(measurements)
+    demand(gate, rows)
+    return rows
+
+
+def compare(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
+    """Rows of a report, whether they passed or not."""
+    rows = []
     for m in measurements:
         threshold = THRESHOLDS[m.name]
-        passed = threshold.holds(m.value)
         sign = ">=" if threshold.at_least else "<="
-        rows.append({**asdict(m), "threshold": f"{sign} {threshold.limit:g}", "passed": passed})
+        rows.append({**asdict(m), "threshold": f"{sign} {threshold.limit:g}", "passed": threshold.holds(m.value)})
         rows[-1] |= {"question": threshold.question, "meaning": threshold.meaning}
-        if not passed:
-            detail = f" ({m.detail})" if m.detail else ""
-            missed.append(f"{m.name} is {m.value:.3g}, must be {sign} {threshold.limit:g}{detail}")
-    if missed:
-        raise GateError(f"{gate}: {'; '.join(missed)}")
     return rows
+
+
+def demand(gate: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Raises GateError naming each number that missed its threshold."""
+    missed = [row for row in rows if not row["passed"]]
+    if missed:
+        raise GateError(f"{gate}: {'; '.join(map(describe, missed))}")
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """A number beside the threshold that it missed."""
+    detail = f" ({row['detail']})" if row["detail"] else ""
+    return f"{row['name']} is {row['value']:.3g}, must be {row['threshold']}{detail}"

@@ -1,8 +1,13 @@
-"""A package's weights, dequantised by coremltools' own reader, by the checkpoint's names."""
+"""A package's weights by the checkpoint's names, read by coremltools, one tensor at a time.
+
+coremltools is the witness here: its protobuf, its loader of a value, its reader of weight files, and nothing of the
+portable engine. A tensor is in memory while it is used, so a package of any size takes the memory of one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +17,46 @@ from torch import Tensor
 
 from shardmill.convert.package import MODEL_FILE, load_spec
 from shardmill.errors import GateError
+from shardmill.gates.reference import Weights
 from shardmill.plan import Part
+
+FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
+ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
 
 
 class PackageWeights:
     """The constants of a package that hold a part's tensors."""
 
     def __init__(self, package: Path, part: Part) -> None:
-        from coremltools.converters.mil.frontend.milproto.load import load
-
-        spec = load_spec(package)
-        folder = package / MODEL_FILE.parent / "weights"
-        program = load(spec, specification_version=spec.specificationVersion, file_weights_dir=str(folder))
-        (function,) = program.functions.values()
+        (function,) = load_spec(package).mlProgram.functions.values()
+        operations = function.block_specializations[function.opset].operations
         self.package = package
-        self.ops = {op.outputs[0].name: op for op in function.operations if op.op_type.startswith("const")}
+        self.ops = {op.outputs[0].name: op for op in operations if op.type.startswith("const")}
         self.names = constant_names(part)
 
     def __call__(self, name: str) -> Tensor:
         """A tensor in fp32 with the checkpoint's shape. Raises GateError if the package does not hold it."""
-        return torch.from_numpy(value(self.op(name)).astype(np.float32)).flatten(start_dim=1).squeeze()
+        values, scale = self.stored(name)
+        return values.float() if scale is None else values.float().mul_(scale)
 
-    def scale(self, name: str) -> Tensor | None:
-        """Quantisation step of each output channel [out, 1]; None for a tensor stored in fp16."""
+    def rows(self, name: str) -> Iterator[Tensor]:
+        """The same, ROWS rows at a time, each block over the one before it."""
+        return expanded(*self.stored(name))
+
+    def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """A tensor as it is stored, in int8 or fp16, and the quantisation step of each output channel [out, 1]."""
         op = self.op(name)
-        if op.op_type == "const":
-            return None
-        return torch.from_numpy(op.scale.val.astype(np.float32)).reshape(-1, 1)
+        if op.type == "const":
+            return self.read(op.attributes["val"]).squeeze(), None
+        values, scale = (self.read(op.inputs[key].arguments[0].value) for key in ("data", "scale"))
+        return values.flatten(start_dim=1), scale.float().reshape(-1, 1)
+
+    def read(self, value: Any) -> Tensor:
+        """A value of the protobuf. The reader of its file goes with it: it keeps in memory what it has read."""
+        from coremltools.converters.mil.frontend.milproto.load import TranscriptionContext, _load_value
+
+        files = TranscriptionContext(str(self.package / MODEL_FILE.parent / "weights"))
+        return torch.from_numpy(np.asarray(_load_value(files, value)))
 
     def op(self, name: str) -> Any:
         """The constant that holds a tensor."""
@@ -49,13 +67,16 @@ class PackageWeights:
         raise GateError(f"{self.package.name} does not hold {name}: no constant {stem}")
 
 
-def value(op: Any) -> np.ndarray[Any, Any]:
-    """What a const or a per-channel constexpr stands for, the product with the scale not rounded to fp16 again."""
-    if op.op_type == "const":
-        stored: np.ndarray[Any, Any] = op.outputs[0].val
-        return stored
-    scaled: np.ndarray[Any, Any] = op.data.val.astype(np.float32) * op.scale.val.astype(np.float32)
-    return scaled
+def expanded(values: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
+    """Stored values in fp32, ROWS rows at a time; the product with the scale is not rounded to fp16 again.
+
+    Every block overwrites the one before it: with a new one each time, what is kept in between would tear the heap.
+    """
+    scratch = torch.empty(values[:ROWS].shape)
+    for first in range(0, len(values), ROWS):
+        kept = values[first : first + ROWS]
+        rows = scratch[: len(kept)].copy_(kept)
+        yield rows if scale is None else rows.mul_(scale[first : first + ROWS])
 
 
 def constant_names(part: Part) -> Mapping[str, str]:
@@ -66,16 +87,26 @@ def constant_names(part: Part) -> Mapping[str, str]:
     return {name: name.removeprefix("model.").replace(".", "_") for name in names}
 
 
-def weight_steps(stored: PackageWeights, original: Mapping[str, Tensor]) -> tuple[float, str]:
+def weight_steps(stored: PackageWeights, original: Weights) -> tuple[float, str]:
     """Largest distance of stored weights from the original ones in quantisation steps, and the tensor's name.
 
-    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value, 2^-24 at least).
+    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value), and no step is under fp16's smallest: a
+    channel of nothing but zeros has a scale of 0. NaN if any distance is.
     """
     worst, where = 0.0, ""
-    for name, values in original.items():
-        scale = stored.scale(name)  # [out, 1] for a matrix
-        step = (values.abs() * 2**-10).clamp(min=2**-24) if scale is None else scale
-        steps = float(((stored(name) - values).abs() / step).max())
-        if not steps <= worst:  # NaN too
-            worst, where = steps, name
+    for name in stored.names:
+        values, (kept, scale) = original(name), stored.stored(name)
+        for i, rows in enumerate(expanded(kept, scale)):
+            expected = values[i * ROWS : (i + 1) * ROWS].float()
+            step = fp16_step(expected) if scale is None else scale[i * ROWS : (i + 1) * ROWS].clamp(min=FP16_STEP)
+            steps = float(rows.sub_(expected).abs_().div_(step).max())
+            if math.isnan(steps):
+                return steps, name
+            if steps > worst:
+                worst, where = steps, name
     return worst, where
+
+
+def fp16_step(values: Tensor) -> Tensor:
+    """The distance between neighbouring fp16 numbers at each value, at most."""
+    return (values.abs() * 2**-10).clamp(min=FP16_STEP)

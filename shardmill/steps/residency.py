@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from shardmill import canonical, host, plan
+from shardmill import host, plan
 from shardmill.steps import ingredients
+from shardmill.steps.verdict import failed, settle
 from shardmill.store import Action, Store, read_receipt
 
 
 def run(
     part: Path, package: Path, bundle: Path, made: Path, compiled: Path, verdict: Path, receipt: Path, store: str
 ) -> None:
-    """Args: part parts/P.json; package the .mlpackage and bundle the .mlmodelc, made and compiled their receipts;
+    """Writes residency/P.json (`verdict`).
 
-    verdict residency/P.json.
+    Args: part parts/P.json; package the .mlpackage and bundle the .mlmodelc, with made and compiled their receipts.
     """
     piece = plan.load_part(part)
     engine = host.engine()
@@ -27,7 +28,7 @@ def run(
         from shardmill.gates import residency, thresholds
 
         rows, findings = residency.inspect(package, bundle, piece.tokens)
-        gate = thresholds.judge(f"residency {piece.name}", residency.measurements(rows, findings))
+        gate = thresholds.compare(residency.measurements(rows, findings))
         content = {
             "part": piece.name,
             "engine": engine,
@@ -37,8 +38,9 @@ def run(
             "findings": findings,
             "rows": [asdict(row) for row in rows],
         }
-        canonical.write_json(out["verdict"], content)
+        settle(f"residency {piece.name}", content, out["verdict"], verdict)
 
+    failed(verdict).unlink(missing_ok=True)
     Store(Path(store)).perform(action(piece, *hashes), {"verdict": verdict}, receipt, work, engine=engine)
 
 

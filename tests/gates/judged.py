@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from shardmill import engine
-from shardmill.convert.weights import PartWeights
 from shardmill.gates import parity, reference, stack, thresholds
 from shardmill.gates.weights import PackageWeights
 from shardmill.manifest import in_place
@@ -27,7 +26,7 @@ def known(source: Path) -> dict[str, Tensor]:
     """What the reference step writes: hidden [layers + 1, n, d] and logits [n, vocab] with the original weights."""
     weights = reference.checkpoint_weights(source)
     table = weights("model.embed_tokens.weight")
-    return reference.run(reference.Reference(source, tiny.CONTEXT), list(text(source)), table, table, weights)
+    return reference.run(reference.Reference(source, tiny.CONTEXT), list(text(source)), table, [table], weights)
 
 
 @cache
@@ -39,7 +38,7 @@ def text(source: Path) -> tuple[int, ...]:
 def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
-    judge, original = reference.Reference(build.source, tiny.CONTEXT), PartWeights(piece, build.source)
+    judge, original = reference.Reference(build.source, tiny.CONTEXT), reference.part_weights(piece, build.source)
     stored, states = PackageWeights(program, piece), known(build.source)
     if piece.kind == "layers":
         runner = parity.Runner(program, piece, engine.rope_tables(build.plan["architecture"]["rope"], tiny.CONTEXT))

@@ -25,7 +25,9 @@ def test_layer_by_layer_is_the_whole_model(built: tiny.Build) -> None:
 def test_an_untied_head_is_its_own(untied: tiny.Build) -> None:
     weights = reference.checkpoint_weights(untied.source)
     judge = reference.Reference(untied.source, tiny.CONTEXT)
-    found = reference.run(judge, untied.text, weights("model.embed_tokens.weight"), weights("lm_head.weight"), weights)
+    found = reference.run(
+        judge, untied.text, weights("model.embed_tokens.weight"), [weights("lm_head.weight")], weights
+    )
     with torch.no_grad():
         expected = tiny.transformers_model(untied.source)(torch.tensor([untied.text])).logits[0]
     torch.testing.assert_close(found["logits"], expected, rtol=1e-5, atol=1e-5)

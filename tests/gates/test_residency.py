@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tiny
 
@@ -10,27 +12,40 @@ from shardmill.gates import residency
 from shardmill.gates.residency import Row, measured_status, measurements
 from shardmill.gates.thresholds import judge
 
+ANE, CPU, GPU = "MLNeuralEngineComputeDevice", "MLCPUComputeDevice", "MLGPUComputeDevice"
+
 
 def row(status: str, operation: str = "ios18.conv") -> Row:
     return Row("T=1", "main", "out", operation, status, "", "predicted", ("D3",))
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "status"),
+    ("kind", "device", "able", "status"),
     [
-        ("ios18.conv", "MLNeuralEngineComputeDevice", "ane"),
-        ("ios18.conv", "MLCPUComputeDevice", "ineligible"),
-        ("ios18.conv", "MLGPUComputeDevice", "ineligible"),
-        ("ios18.conv", "", "unknown"),
-        ("ios18.softmax", "", "unknown"),
-        ("const", "", "no_device"),
-        ("ios18.constexpr_blockwise_shift_scale", "", "no_device"),
-        ("ios18.read_state", "", "no_device"),
-        ("ios18.write_state", "", "unknown"),
+        ("ios18.conv", ANE, (CPU, ANE), "ane"),
+        ("ios18.conv", CPU, (CPU,), "ineligible"),
+        ("ios18.conv", GPU, (CPU, GPU), "ineligible"),
+        ("ios18.conv", CPU, (CPU, GPU, ANE), "not_chosen"),
+        ("ios18.conv", "", (), "unknown"),
+        ("ios18.softmax", "", (), "unknown"),
+        ("const", "", (), "no_device"),
+        ("ios18.constexpr_blockwise_shift_scale", "", (), "no_device"),
+        ("ios18.read_state", "", (), "no_device"),
+        ("ios18.write_state", "", (), "unknown"),
     ],
 )
-def test_what_a_plan_s_answer_means(kind: str, device: str, status: str) -> None:
-    assert measured_status(kind, device) == status
+def test_what_a_plan_s_answer_means(kind: str, device: str, able: tuple[str, ...], status: str) -> None:
+    assert measured_status(kind, device, able) == status
+
+
+def test_only_a_small_program_may_be_left_to_the_cpu() -> None:
+    """Rule W5: the dispatcher does not find it worth while. Nothing is asked of a prediction."""
+    measured = [replace(row("ane"), evidence="measured"), replace(row("not_chosen"), evidence="measured")]
+    with pytest.raises(GateError, match="not_chosen is 1, must be <= 0"):
+        judge("residency", measurements(measured, []))
+    small = judge("residency", measurements(measured, [{"severity": "warn", "rule": "W5", "why": "small"}]))
+    predicted = judge("residency", measurements([row("eligible")], []))
+    assert "not_chosen" not in {number["name"] for number in [*small, *predicted]}
 
 
 @pytest.mark.parametrize("status", ["ineligible", "unknown"])

@@ -1,10 +1,22 @@
-"""The measures of the whole stack."""
+"""The measures of the whole stack, and that a large one fits into memory."""
 
 from __future__ import annotations
 
+import gc
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 
+from shardmill.gates import stack
 from shardmill.gates.stack import top1
+from shardmill.gates.thresholds import Measurement, NotRun
+
+VOCAB = 16
 
 
 def logits(*rows: list[float]) -> torch.Tensor:
@@ -22,3 +34,65 @@ def test_top1_counts_close_calls_apart() -> None:
 def test_a_margin_counts_from_a_tenth_of_a_nat() -> None:
     assert top1(logits([0.11, 0, -9]), logits([0, 0.11, -9])).value == 0
     assert "0 clear positions" in top1(logits([0.09, 0, -9]), logits([0, 0.09, -9])).detail
+
+
+class Known:
+    """An engine whose logits depend on the token alone."""
+
+    widths, max_tokens, vocab, slots = (1, 2), 2, VOCAB, 64
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows, self.table = rows.numpy(), np.zeros((VOCAB, 4), np.float16)
+
+    def reset(self) -> None:
+        """It holds nothing."""
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+        """Logits [T, vocab]."""
+        return self.rows[list(tokens)]
+
+
+def costs(rows: torch.Tensor, shipped: torch.Tensor, tokens: list[int]) -> dict[str, Measurement | NotRun]:
+    """What `cost` says of an engine with logits `shipped` by token, where the original's are `rows`."""
+    return {found.name: found for found in stack.cost(lambda: Known(shipped), tokens, rows[tokens])}  # type: ignore[arg-type, return-value]
+
+
+def test_a_model_that_reads_its_text_is_asked_for_top1_and_perplexity() -> None:
+    rows = 4 * torch.eye(VOCAB).roll(1, 1)  # token i is followed by i + 1
+    found = costs(rows, 3.9 * torch.eye(VOCAB).roll(1, 1), list(range(VOCAB)))
+    assert isinstance(found["top1_agreement"], Measurement) and found["top1_agreement"].value == 1
+    assert isinstance(found["perplexity_ratio"], Measurement) and 1 < found["perplexity_ratio"].value < 1.1
+
+
+def test_a_model_that_can_t_read_its_text_is_not() -> None:
+    """With random weights both numbers jump by chance; the KL divergence is measured all the same."""
+    rows = 4 * torch.eye(VOCAB).roll(1, 1)
+    found = costs(rows, 3.9 * torch.eye(VOCAB).roll(1, 1), list(range(VOCAB))[::-1])
+    assert isinstance(found["kl"], Measurement) and 0 < found["kl"].value < 0.1
+    for name in ("top1_agreement", "perplexity_ratio"):
+        answer = found[name]
+        assert isinstance(answer, NotRun)
+        assert f"over its {VOCAB} tokens" in answer.reason
+
+
+def test_the_first_engine_is_gone_before_the_second_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two full-size engines at a time would not fit; nothing may hold the first, not even until the next collection."""
+    rows = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(12)
+    monkeypatch.setattr(stack, "run", lambda *_: {"logits": rows[tokens[:8]]})
+    alive: list[weakref.ref[Known]] = []
+
+    def load() -> Known:
+        assert all(engine() is None for engine in alive)
+        made = Known(rows)
+        alive.append(weakref.ref(made))
+        return made
+
+    states = {"tokens": tokens, "hidden": torch.zeros(1, 8, 4), "logits": rows[tokens]}
+    gc.disable()
+    try:
+        found = list(stack.stack_parity(load, None, lambda name: torch.zeros(0), states, iter(())))  # type: ignore[arg-type]
+    finally:
+        gc.enable()
+    assert len(alive) == 2
+    assert not any(math.isnan(m.value) for m in found if isinstance(m, Measurement))

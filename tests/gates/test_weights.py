@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import tiny
@@ -36,7 +38,7 @@ def test_every_tensor_is_there_in_the_checkpoint_s_shape(
 
 
 def test_rounding_is_half_a_step(stored: PackageWeights, original: dict[str, torch.Tensor]) -> None:
-    worst, name = weight_steps(stored, original)
+    worst, name = weight_steps(stored, original.__getitem__)
     assert 0.4 < worst < 0.6
     assert name in original
 
@@ -46,21 +48,76 @@ def test_one_weight_off_by_two_steps_is_named(
     stored: PackageWeights, original: dict[str, torch.Tensor], name: str
 ) -> None:
     moved = original[name].clone()
-    step = stored.scale(name)
+    step = stored.stored(name)[1]
     moved.view(-1)[5] += 2.1 * (float(step[0]) if step is not None else float(moved.view(-1)[5]) * 2**-10)
-    worst, where = weight_steps(stored, {**original, name: moved})
+    worst, where = weight_steps(stored, {**original, name: moved}.__getitem__)
     assert worst > 1
     assert where == name
 
 
 def test_a_nan_is_no_small_distance(stored: PackageWeights, original: dict[str, torch.Tensor]) -> None:
-    spoilt = original[PROJECTION].clone()
-    spoilt[0, 0] = math.nan
-    worst, _ = weight_steps(stored, {**original, PROJECTION: spoilt})
-    assert not worst <= 1
+    """In whichever tensor it is: those that are looked at later must not hide it."""
+    for name in original:
+        spoilt = original[name].clone()
+        spoilt.view(-1)[0] = math.nan
+        worst, where = weight_steps(stored, {**original, name: spoilt}.__getitem__)
+        assert math.isnan(worst)
+        assert where == name
+
+
+def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance() -> None:
+    """A padding row of a vocabulary is: its scale is 0."""
+    values = torch.tensor([[1.0, -0.5], [0, 0], [1e-8, 0]])
+    scale = torch.tensor([[1 / 127], [0.0], [0.0]])
+    quantised = torch.tensor([[127, -64], [0, 0], [0, 0]], dtype=torch.int8)
+    kept = SimpleNamespace(names={"w": "w"}, stored=lambda _: (quantised, scale))
+    worst, _ = weight_steps(cast("PackageWeights", kept), lambda _: values)
+    assert 0.4 < worst < 0.6
 
 
 def test_a_package_of_another_part_does_not_hold_it(built: tiny.Build) -> None:
     other = PackageWeights(built.packages["layers_03_04"], built.parts["layers_02_03"])
     with pytest.raises(GateError, match=r"layers_03_04\.mlpackage does not hold model\.layers\.2\."):
         other(NORM)
+
+
+def test_a_package_is_read_one_tensor_at_a_time(built: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights may be gigabytes: nothing is read before it is asked for, or that was not asked for."""
+    from coremltools.converters.mil.frontend.milproto import load
+
+    offsets: list[int] = []
+    real = load._load_file_value
+
+    def counted(files: object, value: object, dtype: object) -> object:
+        offsets.append(value.offset)  # type: ignore[attr-defined]
+        return real(files, value, dtype)
+
+    monkeypatch.setattr(load, "_load_file_value", counted)
+    stored = PackageWeights(built.packages["layers_02_03"], built.parts["layers_02_03"])
+    assert not offsets
+    stored(PROJECTION)
+    assert len(offsets) == 2  # values and scales
+    stored(NORM)
+    assert len(set(offsets)) == 3
+
+
+def test_rows_are_the_tensor_s(stored: PackageWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block at a time, the last one shorter."""
+    monkeypatch.setattr("shardmill.gates.weights.ROWS", 40)
+    for name in (PROJECTION, NORM):
+        blocks = [rows.clone() for rows in stored.rows(name)]
+        assert [len(b) for b in blocks] == [40, 40, 16]
+        assert torch.equal(torch.cat(blocks), stored(name))
+
+
+def test_every_row_counts(
+    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whatever block it is."""
+    monkeypatch.setattr("shardmill.gates.weights.ROWS", 40)
+    assert weight_steps(stored, original.__getitem__)[0] < 0.6
+    for row in (0, 50, 95):
+        moved = original[PROJECTION].clone()
+        moved[row] += 1
+        worst, where = weight_steps(stored, {**original, PROJECTION: moved}.__getitem__)
+        assert worst > 10 and where == PROJECTION

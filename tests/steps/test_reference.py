@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from shardmill import canonical, config
-from shardmill.errors import ConfigError, ShardmillError
+from shardmill.errors import CheckpointError, ConfigError, ShardmillError
 from shardmill.steps import reference
 
 POSITIONS = {"positions": 16, "perplexity_positions": 40}
@@ -50,6 +50,35 @@ def test_it_holds_tokens_edges_and_logits(build: Path) -> None:
     torch.testing.assert_close(known["logits"], expected, rtol=1e-5, atol=1e-5)
 
 
+def changed(states: Path, folder: Path, name: str, index: int) -> Path:
+    """A copy in which one row of a tensor is another."""
+    tensors = load_file(states)
+    tensors[name][index] += 1
+    save_file(tensors, folder / "changed.safetensors")
+    return folder / "changed.safetensors"
+
+
+def test_a_part_sees_its_own_edges_and_a_head_the_last_one_with_the_logits(built: tiny.Build, build: Path) -> None:
+    """Edges 0 to 4; parts end and begin at 2 and 3."""
+    run(build)
+    states, parts = build / "reference.safetensors", built.parts.values()
+
+    def moved(name: str, index: int) -> set[str]:
+        other = changed(states, build, name, index)
+        programs = [part for part in parts if part.kind != "embedding"]
+        return {part.name for part in programs if reference.seen(other, part) != reference.seen(states, part)}
+
+    heads = {"head_0", "head_1"}
+    assert [moved("hidden", edge) for edge in range(tiny.LAYERS + 1)] == [
+        {"layers_00_02"},
+        {"layers_00_02"},
+        {"layers_00_02", "layers_02_03"},
+        {"layers_02_03", "layers_03_04"},
+        {"layers_03_04"} | heads,
+    ]
+    assert moved("logits", 7) == heads
+
+
 def test_no_more_tokens_than_the_context_holds(build: Path) -> None:
     assert len(run(build, perplexity_positions=1000)["tokens"]) == tiny.CONTEXT
 
@@ -71,3 +100,17 @@ def test_a_checkpoint_without_a_tokenizer_is_one_clear_error(build: Path) -> Non
     (build / "source" / "tokenizer.json").unlink()
     with pytest.raises(ShardmillError, match=r"tokenizer\.json"):
         run(build)
+
+
+@pytest.mark.parametrize("content", ["{}", "", "no JSON"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    """The tokenizers library raises a bare Exception."""
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}/tokenizer.json can't be read as a tokenizer"):
+        reference.encode(tmp_path, tmp_path / "text.txt")
+
+
+def test_a_text_that_is_not_utf8_is_named(built: tiny.Build, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/text.txt: not UTF-8 text$"):
+        reference.encode(built.source, tmp_path / "text.txt")
