@@ -1,4 +1,5 @@
-# shardmill: a Hugging Face checkpoint to gated Core ML programs.  snakemake --cores 4 all [--configfile configs/NAME.yaml]
+# shardmill: a Hugging Face checkpoint to gated Core ML programs.
+#   snakemake --cores 4 all [--configfile configs/NAME.yaml]
 
 from pathlib import Path
 
@@ -8,13 +9,14 @@ from shardmill import workflow as sm
 
 min_version("9.27")
 
-if "model" not in config:
+if not workflow.configfiles:
 
     configfile: "configs/demo.yaml"
 
 
 C = sm.checked(config, workflow)
 TOOLS = sm.watched()
+MB = sm.mem_mb(C, workflow)
 STORE = "build/.store"
 
 
@@ -30,7 +32,7 @@ include: "rules/outcome.smk"
 
 
 onstart:
-    sm.hold_lock("build")
+    sm.only_build("build")
 
 
 rule all:

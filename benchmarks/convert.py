@@ -1,7 +1,7 @@
 """Stamped against plain conversion, and the whole of a Phi-4-mini against copying the same bytes.
 
-    shardmill synth-checkpoint --like configs/phi-4-mini.yaml build/phi-4-mini-synthetic    # 7.7 GB, once
-    python benchmarks/convert.py build/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
+    shardmill synth-checkpoint --like configs/phi-4-mini.yaml checkpoints/phi-4-mini-synthetic    # 7.7 GB, once
+    python benchmarks/convert.py checkpoints/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
 
 Every conversion runs in a process of its own, so that time includes imports and memory is that process's peak. Ours and
 theirs take turns on the same machine; the packages are compared byte for byte. Everything written is removed.
@@ -10,6 +10,7 @@ theirs take turns on the same machine; the packages are compared byte for byte. 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -36,6 +37,7 @@ from shardmill.models.architecture import load_hf_config
 from shardmill.plan import Part
 
 SLOTS, TOKENS, SLICES = 2048, 4, 4
+METHODS = ("plain", "stamped")
 COMPARED = ((30, 32), (20, 24))
 TOPOLOGY = ((0, 20), (20, 24), (24, 30), (30, 32))
 GROWTH = (8, 32, 64)
@@ -133,11 +135,22 @@ class Bench:
             cold = self.run("stamped", part, kept)
             shutil.rmtree(self.output("stamped", part))
             runs = {"cold": cold, "plain": self.run("plain", part), "stamped": self.run("stamped", part, kept)}
-            same = tree_hash(self.output("plain", part)) == tree_hash(self.output("stamped", part))
-            rows.append({"layers": [start, end], "identical": same} | {k: asdict(r) for k, r in runs.items()})
-            for method in ("plain", "stamped"):
+            row = {"layers": [start, end], "identical": self.identical(part)}
+            rows.append(row | {name: asdict(run) for name, run in runs.items()})
+            for method in METHODS:
                 shutil.rmtree(self.output(method, part))
         return rows
+
+    def identical(self, part: Part) -> dict[str, bool]:
+        """What is the same in the packages of both methods; predictions of the first of the compared parts only."""
+        plain, stamped = (self.output(method, part) for method in METHODS)
+        same = {"bytes": tree_hash(plain) == tree_hash(stamped)}  # so operations and weights too
+        if (part.start, part.end) == COMPARED[0]:
+            for method in METHODS:
+                self.run(f"predict_{method}", part)
+            answers = [(self.folder / f"predict_{method}_{part.name}.json").read_text() for method in METHODS]
+            same["predictions"] = answers[0] == answers[1]
+        return same
 
     def growth(self) -> list[dict[str, Any]]:
         """Peak memory of one process for more and more layers."""
@@ -155,7 +168,7 @@ class Bench:
         scan_checkpoint(self.source, {t.name: t.info for part in jobs for t in part.tensors})
         hashed = time.perf_counter() - began
         with ThreadPoolExecutor(4) as pool:
-            runs = list(pool.map(lambda part: self.run("stamped", part, "templates_whole", threads=2), jobs))
+            runs = list(pool.map(lambda part: self.run("stamped", part, "templates_whole", threads=1), jobs))
         outputs = [self.output("stamped", part) for part in jobs]
         for output in outputs:
             _ = tree_hash(output) if output.is_dir() else hash_files([output])
@@ -197,6 +210,8 @@ def worker(method: str, file: Path, source: Path, output: Path, templates: Path,
         from shardmill.convert.stamped_table import write_table
 
         write_table(part, source, output, threads)
+    elif method.startswith("predict_"):
+        predict(part, output.with_name(output.name.removeprefix("predict_")), output.with_suffix(".json"))
     elif method == "stamped":
         from shardmill.convert.stamped import convert_stamped
 
@@ -205,6 +220,27 @@ def worker(method: str, file: Path, source: Path, output: Path, templates: Path,
         from shardmill.convert import package, plain, weights
 
         package.save(plain.convert(part, weights.PartWeights(part, source), "int8"), output)
+
+
+def predict(part: Part, path: Path, answers: Path) -> None:
+    """Writes the sha256 of everything that a package predicts, at T = 1 and at the upper bound after it."""
+    import coremltools as ct
+    import numpy as np
+
+    from shardmill import host
+    from shardmill.convert.plain import input_shapes, sized
+
+    with host.load_programs_as("fp16"):
+        model = ct.models.MLModel(str(path))
+    random, state, found = np.random.default_rng(0), model.make_state(), []
+    for tokens in (1, part.tokens):
+        shapes = {name: sized(shape, tokens) for name, shape in input_shapes(part).items()}
+        given = {name: random.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
+        result = model.predict(given, state)
+        if not all(np.isfinite(values).all() for values in result.values()):
+            sys.exit("a prediction that is not finite compares nothing")
+        found += [hashlib.sha256(result[name].tobytes()).hexdigest() for name in sorted(result)]
+    answers.write_text(json.dumps(found))
 
 
 def machine() -> dict[str, Any]:

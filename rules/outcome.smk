@@ -1,25 +1,24 @@
 # What a built and gated model is: measured, described, attested, shown.
 
 
-# Speed on this machine, of what has passed its gates.
+# Speed on this machine, of what has passed its gates: there is no model.json before.
 rule benchmark:
     input:
-        summary="build/{model}/plan.json",
-        record=ancient("build/{model}/source.receipt.json"),
-        bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
-        table=ancient("build/{model}/embedding.safetensors"),
+        manifest="build/{model}/model.json",
         text=C.benchmark.text,
-        gates=sm.gate_receipts(C),
+        tasks=sm.task_files(C),
     output:
         speed="build/{model}/benchmark/speed.json",
+        receipt="build/{model}/benchmark/speed.receipt.json",
     log:
         "build/{model}/logs/benchmark.log",
     conda:
         "../envs/shardmill.yaml"
     threads: workflow.cores  # alone on the machine, or the figures mean nothing
     resources:
-        mem_mb=4000,
+        mem_mb=MB("benchmark"),
     params:
+        store=STORE,
         settings=sm.settings(C)["benchmark"],
         tools=TOOLS["benchmark"],
     script:
@@ -32,8 +31,11 @@ rule manifest:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
+        packaged=expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
         bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
-        table="build/{model}/embedding.safetensors",
+        compiled=expand("build/{{model}}/compiled/{part}.receipt.json", part=C.parts),
+        table=ancient("build/{model}/embedding.safetensors"),
+        tabled="build/{model}/embedding.receipt.json",
         gates=sm.gate_receipts(C),
     output:
         made="build/{model}/model.json",
@@ -42,9 +44,8 @@ rule manifest:
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=500,
+        mem_mb=MB("manifest"),
     params:
-        store=STORE,
         tools=TOOLS["manifest"],
     script:
         "../scripts/manifest.py"
@@ -63,7 +64,7 @@ rule provenance:
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=500,
+        mem_mb=MB("provenance"),
     params:
         tools=TOOLS["provenance"],
     script:
@@ -90,7 +91,7 @@ rule report:
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=MB("report"),
     params:
         settings=sm.settings(C),
         tools=TOOLS["report"],

@@ -11,10 +11,11 @@ rule embedding:
         receipt="build/{model}/embedding.receipt.json",
     log:
         "build/{model}/logs/embedding.log",
+    priority: 2  # parity_stack waits for it
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=MB("embedding"),
     params:
         store=STORE,
         tools=TOOLS["embedding"],
@@ -32,10 +33,11 @@ rule convert:
         receipt="build/{model}/packages/{part}.receipt.json",
     log:
         "build/{model}/logs/convert_{part}.log",
+    priority: 2  # every gate waits for it
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=MB("convert"),
     params:
         store=STORE,
         settings=sm.settings(C)["convert"],
@@ -54,10 +56,11 @@ rule compile:
         receipt="build/{model}/compiled/{part}.receipt.json",
     log:
         "build/{model}/logs/compile_{part}.log",
+    priority: 2  # every gate waits for it
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=MB("compile"),
     params:
         store=STORE,
         tools=TOOLS["compile"],

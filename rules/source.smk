@@ -11,8 +11,9 @@ rule fetch:
         "build/{model}/logs/fetch.log",
     conda:
         "../envs/shardmill.yaml"
+    threads: 4  # hashing
     resources:
-        mem_mb=500,
+        mem_mb=MB("fetch"),
     params:
         store=STORE,
         source=sm.settings(C)["source"],
@@ -33,11 +34,12 @@ rule split:
         "build/{model}/logs/split.log",
     conda:
         "../envs/shardmill.yaml"
+    threads: 4  # hashing
     resources:
-        mem_mb=1000,
+        mem_mb=MB("split"),
     params:
         store=STORE,
-        settings=sm.settings(C),
+        settings=sm.split_settings(C),
         tools=TOOLS["split"],
     script:
         "../scripts/split.py"
@@ -54,10 +56,11 @@ rule reference:
         receipt="build/{model}/reference.receipt.json",
     log:
         "build/{model}/logs/reference.log",
+    priority: 2  # every parity gate waits for it
     conda:
         "../envs/shardmill.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=MB("reference"),
     params:
         store=STORE,
         parity=sm.settings(C)["parity"],

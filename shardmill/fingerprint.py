@@ -54,9 +54,23 @@ def read_module(file: Path) -> tuple[str, tuple[str, ...]]:
     package = file.relative_to(ROOT).with_suffix("").parts
     imported = tuple(sorted(set(imports(tree, package[:-1]))))
     data = data_files(file.parent) if file.name == "__init__.py" else ()
-    code = ast.unparse(Normalizer().visit(tree))  # dump() differs more between versions of Python
-    blob = code.encode() + b"".join(path.name.encode() + path.read_bytes() for path in data)
+    blob = spelled(Normalizer().visit(tree)).encode() + b"".join(
+        path.name.encode() + path.read_bytes() for path in data
+    )
     return hashlib.sha256(blob).hexdigest(), imported
+
+
+def spelled(node: object) -> str:
+    """A syntax tree as text, alike in Python 3.11 to 3.13, where ast.dump and ast.unparse are not.
+
+    Fields without content are left out, for newer versions have more of them.
+    """
+    if isinstance(node, ast.AST):
+        fields = (f"{name}={spelled(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(spelled, node))}]"
+    return repr(node)
 
 
 def data_files(folder: Path) -> list[Path]:

@@ -2,11 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardmill.errors import ShardmillError
+
 FORMAT = 1
+RUNTIME: dict[str, type] = {  # what a runtime reads
+    "model": str,
+    "context": int,
+    "tokens_max": int,
+    "widths": list,
+    "vocab": int,
+    "rope": dict,
+    "eos_token_ids": list,
+    "embedding": dict,
+    "parts": list,
+    "tokenizer": dict,
+}
+COMPLETE = RUNTIME | {"packages": dict, "texts": dict}  # what verify looks at too
+
+
+def read_manifest(build: Path, kinds: Mapping[str, type] = RUNTIME) -> dict[str, Any]:
+    """model.json of a finished build. Raises ShardmillError where there is none, or one without the keys of `kinds`."""
+    file = build / "model.json"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        wrong = next(faults(content, kinds), None)
+    except OSError as error:
+        why = error.strerror
+        raise ShardmillError(f"{file} can't be read ({why}); build the model first: snakemake --cores 4 all") from error
+    except ValueError as error:
+        raise ShardmillError(f"{file} is damaged: {error}; delete it and build again") from error
+    if wrong:
+        raise ShardmillError(f"{file} is no manifest of a built model: {wrong}; delete it and build again")
+    return content
+
+
+def faults(content: Any, kinds: Mapping[str, type]) -> Iterator[str]:
+    """What keeps parsed JSON from being a manifest of this FORMAT."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        yield f"it does not say format {FORMAT}"
+        return
+    wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
+    if wrong:
+        yield f"{wrong[0]} is not there or not of its type"
+        return
+    if not {"inv_freq", "scale"} <= content["rope"].keys():
+        yield "rope lacks inv_freq or scale"
+    for part in content["parts"]:
+        if not isinstance(part, dict) or not {"name", "kind", "start", "end", "program"} <= part.keys():
+            yield "a part lacks its name, kind, start, end or program"
+            return
+    if not all(names_files(entry) for entry in entries(content)):
+        yield "an entry does not say where its file lies"
+
+
+def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
+    """Every entry that names files: {"path": ...} with the file's "sha256", or those of a folder's "files" by name."""
+    yield from (manifest[key] for key in ("embedding", "tokenizer", "texts") if key in manifest)
+    yield from (part["program"] for part in manifest["parts"])
+    yield from manifest.get("packages", {}).values()
+
+
+def names_files(entry: Any) -> bool:
+    """Whether an entry has its form."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        return False
+    return isinstance(entry.get("sha256", ""), str) and isinstance(entry.get("files", {}), dict)
 
 
 def runtime_manifest(

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill import canonical
 from shardmill.checkpoint.headers import TensorInfo
-from shardmill.config import Config
 from shardmill.models.architecture import Architecture, Graph, Names
+
+if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
+    from shardmill.config import Config
 
 # One file of weights may not exceed this on the Neural Engine (rule W1, coremltools PR 2593).
 WEIGHT_FILE_LIMIT = 2**31
@@ -59,6 +61,11 @@ class Part:
         fields = asdict(self) | {"tensors": [(t.name, t.dtype, t.shape, t.sha256) for t in self.tensors]}
         del fields["name"]
         return fields
+
+    @property
+    def parameters(self) -> list[int]:
+        """How many numbers each tensor holds."""
+        return [prod(tensor.shape) for tensor in self.tensors]
 
     def weight_bytes(self, quantization: str) -> int:
         """Bytes of the part's weights once converted, scales and alignment left out. The host's table is fp16."""
@@ -126,6 +133,8 @@ def plan_json(config: Config, a: Architecture, parts: Sequence[Part]) -> dict[st
             "start": p.start,
             "end": p.end,
             "weight_bytes": p.weight_bytes(config.convert.weights),
+            "parameters": sum(p.parameters),
+            "largest_tensor": max(p.parameters),
         }
         for p in parts
     ]

@@ -8,6 +8,7 @@ its recorded hashes before it is used; one that does not match is dropped and ma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,12 +21,13 @@ from typing import Any
 
 from shardmill import canonical
 from shardmill.checkpoint.cache import HashCache
-from shardmill.checkpoint.hashing import tree_hash
+from shardmill.checkpoint.hashing import tree_hashes
 from shardmill.errors import ShardmillError
 
 log = logging.getLogger(__name__)
 
 ENTRY, STAMPS = "entry.json", "stamps.json"
+TEMPLATES = "templates"  # the folder in which stamped conversion keeps what all parts share
 Work = Callable[[Mapping[str, Path]], None]
 
 
@@ -67,8 +69,11 @@ class Store:
         recorded = read_entry(entry)
         for name, path in outputs.items():
             place(entry / recorded[name]["file"], path)
-        hashes = {name: made["sha256"] for name, made in recorded.items()}
-        canonical.write_json(receipt, {**asdict(action), "key": action.key, "outputs": hashes, **notes})
+        hashes = {
+            "outputs": {name: made["sha256"] for name, made in recorded.items()},
+            "files": {name: made["files"] for name, made in recorded.items() if made["files"]},
+        }
+        canonical.write_json(receipt, {**asdict(action), "key": action.key, **hashes, **notes})
         canonical.write_json(self.last(receipt), asdict(action))
         return worked
 
@@ -81,8 +86,7 @@ class Store:
             work(made)
             for file in files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
-            recorded = {name: {"sha256": tree_hash(path), "file": path.name} for name, path in made.items()}
-            canonical.write_json(scratch / ENTRY, recorded)
+            canonical.write_json(scratch / ENTRY, {name: described(path) for name, path in made.items()})
             canonical.write_json(scratch / STAMPS, stamps(scratch))
             adopt(scratch, entry)
         finally:
@@ -134,20 +138,27 @@ def intact(entry: Path) -> bool:
         recorded = read_entry(entry)
         if stamps(entry) == json.loads((entry / STAMPS).read_text()):
             return True
-        hashes = [tree_hash(entry / made["file"]) == made["sha256"] for made in recorded.values()]
-        whole = bool(hashes) and all(hashes)
+        same = [described(entry / made["file"]) == made for made in recorded.values()]
+        whole = bool(same) and all(same)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ShardmillError):
         whole = False
     if whole:
-        canonical.write_json(entry / STAMPS, stamps(entry))
+        with contextlib.suppress(OSError):  # a store that may only be read: hashed again the next time
+            canonical.write_json(entry / STAMPS, stamps(entry))
     elif entry.exists():
         log.warning("damaged entry %s: made again", entry.name[:12])
     return whole
 
 
-def read_entry(entry: Path) -> dict[str, dict[str, str]]:
-    """Output name -> its sha256 and its file name in the entry."""
-    content: dict[str, dict[str, str]] = json.loads((entry / ENTRY).read_text())
+def described(path: Path) -> dict[str, Any]:
+    """What is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
+    sha, files = tree_hashes(path)
+    return {"sha256": sha, "file": path.name, "files": files}
+
+
+def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
+    """Output name -> what is recorded of it."""
+    content: dict[str, dict[str, Any]] = json.loads((entry / ENTRY).read_text())
     return content
 
 
@@ -168,12 +179,16 @@ def stored(name: str, path: Path) -> str:
 
 
 def place(source: Path, target: Path) -> None:
-    """Puts a stored file or folder at `target`, by hard links where the file system has them."""
+    """Puts a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
+
+    A file is copied. Snakemake sets the time of every file that is an output, which through a link would make other
+    builds look old, and refuses to make one anew that can't be written, as stored ones can't.
+    """
     with canonical.replacing(target) as temporary:
         if source.is_dir():
             shutil.copytree(source, temporary, copy_function=link, symlinks=True)
         else:
-            link(str(source), str(temporary))
+            shutil.copyfile(source, temporary)
 
 
 def link(source: str, target: str) -> None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmill.checkpoint.hashing import hash_files
+from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.config import Config
-from shardmill.errors import ShardmillError
-from shardmill.plan import Part
+from shardmill.plan import Part, load_part
+from shardmill.quiet import quiet, quiet_transformers
 from shardmill.steps import compile as compiling
-from shardmill.steps import convert, embedding, parity, reference, residency, source_folder, split
-from shardmill.store import Action, Store, intact, read_entry
+from shardmill.steps import convert, embedding, parity, parity_stack, reference, residency, source_folder, split
+from shardmill.store import Action, Store, intact, read_entry, read_receipt, stored
 
 
 @dataclass(frozen=True)
@@ -61,44 +61,47 @@ def forecast(config: Config, settings: dict[str, Any], build: Path, store: Store
     files = source_files(config, build, store)
     if files is None:
         return [Verdict("source", "works", "not fetched as the config has it; all else depends on what it brings")]
-    split_known = found.expect("plan", split.action(files, settings))
-    source = Path(config.source.path) if config.source.path else source_folder(build / "source.receipt.json")
-    parts, plan = split.split(source, config, store.hashes, files) if split_known is None else planned(build, config)
+    todo = split.action(files, settings)
+    if found.expect("plan", todo):
+        parts, plan = planned(store.root / todo.key, config)
+    else:
+        source = Path(config.source.path) if config.source.path else source_folder(build / "source.receipt.json")
+        with quiet_transformers(), quiet("shardmill"):
+            parts, plan = split.split(source, config, store.hashes, files)
     by_name = {part.name: part for part in parts}
-    known = found.expect("reference", reference.action(plan, Path(config.parity.text), settings["parity"]))
+    compared = reference.action(plan, Path(config.parity.text), settings["parity"])
+    known = found.expect("reference", compared)
+    states = store.root / compared.key / stored("states", Path("reference.safetensors")) if known else None
     table = found.expect("embedding", embedding.action(by_name["embedding"]))
-    programs = [list(program(found, by_name[name], settings, plan, known)) for name in config.parts]
+    programs = [list(program(found, by_name[name], settings, plan, states)) for name in config.parts]
     stack(found, plan, programs, known, table)
     return found.verdicts
 
 
 def source_files(config: Config, build: Path, store: Store) -> Any:
     """source.json's `files` as the next fetch would write them; None where only a download can tell."""
-    receipt = build / "source.receipt.json"
-    record = json.loads(receipt.read_text()) if receipt.is_file() else None
     if config.source.path is None:
+        receipt = build / "source.receipt.json"
+        record = read_receipt(receipt) if receipt.is_file() else None
         return record["files"] if record and record["commit"] == config.source.revision else None
     folder = Path(config.source.path)
-    names = sorted(record["files"]) if record else sorted(f.name for f in folder.iterdir() if f.is_file())
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ShardmillError(f"{folder / missing[0]}: was there at the last build and is gone")
-    hashes = hash_files([folder / name for name in names], store.hashes)
-    return {f.name: {"sha256": sha, "size": f.stat().st_size} for f, sha in hashes.items()}
+    return described(folder, hash_local(folder, store.hashes))
 
 
-def planned(build: Path, config: Config) -> tuple[Sequence[Part], dict[str, Any]]:
-    """The parts and the plan of the last build."""
-    from shardmill.plan import load_part
-
-    names = [*config.parts, "embedding"]
-    return [load_part(build / "parts" / f"{n}.json") for n in names], json.loads((build / "plan.json").read_text())
+def planned(entry: Path, config: Config) -> tuple[Sequence[Part], dict[str, Any]]:
+    """The parts and the plan that a store entry of the split step holds."""
+    files = {name: entry / made["file"] for name, made in read_entry(entry).items()}
+    parts = [load_part(files[name]) for name in (*config.parts, "embedding")]
+    return parts, json.loads(files["plan"].read_text())
 
 
 def program(
-    found: Forecast, part: Part, settings: dict[str, Any], plan: dict[str, Any], known: dict[str, str] | None
+    found: Forecast, part: Part, settings: dict[str, Any], plan: dict[str, Any], states: Path | None
 ) -> Iterator[str | None]:
-    """Verdicts on one part; yields the hashes of package and bundle, None where unknown."""
+    """Verdicts on one part; yields the hashes of package and bundle, None where unknown.
+
+    Args: states what the reference step wrote, None where that is not known.
+    """
     made = found.expect(f"packages/{part.name}", convert.action(part, settings["convert"]))
     package = made["package"] if made else None
     yield package
@@ -109,9 +112,9 @@ def program(
     waits = f"compiled/{part.name}" if package else waits
     judged = residency.action(part, package, bundle) if package and bundle else None
     found.expect(f"residency/{part.name}", judged, waits)
-    compared = (
-        parity.part_action(plan, part, package, bundle, known["states"]) if package and bundle and known else None
-    )
+    compared = None
+    if package and bundle and states:
+        compared = parity.part_action(plan, part, package, bundle, reference.seen(states, part))
     found.expect(f"parity/{part.name}", compared, waits if judged is None else "reference")
 
 
@@ -127,6 +130,6 @@ def stack(
     complete = known and table and len(bundles) == len(programs)
     hashes = [str(p) for p in packages], [str(b) for b in bundles]
     action = (
-        parity.stack_action(plan, *hashes, known["states"], table["table"]) if complete and known and table else None
+        parity_stack.action(plan, *hashes, known["states"], table["table"]) if complete and known and table else None
     )
     found.expect("parity/stack", action, "a part, the reference or the embedding")

@@ -6,26 +6,48 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from shardmill.config import Config, parse
+from shardmill import memory
+from shardmill.config import Config, parse, text_problems
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.steps import watched
 
-__all__ = ["all_receipts", "checked", "gate_receipts", "hold_lock", "settings", "source_files", "watched"]
+__all__ = [
+    "all_receipts",
+    "checked",
+    "gate_receipts",
+    "hold_lock",
+    "mem_mb",
+    "only_build",
+    "settings",
+    "split_settings",
+    "source_files",
+    "task_files",
+    "watched",
+]
 
 
 def checked(config: Mapping[str, Any], workflow: Any) -> Config:
     """The validated config; what is wrong with it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     try:
-        return parse(config, name)
+        found = parse(config, name)
+        for problem in text_problems(found):
+            raise ConfigError(f"{name}: {problem}")
+        return found
     except ConfigError as error:
         sys.exit(f"shardmill: {error}")
+
+
+def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | int]:
+    """What a step's rule declares as mem_mb, see `memory.declared`; the limit is what --resources mem_mb says."""
+    limit = workflow.global_resources.get("mem_mb").value
+    return memory.declared(Path("build") / config.model, config.convert.method, limit)
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -34,11 +56,22 @@ def settings(config: Config) -> dict[str, Any]:
     return plain
 
 
+def split_settings(config: Config) -> dict[str, Any]:
+    """What of the config decides the plan: other settings must not make anything again."""
+    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark")}
+
+
 def source_files(config: Config) -> list[str]:
     """Files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
     if config.source.path is None:
         return []
     return sorted(str(file) for file in Path(config.source.path).iterdir() if file.is_file())
+
+
+def task_files(config: Config) -> list[str]:
+    """The benchmark's prompts, so that Snakemake sees them change."""
+    folder, tasks = Path(config.benchmark.task_prompts), config.benchmark.tasks
+    return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))
 
 
 def gate_receipts(config: Config) -> list[str]:
@@ -64,6 +97,14 @@ def hold_lock(build: str) -> None:
     lock = open(Path(build) / ".lock", "w")  # noqa: SIM115 (held for the process' life)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         raise ShardmillError(f"{build}: another build is running there; wait for it or stop it") from None
     _held.append(lock)
+
+
+def only_build(build: str) -> None:
+    """The same for a run of Snakemake, which ends with one line where it can't be."""
+    try:
+        hold_lock(build)
+    except (ShardmillError, OSError) as error:
+        sys.exit(f"shardmill: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -37,7 +38,18 @@ def test_a_hit_restores_everything_without_work(shop: Store, here: Outcome, ther
     assert there.perform(shop, never) is False
     assert there.hashes() == here.hashes() == json.loads(there.receipt.read_text())["outputs"]
     assert here.receipt.read_bytes() == there.receipt.read_bytes()
-    assert there.outputs["file"].samefile(here.outputs["file"])  # no byte was copied
+    assert (there.outputs["folder"] / "deep" / "data.bin").samefile(here.outputs["folder"] / "deep" / "data.bin")
+
+
+def test_a_file_is_a_builds_own(shop: Store, here: Outcome, there: Outcome) -> None:
+    """Snakemake sets its time, which must not make another build look old, and wants to be able to write it."""
+    here.perform(shop)
+    there.perform(shop, never)
+    before = here.outputs["file"].stat().st_mtime_ns
+    os.utime(there.outputs["file"])
+    assert here.outputs["file"].stat().st_mtime_ns == before
+    assert here.outputs["file"].stat().st_mode & stat.S_IWUSR
+    assert store.stamps(entry(shop)) == json.loads((entry(shop) / store.STAMPS).read_text())
 
 
 @pytest.mark.parametrize("key", [{"inputs": {"a": "1"}}, {"params": {"a": 1}}, {"code": "1"}, {"packages": {"a": "1"}}])
@@ -52,7 +64,8 @@ def test_receipts_are_canonical_and_say_nothing_of_place_or_time(shop: Store, he
     text = here.receipt.read_text()
     content = json.loads(text)
     assert text == canonical.dumps(content)
-    assert set(content) == {"step", "inputs", "params", "code", "packages", "key", "outputs"}
+    assert set(content) == {"step", "inputs", "params", "code", "packages", "key", "outputs", "files"}
+    assert content["files"] == {"folder": {"deep/data.bin": hashlib.sha256(b"\x00\x01").hexdigest()}}
     assert str(tmp_path) not in text
     other = Outcome(tmp_path / "elsewhere")
     other.perform(Store(tmp_path / "another store"), params={"n": 1}, inputs={"a": "2", "z": "1"})
@@ -61,8 +74,9 @@ def test_receipts_are_canonical_and_say_nothing_of_place_or_time(shop: Store, he
 
 def test_nobody_can_edit_shared_bytes_in_place(shop: Store, here: Outcome) -> None:
     here.perform(shop)
-    files = [here.outputs["file"], here.outputs["folder"] / "deep" / "data.bin"]
-    assert all(stat.S_IMODE(file.stat().st_mode) == 0o444 and file.stat().st_nlink > 1 for file in files)
+    shared = (here.outputs["folder"] / "deep" / "data.bin").stat()
+    assert stat.S_IMODE(shared.st_mode) == 0o444
+    assert shared.st_nlink > 1
 
 
 def damage_output(folder: Path) -> None:
@@ -82,6 +96,9 @@ DAMAGES = {
     "another record": lambda e: (e / "entry.json").write_text("[1]"),
     "a record without hashes": lambda e: (e / "entry.json").write_text('{"file": {}, "folder": {}}'),
     "a record of nothing": lambda e: (e / "entry.json").write_text("{}"),
+    "a record of another hash within a folder": lambda e: (e / "entry.json").write_text(
+        re.sub(r'(data.bin": ")[0-9a-f]{64}', r"\g<1>" + "0" * 64, (e / "entry.json").read_text())
+    ),
     "a record of other hashes": lambda e: (e / "entry.json").write_text(
         re.sub(r"[0-9a-f]{64}", "0" * 64, (e / "entry.json").read_text())
     ),

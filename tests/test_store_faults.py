@@ -122,6 +122,7 @@ def full_while_adopting(patch: pytest.MonkeyPatch) -> None:
 def full_while_placing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "link", disk_full)
     patch.setattr(shutil, "copy2", disk_full)
+    patch.setattr(shutil, "copyfile", disk_full)
 
 
 MOMENTS = [full_while_working, full_while_recording, full_while_adopting, full_while_placing]

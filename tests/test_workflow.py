@@ -28,8 +28,40 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return tiny.settings("checkpoint")
 
 
+def limited(limit: int | None) -> SimpleNamespace:
+    """Snakemake's workflow object, as far as it knows of a limit."""
+    return SimpleNamespace(global_resources={"mem_mb": SimpleNamespace(value=limit)})
+
+
+def test_memory_is_declared_for_the_configured_method_within_the_limit(settings: dict[str, Any]) -> None:
+    folder = Path("build/tiny")
+    folder.mkdir(parents=True)
+    layers = {"name": "layers_00_02", "kind": "layers", "parameters": 10**8, "largest_tensor": 10**8}
+    table = {"name": "embedding", "kind": "embedding", "parameters": 0, "largest_tensor": 0}
+    (folder / "plan.json").write_text(json.dumps({"architecture": {"layers": 4}, "parts": [layers, table]}))
+    needs = {}
+    for method in ("stamped", "plain"):
+        parsed = config.parse(settings | {"convert": {"method": method}})
+        mem_mb = workflow.mem_mb(parsed, limited(None))("convert")
+        assert callable(mem_mb)
+        needs[method] = mem_mb({"part": "layers_00_02"}, ["a"])
+    assert needs["stamped"] < 1000 < 5000 < needs["plain"]
+    too_much = workflow.mem_mb(parsed, limited(1000))("convert")
+    assert callable(too_much)
+    with pytest.raises(ShardmillError, match="this build may use 1000"):
+        too_much({"part": "layers_00_02"}, ["a"])
+
+
 def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
     files = SimpleNamespace(configfiles=["configs/a.yaml"])
+    texts = {}
+    for key in ("parity", "benchmark"):
+        texts[key] = {"text": f"{key}.txt"}
+        with pytest.raises(SystemExit) as ended:
+            workflow.checked(settings | texts, files)
+        assert ended.value.code == f"shardmill: configs/a.yaml: {key}.text: {key}.txt is no file with text in it"
+        Path(f"{key}.txt").write_text("a text")
+        settings = settings | texts
     assert workflow.checked(settings, files).model == "tiny"
     with pytest.raises(SystemExit) as ended:
         workflow.checked(settings | {"contxt": 1}, files)

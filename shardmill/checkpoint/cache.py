@@ -3,7 +3,8 @@
 An entry counts only while the file is the very one that was hashed: same device, inode, size, mtime and
 ctime (ctime moves even where a writer puts mtime back). A file touched less than RACY_NS before it was hashed
 is not remembered at all: a second write could hide within one tick of the file system's clock, as git
-describes for its index (https://git-scm.com/docs/racy-git). Losing the cache costs time, never truth.
+describes for its index (https://git-scm.com/docs/racy-git). What is known of a file's ranges is known of every file
+with the same sha256. Losing the cache costs time, never truth.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from typing import Any
 from shardmill.errors import CheckpointError
 
 RACY_NS = 2_000_000_000
+CONTENT = "content"  # stands for any file; its state is the sha256 of the whole
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
     file TEXT, state TEXT, first INTEGER, last INTEGER, dtype TEXT, sha256 TEXT,
@@ -73,18 +75,25 @@ class HashCache:
         self.path = path
 
     def lookup(self, state: FileState) -> dict[Span, str]:
-        """Every remembered span of the file in exactly this state -> its sha256."""
-        query = "SELECT first, last, dtype, sha256 FROM hashes WHERE file = ? AND state = ?"
-        rows = self._run([(query, (state.file, state.state))])
-        return {Span(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(sha)}
+        """Every remembered span of the file in exactly this state -> its sha256.
+
+        A file whose own sha256 is remembered has the spans of any other file of the same bytes, too.
+        """
+        spans = self._spans(state.file, state.state)
+        whole = spans.get(Span(0, state.size))
+        return (self._spans(CONTENT, whole) if whole else {}) | spans
 
     def record(self, state: FileState, hashes: Mapping[Span, str], began: int) -> None:
         """Remembers `hashes` if the file had settled when hashing `began` (ns); forgets its older states."""
         if not hashes or not state.is_settled(began):
             return
         forget = ("DELETE FROM hashes WHERE file = ? AND state <> ?", (state.file, state.state))
+        keys = [(state.file, state.state)]
+        whole = hashes.get(Span(0, state.size)) or self.lookup(state).get(Span(0, state.size))
+        if whole:
+            keys.append((CONTENT, whole))
         insert = "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)"
-        rows = [(state.file, state.state, s.start, s.end, s.dtype, sha) for s, sha in hashes.items()]
+        rows = [(*key, span.start, span.end, span.dtype, sha) for key in keys for span, sha in hashes.items()]
         self._run([forget, *((insert, row) for row in rows)])
 
     def carry(self, before: FileState, after: FileState) -> None:
@@ -94,6 +103,11 @@ class HashCache:
         if unchanged and before.is_settled(time.time_ns()):
             query = "UPDATE OR REPLACE hashes SET state = ? WHERE file = ? AND state = ?"
             self._run([(query, (after.state, after.file, before.state))])
+
+    def _spans(self, file: str, state: str) -> dict[Span, str]:
+        query = "SELECT first, last, dtype, sha256 FROM hashes WHERE file = ? AND state = ?"
+        rows = self._run([(query, (file, state))])
+        return {Span(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(sha)}
 
     def _run(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Runs the statements in one transaction; the rows of the last, or none where the cache can't be used."""

@@ -39,10 +39,6 @@ def check_tensors(
         )
 
 
-def _is_weight(info: TensorInfo) -> bool:
-    return info.dtype in WEIGHT_DTYPES
-
-
 def _count(fault: str, names: list[str]) -> str:
     if not names:
         return ""

@@ -9,6 +9,7 @@ what people edit in place. `source.json` holds nothing that varies with machine,
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +40,27 @@ def fetch(
         raise CheckpointError("source: give either a path or a repo, one of them")
     _check_replaceable(dest)
     if path is not None:
-        folder, hashes = path, _hash_local(path, cache)
+        folder, hashes = path, hash_local(path, cache)
     else:
         assert repo is not None
         folder, hashes = download(repo, revision, access or HubAccess(), cache)
     record = {
         "repo": repo,
         "commit": revision if repo else "local",
-        "files": {
-            name: {"sha256": sha, "size": file_state(folder / name).size} for name, sha in sorted(hashes.items())
-        },
+        "files": described(folder, hashes),
     }
     if not _is_there(dest, record, cache):
         _land(folder, dest, record, cache)
     return record
 
 
-def _hash_local(folder: Path, cache: HashCache | None) -> dict[str, str]:
+def described(folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
+    """source.json's `files`, of names in `folder` with their sha256."""
+    return {name: {"sha256": sha, "size": file_state(folder / name).size} for name, sha in sorted(hashes.items())}
+
+
+def hash_local(folder: Path, cache: HashCache | None) -> dict[str, str]:
+    """Name -> sha256 of the files that make up the checkpoint in a local folder. Raises CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
     names = {file.relative_to(folder).as_posix() for file in folder.rglob("*")}
@@ -81,22 +86,23 @@ def _is_there(dest: Path, record: dict[str, Any], cache: HashCache | None) -> bo
 
 
 def _land(folder: Path, dest: Path, record: dict[str, Any], cache: HashCache | None) -> None:
+    weights = [name for name in record["files"] if name.endswith(".safetensors")]
+    before = {name: file_state(folder / name) for name in weights}
     with replacing(dest) as fresh:
         for name in record["files"]:
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            _place((folder / name).resolve(), fresh / name, cache)
+            _place((folder / name).resolve(), fresh / name)
         write_json(fresh / RECORD_FILE, record)
+    for name, state in before.items():  # after the last look: that a link came and an older one went moved ctime
+        if cache:
+            cache.carry(state, file_state(dest / name))
 
 
-def _place(original: Path, link: Path, cache: HashCache | None) -> None:
+def _place(original: Path, link: Path) -> None:
     if not link.name.endswith(".safetensors"):
         shutil.copyfile(original, link)
         return
-    before = file_state(original)
     try:
         os.link(original, link)
     except OSError:  # another file system, or one without hard links
         link.symlink_to(original)
-        return
-    if cache:
-        cache.carry(before, file_state(link))

@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from shardmill.checkpoint.cache import HashCache, Span, file_state
 from shardmill.checkpoint.headers import TensorInfo
+from shardmill.checkpoint.paths import opened
 from shardmill.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 20
@@ -91,8 +90,13 @@ def tree_hash(path: Path, cache: HashCache | None = None, threads: int = THREADS
     Names, contents and empty directories count; modes, times and the directory's own place do not. A link
     to a file counts as that file. Raises CheckpointError for a link to a directory, which may never end.
     """
+    return tree_hashes(path, cache, threads)[0]
+
+
+def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREADS) -> tuple[str, dict[str, str]]:
+    """`tree_hash`, and the sha256 of each file in a directory by its relative path; none for a file."""
     if not path.is_dir():
-        return hash_file(path, cache)
+        return hash_file(path, cache), {}
     files: list[Path] = []
     rows: list[tuple[str, str]] = []
     for root, folders, names in os.walk(path):
@@ -104,8 +108,9 @@ def tree_hash(path: Path, cache: HashCache | None = None, threads: int = THREADS
         if not folders and not names:
             rows.append((here.relative_to(path).as_posix() + "/", ""))
     hashes = hash_files(files, cache, threads)
-    rows += [(file.relative_to(path).as_posix(), sha) for file, sha in hashes.items()]
-    return hashlib.sha256(json.dumps(sorted(rows)).encode("ascii")).hexdigest()
+    inside = {file.relative_to(path).as_posix(): sha for file, sha in hashes.items()}
+    rows += inside.items()
+    return hashlib.sha256(json.dumps(sorted(rows)).encode("ascii")).hexdigest(), inside
 
 
 def _whole(path: Path) -> Span:
@@ -143,7 +148,7 @@ def _digest_spans(
 def _digest_span(path: Path, span: Span) -> _Digest:
     sha, fault, at = hashlib.sha256(), "", span.start
     buffer = memoryview(bytearray(min(CHUNK_BYTES, span.end - span.start)))
-    with path.open("rb") as stream:
+    with opened(path) as stream:
         stream.seek(at)
         while at < span.end:
             count = stream.readinto(buffer[: span.end - at])
@@ -159,6 +164,8 @@ def _digest_span(path: Path, span: Span) -> _Digest:
 
 def _find_fault(chunk: memoryview, dtype: str, offset: int) -> str:
     """Names the first NaN or Inf in the chunk, which lies `offset` bytes into its tensor; else empty."""
+    import numpy as np  # slow to import, and most jobs find their work done
+
     signed, unsigned, infinity = _FLOATS[dtype]
     bits = np.frombuffer(chunk, unsigned)
     sign = 1 << (8 * bits.itemsize - 1)

@@ -19,6 +19,7 @@ from shardmill.checkpoint.paths import (
     check_name,
     checked_file,
     describe_missing_weights,
+    opened,
 )
 from shardmill.errors import CheckpointError
 
@@ -70,7 +71,8 @@ def read_index(folder: Path) -> dict[str, str]:
     path = checked_file(folder, INDEX_FILE)
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise _damaged(path, f"index of more than {MAX_HEADER_BYTES} bytes")
-    weight_map = _parse_json(path.read_bytes(), path).get("weight_map")
+    with opened(path) as stream:
+        weight_map = _parse_json(stream.read(), path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise _damaged(path, "no 'weight_map' of tensor names to file names")
     for file in sorted(set(weight_map.values())):
@@ -101,7 +103,7 @@ def read_header(folder: Path, file: str) -> list[TensorInfo]:
     """The tensors of one safetensors file in the order of their bytes; reads nothing but the header."""
     path = checked_file(folder, file)
     size = path.stat().st_size
-    with path.open("rb") as stream:
+    with opened(path) as stream:
         length = _header_length(stream.read(8), size, path)
         header = _parse_json(stream.read(length), path)
     metadata = header.pop("__metadata__", {})

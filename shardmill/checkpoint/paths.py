@@ -6,6 +6,7 @@ A name may only lead to a file inside the checkpoint folder. Raises CheckpointEr
 import json
 import os
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
 from shardmill.errors import CheckpointError
@@ -39,6 +40,14 @@ def checked_file(folder: Path, name: str, *, ours: bool = True) -> Path:
     if not (inside or _is_hub_blob(folder, path) or (ours and _is_recorded(folder, name))):
         raise CheckpointError(f"{path}: links to {path.resolve()}, outside the checkpoint; copy the file in")
     return path
+
+
+def opened(path: Path) -> BufferedReader:
+    """A checkpoint's file, open for reading. Raises CheckpointError where that is not allowed or not possible."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read ({error.strerror}); allow it, or fetch it again") from error
 
 
 def describe_missing_weights(where: str, names: Iterable[str]) -> str:

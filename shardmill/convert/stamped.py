@@ -14,17 +14,16 @@ from pathlib import Path
 from shardmill.convert import package, stamped_sample, stamped_weights
 from shardmill.plan import Part
 
-THREADS = 4
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 
 
 def convert_stamped(
-    part: Part, source: Path, quantization: str, path: Path, cache: Path | None = None, threads: int = THREADS
+    part: Part, source: Path, quantization: str, path: Path, cache: Path | None = None, threads: int = 1
 ) -> None:
     """Writes the canonical .mlpackage of a part at `path`, which must not exist.
 
     Args: source, the checkpoint's folder; quantization "int8" or "fp16" as in `plain.convert`; cache, a folder in which
-    templates are kept between processes.
+    templates are kept between processes; threads, how many encode weights.
     Raises CheckpointError for a weight that fp16 can't hold, StampError for a graph that can't be stamped; what was
     written until then stays for the caller to remove.
     """

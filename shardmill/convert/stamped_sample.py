@@ -6,19 +6,15 @@ part. Samples depend on the graph's numbers, never on a weight, and may be kept 
 
 from __future__ import annotations
 
-import hashlib
-import json
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from shardmill import canonical
+from shardmill.convert import stamped_cache
 from shardmill.convert.stamped_pattern import FIRST
 from shardmill.convert.stamped_program import Sample, Template, fit_template
-from shardmill.fingerprint import code_digest, package_versions
 from shardmill.models import family
 from shardmill.models.architecture import Graph
 from shardmill.plan import Part
@@ -49,21 +45,13 @@ def shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:
 def known_template(kind: Part, quantization: str, cache: Path | None) -> Template:
     """The template of a kind: a part without widths and tensors, of one layer or of two, which stand for any more."""
     layers = (3, 4) if kind.end > 1 else (1, 1)
-    file = cache / f"{digest(kind, quantization)}.json" if cache else None
-    specs = read(file) if file else None
-    if specs is None:
-        specs = [convert(kind, n, w, quantization) for n, w in zip(layers, WIDTHS, strict=True)]
-        if file:
-            write(file, specs)
+
+    def make() -> list[bytes]:
+        return [convert(kind, n, w, quantization) for n, w in zip(layers, WIDTHS, strict=True)]
+
+    specs = stamped_cache.shared(cache, asdict(kind) | {"quantization": quantization}, make) if cache else make()
     a, b = (Sample(parse(s), n, w) for s, n, w in zip(specs, layers, WIDTHS, strict=True))
     return fit_template(a, b)
-
-
-def digest(kind: Part, quantization: str) -> str:
-    """Names samples in the cache: everything that decides them."""
-    code = code_digest((__name__, f"shardmill.models.{kind.graph.model_type}"))
-    versions = package_versions(("coremltools", "numpy", "torch"))
-    return canonical.digest({"kind": asdict(kind), "quantization": quantization, "code": code, "packages": versions})
 
 
 def convert(kind: Part, layers: int, small: Mapping[str, int], quantization: str) -> bytes:
@@ -97,24 +85,3 @@ def parse(content: bytes) -> Any:
     spec = Model_pb2.Model()
     spec.ParseFromString(content)
     return spec
-
-
-def write(file: Path, specs: list[bytes]) -> None:
-    """Keeps samples, with the sha256 by which they are known to be whole."""
-    content = {"sha256": checksum(specs), "samples": [b64encode(spec).decode() for spec in specs]}
-    canonical.write_json(file, content)
-
-
-def read(file: Path) -> list[bytes] | None:
-    """Samples that were kept, None where there are none or they are damaged."""
-    try:
-        content = json.loads(file.read_text())
-        specs = [b64decode(sample) for sample in content["samples"]]
-        return specs if content["sha256"] == checksum(specs) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def checksum(specs: list[bytes]) -> str:
-    """sha256 of samples."""
-    return hashlib.sha256(b"".join(hashlib.sha256(spec).digest() for spec in specs)).hexdigest()

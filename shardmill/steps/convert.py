@@ -7,10 +7,12 @@ from pathlib import Path
 
 from shardmill import canonical, plan
 from shardmill.steps import ingredients, source_folder
-from shardmill.store import Action, Store
+from shardmill.store import TEMPLATES, Action, Store
 
 
-def run(part: Path, record: Path, package: Path, receipt: Path, store: str, settings: Mapping[str, str]) -> None:
+def run(
+    part: Path, record: Path, package: Path, receipt: Path, store: str, settings: Mapping[str, str], threads: int = 1
+) -> None:
     """Args: part parts/P.json; record source.receipt.json; settings the config's `convert`."""
     piece, source = plan.load_part(part), source_folder(record)
 
@@ -18,7 +20,8 @@ def run(part: Path, record: Path, package: Path, receipt: Path, store: str, sett
         if settings["method"] == "stamped":
             from shardmill.convert.stamped import convert_stamped
 
-            convert_stamped(piece, source, settings["weights"], made["package"], Path(store) / "templates")
+            cache = Path(store) / TEMPLATES
+            convert_stamped(piece, source, settings["weights"], made["package"], cache, threads)
         else:
             from shardmill.convert import package as packages
             from shardmill.convert import plain

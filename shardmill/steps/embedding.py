@@ -9,17 +9,15 @@ from shardmill import canonical, plan
 from shardmill.steps import ingredients, source_folder
 from shardmill.store import Action, Store
 
-THREADS = 4
 
-
-def run(part: Path, record: Path, table: Path, receipt: Path, store: str) -> None:
+def run(part: Path, record: Path, table: Path, receipt: Path, store: str, threads: int = 1) -> None:
     """Args: part parts/embedding.json; record source.receipt.json; table embedding.safetensors."""
     embedding = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.convert.stamped_table import write_table
 
-        write_table(embedding, source_folder(record), made["table"], THREADS)
+        write_table(embedding, source_folder(record), made["table"], threads)
 
     Store(Path(store)).perform(action(embedding), {"table": table}, receipt, work)
 

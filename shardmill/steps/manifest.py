@@ -7,44 +7,57 @@ from pathlib import Path
 from typing import Any
 
 from shardmill import canonical
-from shardmill.checkpoint.hashing import hash_files
+from shardmill.checkpoint.layout import text_files
 from shardmill.manifest import runtime_manifest
 from shardmill.steps import source_folder
-from shardmill.store import Store
-
-SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
+from shardmill.store import read_receipt
 
 
 def run(
     summary: Path,
     record: Path,
     packages: list[Path],
+    packaged: list[Path],
     bundles: list[Path],
+    compiled: list[Path],
     table: Path,
+    tabled: Path,
     made: Path,
-    store: str,
     gates: list[Path],
 ) -> None:
-    """Args: summary plan.json; record source.receipt.json; packages and bundles by part; table the embedding; made
+    """Writes model.json (`made`). Its hashes are those that the receipts record: no byte is read once more.
 
-    model.json. `gates` are inputs only because there is no model.json before they have passed.
+    Args: summary plan.json; record source.receipt.json; packages and bundles by part, with packaged and compiled their
+    receipts; table embedding.safetensors and tabled its receipt. `gates` are inputs only because there is no
+    model.json before they have passed.
     """
-    root, hashes = made.parent, Store(Path(store)).hashes
-
-    def described(path: Path) -> dict[str, Any]:
-        """Relative path, and sha256 of the file or of each file in the folder."""
-        where = path.relative_to(root).as_posix()
-        if path.is_file():
-            return {"path": where, "sha256": hash_files([path], hashes)[path]}
-        files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != SNAKEMAKE_MARK)
-        shas = hash_files(files, hashes)
-        return {"path": where, "files": {file.relative_to(path).as_posix(): shas[file] for file in files}}
-
+    root, source = made.parent, json.loads(record.read_text())
     plan = json.loads(summary.read_text())
-    programs = {bundle.stem: described(bundle) for bundle in bundles}
-    content = runtime_manifest(plan, programs, described(table))
+
+    def all_described(paths: list[Path], receipts: list[Path]) -> dict[str, dict[str, Any]]:
+        return {path.stem: described(root, path, receipt) for path, receipt in zip(paths, receipts, strict=True)}
+
+    content = runtime_manifest(plan, all_described(bundles, compiled), described(root, table, tabled))
     # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
-    content["packages"] = {package.stem: described(package) for package in packages}
-    content["tokenizer"] = described(source_folder(record) / "tokenizer.json")
-    content["source"] = {key: json.loads(record.read_text())[key] for key in ("repo", "commit")}
+    content["packages"] = all_described(packages, packaged)
+    tokenizer = source_folder(record) / "tokenizer.json"
+    content["tokenizer"] = {
+        "path": tokenizer.relative_to(root).as_posix(),
+        "sha256": source["files"][tokenizer.name]["sha256"],
+    }
+    # What chat and serve read beside it: the template, the special tokens, how to generate.
+    others = sorted(set(text_files(source["files"])) - {tokenizer.name})
+    content["texts"] = {
+        "path": tokenizer.parent.relative_to(root).as_posix(),
+        "files": {name: source["files"][name]["sha256"] for name in others},
+    }
+    content["source"] = {key: source[key] for key in ("repo", "commit")}
     canonical.write_json(made, content)
+
+
+def described(root: Path, path: Path, receipt: Path) -> dict[str, Any]:
+    """The path relative to `root`, and the sha256 of the file, or of each file in the folder, as it was made."""
+    made = read_receipt(receipt)
+    (name,) = made["outputs"]
+    where = {"path": path.relative_to(root).as_posix()}
+    return where | ({"files": made["files"][name]} if path.is_dir() else {"sha256": made["outputs"][name]})

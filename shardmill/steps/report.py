@@ -24,10 +24,11 @@ def run(
     page: Path,
     settings: Mapping[str, Any],
 ) -> None:
-    """Args: manifest model.json; summary plan.json; record source.receipt.json; parts parts/*.json; packages and
+    """Writes report.html (`page`).
 
-    table for their sizes; residency and parity the gates' files; speed benchmark/speed.json; receipts of all steps;
-    page report.html; settings the config as plain data.
+    Args: manifest model.json; summary plan.json; record source.receipt.json; parts parts/*.json; packages and table
+    for their sizes; residency and parity the gates' files; speed benchmark/speed.json; receipts of all steps;
+    settings the config as plain data.
     """
     from shardmill.report.page import render
 

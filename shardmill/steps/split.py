@@ -17,7 +17,15 @@ from shardmill.store import Action, Store
 log = logging.getLogger(__name__)
 
 
-def run(record: Path, summary: Path, parts: list[Path], receipt: Path, store: str, settings: Mapping[str, Any]) -> None:
+def run(
+    record: Path,
+    summary: Path,
+    parts: list[Path],
+    receipt: Path,
+    store: str,
+    settings: Mapping[str, Any],
+    threads: int = 1,
+) -> None:
     """Args: record source.receipt.json; summary plan.json; parts the parts/*.json; settings the whole config."""
     shop = Store(Path(store))
     files = json.loads(record.read_text())["files"]
@@ -25,7 +33,7 @@ def run(record: Path, summary: Path, parts: list[Path], receipt: Path, store: st
     outputs = {"plan": summary} | {part.stem: part for part in parts}
 
     def work(made: Mapping[str, Path]) -> None:
-        made_parts, content = split(source_folder(record), config.parse(settings), shop.hashes, files)
+        made_parts, content = split(source_folder(record), config.checked(settings), shop.hashes, files, threads)
         for part in made_parts:
             plan.write_part(made[part.name], part)
         canonical.write_json(made["plan"], content)
@@ -40,7 +48,7 @@ def action(files: Any, settings: Mapping[str, Any]) -> Action:
 
 
 def split(
-    source: Path, settings: config.Config, hashes: HashCache, files: Mapping[str, Any]
+    source: Path, settings: config.Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
     """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
     from shardmill.checkpoint.expect import check_tensors
@@ -61,7 +69,7 @@ def split(
     check_tensors(tensors, models.tensor_shapes(architecture), optional=(models.LM_HEAD,) if architecture.tied else ())
     drafts = plan.draft_parts(settings, architecture, tensors, models.names(architecture))
     wanted = {t.name: t.info for part in drafts for t in part.tensors}
-    scan = scan_checkpoint(source, wanted, hashes)
+    scan = scan_checkpoint(source, wanted, hashes, threads)
     parts = plan.with_hashes(drafts, scan.tensors)
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": model_digest(parts, files)}
     return parts, plan.plan_json(settings, architecture, parts) | host

@@ -124,6 +124,41 @@ def test_hard_link_keeps_the_entry(watched: Watched) -> None:
     assert watched.reads == 1
 
 
+def test_the_spans_of_a_copy_are_those_of_the_original(watched: Watched, tmp_path: Path) -> None:
+    """A checkpoint in another folder: each file is read once, for its own sha256, and no tensor again."""
+    span = Span(1, 3)
+    watched.settle()
+    found = hashing._digest_spans({watched.path: [Span(0, 3), span]}, watched.cache, 1)
+    copy = tmp_path / "copy"
+    copy.write_bytes(b"one")
+    watched.settle()
+    assert watched.hash(copy) == watched.hash()
+    reads = watched.reads
+    assert hashing._digest_spans({copy: [span]}, watched.cache, 1)[copy, span] == found[watched.path, span]
+    assert watched.reads == reads
+
+
+def test_spans_hashed_later_than_the_whole_are_known_of_copies_too(watched: Watched, tmp_path: Path) -> None:
+    span, copy = Span(1, 3), tmp_path / "copy"
+    copy.write_bytes(b"one")
+    watched.settle()
+    for path in (watched.path, copy):
+        watched.hash(path)
+    hashing._digest_spans({watched.path: [span]}, watched.cache, 1)
+    reads = watched.reads
+    hashing._digest_spans({copy: [span]}, watched.cache, 1)
+    assert watched.reads == reads
+
+
+def test_spans_of_other_bytes_are_not_taken(watched: Watched, tmp_path: Path) -> None:
+    span, other = Span(1, 3), tmp_path / "other"
+    other.write_bytes(b"two")
+    watched.settle()
+    found = hashing._digest_spans({watched.path: [Span(0, 3), span]}, watched.cache, 1)
+    watched.hash(other)
+    assert hashing._digest_spans({other: [span]}, watched.cache, 1)[other, span] != found[watched.path, span]
+
+
 def test_carry_keeps_nothing_of_another_content(watched: Watched) -> None:
     """A write between the two looks shows in size or mtime, and then nothing is carried over."""
     watched.settle()

@@ -53,6 +53,9 @@ def test_linked_weights_are_hashed_once(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(hashing, "_digest_span", lambda path, span: read.append(path) or digest(path, span))
     fetch(path=folder, repo=None, revision=None, dest=tmp_path / "two", cache=cache)
     fetch(path=folder, repo=None, revision=None, dest=tmp_path / "one", cache=cache)
+    (folder / "config.json").write_text('{"changed": 1}')  # the build's folder is made anew, its old links go
+    fetch(path=folder, repo=None, revision=None, dest=tmp_path / "one", cache=cache)
+    hashing.hash_files((tmp_path / "one").glob("*.safetensors"), cache)
     assert not [path for path in read if path.name.endswith(".safetensors")]
 
 

@@ -1,5 +1,6 @@
 """Hashes are those of hashlib, every weight that is not finite is found, and memory stays bounded."""
 
+import errno
 import hashlib
 import os
 import time
@@ -13,7 +14,7 @@ from safetensors.numpy import save
 from shardmill.checkpoint import hashing
 from shardmill.checkpoint.cache import RACY_NS, HashCache
 from shardmill.checkpoint.hashing import hash_file, scan_checkpoint, tree_hash
-from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.headers import read_header, read_tensors
 from shardmill.errors import CheckpointError
 
 from .samples import two_file_checkpoint
@@ -184,3 +185,17 @@ def test_tree_hash_refuses_linked_directories(tmp_path: Path) -> None:
     (folder / "loop").symlink_to(folder)
     with pytest.raises(CheckpointError, match="loop: links to a directory"):
         tree_hash(folder)
+
+
+def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its header is read, or all of it is hashed."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(8))
+
+    def refuse(path: Path, mode: str = "r") -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    for read in (lambda: hash_file(file), lambda: read_header(tmp_path, file.name)):
+        with pytest.raises(CheckpointError, match=f"^{file}: can't be read \\(Permission denied\\)"):
+            read()

@@ -15,7 +15,7 @@ import pytest
 
 from shardmill import config, store, workflow
 from shardmill.steps import compile as compiling
-from shardmill.steps import convert, embedding, fetch, parity, reference, residency, split
+from shardmill.steps import convert, embedding, fetch, parity, parity_stack, reference, residency, split
 
 
 def run(root: Path, content: dict[str, Any]) -> list[str]:
@@ -39,7 +39,7 @@ def run(root: Path, content: dict[str, Any]) -> list[str]:
         made, compiled = [receipt(p) for p in packages], [receipt(b) for b in bundles]
         verdict = build / "parity/stack.json"
         stack = (summary, parts[:-1], record, states, receipt(states), packages, bundles, made, compiled, table)
-        parity.run_stack(*stack, verdict, receipt(verdict), shop)
+        parity_stack.run(*stack, verdict, receipt(verdict), shop)
     return worked
 
 

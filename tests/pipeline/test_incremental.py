@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import tiny
 from safetensors.torch import load_file, save_file
 
-from shardmill import config, fingerprint, why, workflow
+from shardmill import canonical, config, fingerprint, why, workflow
 from shardmill.store import Store
 
 from . import driver
@@ -90,15 +91,40 @@ def test_nothing_changed(root: Path) -> None:
     assert driver.run(root, settings()) == []
 
 
+def test_what_is_stored_is_known_without_the_build(root: Path) -> None:
+    """`why` asks the store: the folder may hold another plan, or be gone; a file that is not fetched is no input."""
+    build = root / "build" / config.parse(settings()).model
+    plan = build / "plan.json"
+    other = plan.read_text().replace(f'"context": {settings()["context"]}', '"context": 32')
+    assert other != plan.read_text()
+    plan.unlink()
+    plan.write_text(other)
+    shutil.rmtree(build / "parts")
+    assert forecast(root, settings()) == set()
+    shutil.rmtree(build)
+    (root / "checkpoint/README.md").write_text("A file for people.")
+    assert forecast(root, settings()) == set()
+
+
+def test_a_store_that_may_only_be_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`why` looks into it and leaves it as it is, also where it hashes an entry anew."""
+    for file in (root / "build/.store").glob("*/plan.json"):
+        os.utime(file, (1, 1))
+
+    def refuse(path: Path, content: object) -> None:
+        raise PermissionError(f"{path} may only be read")
+
+    monkeypatch.setattr(canonical, "write_json", refuse)
+    assert forecast(root, settings()) == set()
+
+
 def test_one_layer_changed(root: Path) -> None:
-    """Only the part with that layer is converted; the reference and the stack see it too."""
+    """Only the part with that layer is converted; what comes after it is compared on other hidden states."""
     change_tensor(root, "model.layers.2.mlp.down_proj.weight")
-    expected = {"plan", "reference", "parity/stack"} | steps_of("layers_02_03")
-    # Every part's parity is measured on hidden states of the new reference, so it is worked on as well.
-    expected |= {f"parity/{name}" for name in config.parse(settings()).parts}
-    assert forecast(root, settings()) == expected
-    worked = set(driver.run(root, settings()))
-    assert worked == expected
+    worked = {"plan", "reference", "parity/stack", "parity/layers_03_04", "parity/head_0", "parity/head_1"}
+    worked |= steps_of("layers_02_03")
+    assert forecast(root, settings()) == worked | {"parity/layers_00_02"}  # the new reference is not known yet
+    assert set(driver.run(root, settings())) == worked
     assert driver.run(root, settings()) == []
 
 

@@ -73,6 +73,31 @@ def test_every_gate_is_beside_its_threshold(finished: Project) -> None:
         assert all(row["passed"] and row["threshold"] and row["question"] for row in verdict["gate"]), name
 
 
+def test_no_job_takes_more_memory_than_it_declares(finished: Project) -> None:
+    """Every job logs its peak; a process begins with what Snakemake itself has resident."""
+    logs = {log.stem: log.read_text() for log in (finished.build / "logs").glob("*.log")}
+    found = {name: re.search(r"peak memory (\d+) MB, declared (\d+) MB", text) for name, text in logs.items()}
+    assert len(found) == 4 + 4 * len(PARTS) + 3  # before the parts, for each of them, after them
+    assert {name for name, sizes in found.items() if not sizes or int(sizes[1]) > int(sizes[2])} == set()
+
+
+def test_a_dry_run_before_there_is_a_plan_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    project = Project(tmp_path / "fresh").create(checkpoint)
+    done = project.run("all", "--dry-run")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"rule convert:(\n    .*)*mem_mb=<TBD>", done.stdout)
+    assert not (project.folder / "build").exists()
+
+
+def test_a_job_that_needs_more_memory_than_there_may_be_is_refused(finished: Project, tmp_path: Path) -> None:
+    """Snakemake itself would start it all the same."""
+    project = copied(finished, tmp_path / "small")
+    done = project.run("all", "--resources", "mem_mb=700")
+    assert done.returncode != 0
+    assert re.search(r"needs \d+ MB of memory and this build may use 700; allow more with --resources", done.stdout)
+    assert not (project.build / "packages").exists()
+
+
 def test_the_build_generates(finished: Project) -> None:
     """What was built and attested is a model: it loads from its folder, and speculation keeps its output."""
     from shardmill import engine
@@ -144,13 +169,12 @@ def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path, be
     done = project.run()
     assert done.returncode != 0
     missed = [line for line in said(done.stdout) if "program_error is" in line]
-    assert missed
-    assert all(
-        re.match(r"shardmill parity\S* \S*:? ?.*program_error is \S+, must be <= 0.0001", line) for line in missed
-    )
+    form = r"shardmill parity\S* tiny.*: parity (\S+): .*program_error is \S+, must be <= 0.0001"
+    gates = [re.match(form, line) for line in missed]
+    assert gates and all(gates)
     assert "Traceback" not in done.stdout
     assert not (project.build / "model.json").exists()
-    assert not (project.build / "parity" / "layers_00_01.receipt.json").exists()
+    assert not [gate[1] for gate in gates if gate and (project.build / f"parity/{gate[1]}.receipt.json").exists()]
 
 
 def test_a_wrong_config_is_one_line_and_no_work(finished: Project, tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
-"""model.json: relative paths, the bytes' hashes, and nothing that Snakemake left lying about."""
+"""model.json: relative paths, the hashes of what was made, and nothing that Snakemake left lying about."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardmill import canonical
+from shardmill.provenance import mismatches
 from shardmill.steps import manifest
+from shardmill.store import Action, Store
 
 PLAN: dict[str, Any] = {
     "model": "tiny",
@@ -34,29 +38,58 @@ PARTS = ("layers_00_02", "head_0")
 
 @pytest.fixture
 def build(tmp_path: Path) -> Path:
-    """A built model's files, with the mark that Snakemake puts into each folder."""
+    """A built model's files and receipts, with the mark that Snakemake puts into each folder."""
     folder = tmp_path / "build" / "tiny"
-    files = {"embedding.safetensors": "table", "source/tokenizer.json": "{}"}
+    store = Store(tmp_path / "build" / ".store")
     for part in PARTS:
-        for program in (f"packages/{part}.mlpackage", f"compiled/{part}.mlmodelc"):
-            files |= {f"{program}/inner/data": part, f"{program}/.snakemake_timestamp": ""}
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        for step, output in (("packages", "package"), ("compiled", "bundle")):
+            path = programs(folder, step)[PARTS.index(part)]
+            store.perform(Action(step, {"part": part}), {output: path}, receipt(path), partial(make, part, output))
+            (path / ".snakemake_timestamp").touch()
+    table = folder / "embedding.safetensors"
+    store.perform(Action("embedding"), {"table": table}, receipt(table), lambda made: make_file(made["table"]))
+    (folder / "source").mkdir()
+    (folder / "source/tokenizer.json").write_text("{}")
     canonical.write_json(folder / "plan.json", PLAN)
-    canonical.write_json(folder / "source.receipt.json", {"repo": None, "commit": "local", "files": {}})
+    (folder / "source/tokenizer_config.json").write_text("[]")
+    files = {
+        "tokenizer.json": {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2},
+        "tokenizer_config.json": {"sha256": hashlib.sha256(b"[]").hexdigest(), "size": 2},
+        "model.safetensors": {"sha256": "0" * 64, "size": 2},
+    }
+    canonical.write_json(folder / "source.receipt.json", {"repo": None, "commit": "local", "files": files})
     return folder
+
+
+def programs(folder: Path, step: str) -> list[Path]:
+    suffix = {"packages": "mlpackage", "compiled": "mlmodelc"}[step]
+    return [folder / step / f"{part}.{suffix}" for part in PARTS]
+
+
+def receipt(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.receipt.json")
+
+
+def make(part: str, output: str, made: Mapping[str, Path]) -> None:
+    (made[output] / "inner").mkdir(parents=True)
+    (made[output] / "inner/data").write_text(part)
+
+
+def make_file(path: Path) -> None:
+    path.write_text("table")
 
 
 def written(build: Path) -> dict[str, Any]:
     manifest.run(
         summary=build / "plan.json",
         record=build / "source.receipt.json",
-        packages=[build / f"packages/{part}.mlpackage" for part in PARTS],
-        bundles=[build / f"compiled/{part}.mlmodelc" for part in PARTS],
+        packages=programs(build, "packages"),
+        packaged=[receipt(path) for path in programs(build, "packages")],
+        bundles=programs(build, "compiled"),
+        compiled=[receipt(path) for path in programs(build, "compiled")],
         table=build / "embedding.safetensors",
+        tabled=build / "embedding.receipt.json",
         made=build / "model.json",
-        store=str(build.parent / ".store"),
         gates=[],
     )
     content: dict[str, Any] = json.loads((build / "model.json").read_text())
@@ -66,7 +99,12 @@ def written(build: Path) -> dict[str, Any]:
 def described(content: dict[str, Any]) -> dict[str, str]:
     """Every file that model.json names, with its sha256."""
     found = {}
-    entries = [content["embedding"], content["tokenizer"], *(part["program"] for part in content["parts"])]
+    entries = [
+        content["embedding"],
+        content["tokenizer"],
+        content["texts"],
+        *(part["program"] for part in content["parts"]),
+    ]
     for entry in (*entries, *content["packages"].values()):
         if "sha256" in entry:
             found[entry["path"]] = entry["sha256"]
@@ -76,11 +114,42 @@ def described(content: dict[str, Any]) -> dict[str, str]:
 
 def test_every_file_is_named_by_a_relative_path_with_its_hash(build: Path) -> None:
     found = described(written(build))
-    expected = {"embedding.safetensors", "source/tokenizer.json"}
+    expected = {"embedding.safetensors", "source/tokenizer.json", "source/tokenizer_config.json"}
     expected |= {f"packages/{part}.mlpackage/inner/data" for part in PARTS}
     expected |= {f"compiled/{part}.mlmodelc/inner/data" for part in PARTS}
     assert set(found) == expected
     assert all(hashlib.sha256((build / name).read_bytes()).hexdigest() == sha for name, sha in found.items())
+
+
+def test_what_was_changed_since_is_not_taken_for_what_was_made(build: Path) -> None:
+    """The hashes are those of what passed the gates; `shardmill verify` finds the difference."""
+    before = described(written(build))
+    changed = build / "compiled/head_0.mlmodelc/inner/data"
+    changed.unlink()
+    changed.write_text("other")
+    assert described(written(build)) == before
+    assert mismatches(build)[1] == [
+        ("compiled/head_0.mlmodelc/inner/data", "not the bytes that model.json names"),
+    ]
+
+
+def test_a_text_that_chat_reads_is_checked_too(build: Path) -> None:
+    """A chat template is as much of the model as its weights are."""
+    written(build)
+    assert mismatches(build) == (mismatches(build)[0], [])
+    (build / "source/tokenizer_config.json").write_text("{}")
+    assert mismatches(build)[1] == [("source/tokenizer_config.json", "not the bytes that model.json names")]
+
+
+def test_a_file_too_many_is_found(build: Path) -> None:
+    """What Snakemake leaves in a folder is none."""
+    written(build)
+    for folder in (programs(build, "compiled")[0], programs(build, "packages")[1]):
+        (folder / "inner/more").touch()
+    assert mismatches(build)[1] == [
+        ("compiled/layers_00_02.mlmodelc/inner/more", "not named by model.json"),
+        ("packages/head_0.mlpackage/inner/more", "not named by model.json"),
+    ]
 
 
 def test_parts_stand_in_the_order_of_a_pass(build: Path) -> None:

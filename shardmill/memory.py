@@ -1,0 +1,116 @@
+"""What every job needs of memory, from the plan, so that Snakemake starts at once only what fits.
+
+A need is the process with its imports, and so many bytes for each parameter that the job has to do with. The numbers
+are upper bounds of what jobs log as their peak, for the demo and at the size of Phi-4-mini (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ShardmillError
+
+MILLION = 1_000_000
+Resource = Callable[[Any, Any], int]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Millions of parameters."""
+
+    part: float = 0.0  # of the job's own part
+    largest: float = 0.0  # of the largest tensor of that part
+    layer: float = 0.0
+    model: float = 0.0  # of all programs
+    table: float = 0.0  # of the embedding table
+
+
+@dataclass(frozen=True)
+class Need:
+    """MB, and bytes for each parameter of what `Sizes` names alike."""
+
+    base: int
+    part: float = 0.0
+    largest: float = 0.0
+    layer: float = 0.0
+    model: float = 0.0
+    table: float = 0.0
+
+    def mb(self, sizes: Sizes) -> int:
+        """The sum in MB, rounded up."""
+        shares: list[float] = [getattr(self, field.name) * getattr(sizes, field.name) for field in fields(sizes)]
+        return ceil(self.base + sum(shares))
+
+
+NEEDS = {
+    "fetch": Need(300),
+    "split": Need(600),
+    "embedding": Need(400),
+    "convert stamped": Need(800, part=0.05),  # a few blocks of rows; the program grows with its layers
+    "convert plain": Need(700, part=6.5, largest=46),  # coremltools copies: fp32, fp16, int8
+    "compile": Need(600),
+    "residency": Need(600),
+    "reference": Need(600, layer=4, table=2),
+    "parity": Need(800, part=1.4, layer=3.5),
+    "parity_stack": Need(900, model=1.2, layer=3.5),
+    "benchmark": Need(1300, model=1.2),
+    "manifest": Need(300),
+    "provenance": Need(300),
+    "report": Need(500),
+}
+
+
+def declared(build: Path, method: str, limit: int | None) -> Callable[[str], Resource | int]:
+    """What rules declare as mem_mb, by step: a number, or a function of a job's wildcards and input.
+
+    Args: build the folder of a model's build; method the config's convert.method; limit the MB that jobs may use
+    together, None for any. The function raises ShardmillError for a job that needs more than the limit, which
+    Snakemake would start all the same, and FileNotFoundError, which it shows as <TBD>, before there is a plan.
+    """
+
+    def of_step(step: str) -> Resource | int:
+        need = NEEDS[f"convert {method}" if step == "convert" else step]
+        if need == Need(need.base):
+            return need.base
+
+        def mem_mb(wildcards: Any, input: Any) -> int:
+            part = wildcards.get("part")
+            try:
+                mb = need.mb(sizes(json.loads((build / "plan.json").read_text()), part))
+            except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
+                raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
+            check(f"{step} {part}" if part else step, mb, limit)
+            return mb
+
+        return mem_mb
+
+    return of_step
+
+
+def check(job: str, mb: int, limit: int | None) -> None:
+    """Raises ShardmillError for a job that does not fit."""
+    if limit is not None and mb > limit:
+        raise ShardmillError(
+            f"{job}: needs {mb} MB of memory and this build may use {limit}; allow more with --resources mem_mb={mb}"
+        )
+
+
+def sizes(plan: Mapping[str, Any], part: str | None = None) -> Sizes:
+    """The sizes of a job of one part, or of the whole model, given plan.json's content."""
+    rows = {row["name"]: row for row in plan["parts"]}
+    own = rows[part] if part else {"parameters": 0, "largest_tensor": 0}
+    layers = sum(row["parameters"] for row in rows.values() if row["kind"] == "layers")
+    table = rows["embedding"]["parameters"]
+    return Sizes(
+        part=own["parameters"] / MILLION,
+        largest=own["largest_tensor"] / MILLION,
+        layer=layers / plan["architecture"]["layers"] / MILLION,
+        model=(sum(row["parameters"] for row in rows.values()) - table) / MILLION,
+        table=table / MILLION,
+    )

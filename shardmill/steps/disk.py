@@ -1,0 +1,36 @@
+"""Tells a full disk from other errors: libraries wrap what the system says, some into nothing but text."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+SIGNS = (os.strerror(errno.ENOSPC), f"os error {errno.ENOSPC}")  # the second is Rust's, as safetensors reports it
+SOMEWHERE = "build"
+
+
+def full_at(error: BaseException) -> str | None:
+    """What could not be written as the disk is full, "build" where the error does not say; None for another error."""
+    for found in chain(error):
+        if isinstance(found, OSError) and found.errno == errno.ENOSPC:
+            return str(found.filename2 or found.filename or SOMEWHERE)
+        if any(sign in str(found) for sign in SIGNS):
+            return copied_to(found) or SOMEWHERE
+    return None
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it was raised from."""
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        yield following
+        seen.append(following)
+        following = following.__cause__ or following.__context__
+
+
+def copied_to(error: BaseException) -> str | None:
+    """The file at which shutil.copytree first failed: its error holds (source, target, reason) of each."""
+    first = error.args[0][0] if error.args and isinstance(error.args[0], list) and error.args[0] else None
+    return str(first[1]) if isinstance(first, tuple) and len(first) == 3 else None
