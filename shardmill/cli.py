@@ -13,9 +13,10 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from shardmill import __version__
+from shardmill import __version__, interrupt
 from shardmill.commands import (
     audit_range,
+    bench,
     chat,
     compare_compiled,
     diff_residency,
@@ -31,6 +32,7 @@ from shardmill.commands import (
 )
 
 HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
+INTERRUPTED = "shardmill: interrupted"
 HINT = "(unexpected; `shardmill --traceback ...` shows where)"
 
 
@@ -40,8 +42,14 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Runs the command; an error of its work becomes one line and exit code 1, Ctrl-C exit code 130."""
         try:
-            return super().invoke(ctx)
-        except Exception as error:
+            result = super().invoke(ctx)
+            if interrupt.happened():
+                raise KeyboardInterrupt  # a library has swallowed it
+            return result
+        except (KeyboardInterrupt, Exception) as error:
+            if isinstance(error, KeyboardInterrupt) or interrupt.happened():
+                typer.echo(INTERRUPTED, err=True)
+                raise typer.Exit(interrupt.EXIT_CODE) from error
             if ctx.params["traceback"] or _belongs_to_typer(error):
                 raise
             sys.stdout.flush()  # text streamed so far comes first, also where both streams are one file
@@ -90,6 +98,7 @@ COMMANDS = (
     generate.generate,
     chat.chat,
     serve.serve,
+    bench.bench,
     inspect.inspect,
     lint.lint,
     audit_range.audit_range,
@@ -107,4 +116,5 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point of the `shardmill` command."""
+    interrupt.ends_this_process(INTERRUPTED)
     app()

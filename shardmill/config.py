@@ -7,23 +7,27 @@ work starts. Keys that do not exist are errors. configs/schema.json is this modu
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
+from shardmill.models.architecture import size_fault
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
-Index = Annotated[int, Field(ge=0)]
+Drafter = Literal["none", "ngram", "suffix", "learned", "mixed"]  # of shardmill.decode, draft_model apart
+DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
+Index = Annotated[StrictInt, Field(ge=0)]
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 
 
@@ -40,14 +44,14 @@ class Source:
 class Tokens:
     """How many tokens one pass may carry."""
 
-    max: Annotated[int, Field(ge=1, le=64, description="Upper bound of RangeDim T; the lower bound is 1.")] = 4
+    max: Annotated[StrictInt, Field(ge=1, le=64, description="Upper bound of RangeDim T; the lower bound is 1.")] = 4
 
 
 @dataclass(frozen=True, config=STRICT)
 class Head:
     """The LM head."""
 
-    slices: Annotated[int, Field(ge=1, description="Programs the vocabulary is cut into, of equal size.")] = 4
+    slices: Annotated[StrictInt, Field(ge=1, description="Programs the vocabulary is cut into, of equal size.")] = 4
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -68,18 +72,27 @@ class Parity:
     """What the parity gates run on."""
 
     text: Annotated[str, Field(description="Text file whose tokens are fed.")] = "resources/text/parity.txt"
-    positions: Annotated[int, Field(ge=8, description="Tokens compared, from the start of the text.")] = 64
-    perplexity_positions: Annotated[int, Field(ge=8, description="Tokens for KL, top-1 and perplexity.")] = 256
+    positions: Annotated[StrictInt, Field(ge=8, description="Tokens compared, from the start of the text.")] = 64
+    perplexity_positions: Annotated[StrictInt, Field(ge=8, description="Tokens for KL, top-1 and perplexity.")] = 256
 
 
 @dataclass(frozen=True, config=STRICT)
 class Benchmark:
-    """What the benchmark measures."""
+    """What the benchmark measures: every drafter on the text tiled to each length, and on every task's prompts."""
 
     text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = "resources/text/code.txt"
-    prompt_tokens: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (100, 200, 372, 800)
-    new_tokens: Annotated[int, Field(ge=2)] = 80
-    repetitions: Annotated[int, Field(ge=1)] = 5
+    prompt_tokens: Annotated[tuple[Annotated[StrictInt, Field(ge=1)], ...], Field(min_length=1)] = (100, 200, 372, 800)
+    task_prompts: Annotated[str, Field(description="Folder with a folder of prompts per task.")] = "resources/tasks"
+    tasks: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = (
+        "code_edit", "summary", "question", "copying", "free_text",
+    )  # fmt: skip
+    prompts_per_task: Annotated[StrictInt, Field(ge=1)] = 3
+    drafters: Annotated[
+        tuple[Drafter, ...],
+        Field(min_length=1, description="Each is measured against T = 1; none is T = 1 against itself."),
+    ] = DRAFTERS
+    new_tokens: Annotated[StrictInt, Field(ge=2)] = 80
+    repetitions: Annotated[StrictInt, Field(ge=1)] = 5
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -88,7 +101,7 @@ class Config:
 
     model: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the folder under build/.")]
     source: Source
-    context: Annotated[int, Field(ge=8, description="Key/value slots S.")]
+    context: Annotated[StrictInt, Field(ge=8, description="Key/value slots S.")]
     topology: Annotated[tuple[Layers, ...], Field(min_length=1, description="Layers of each part, in order.")]
     tokens: Tokens = Tokens()
     head: Head = Head()
@@ -110,22 +123,37 @@ class Config:
 
 def load(path: Path, root: Path = Path(".")) -> Config:
     """The config in the file `path`; raises ConfigError. `root` is where relative paths in it start."""
+    return parse(read_yaml(path), str(path), root)
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds; raises ConfigError."""
     try:
-        content = yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    return parse(content, str(path), root)
 
 
 def find(model: str, folder: Path = Path("configs")) -> Path:
     """The config in `folder` that names a model; raises ConfigError where none or more than one does."""
-    named = [f for f in sorted(folder.glob("*.yaml")) if (yaml.safe_load(f.read_text()) or {}).get("model") == model]
+    named = [file for file in sorted(folder.glob("*.yaml")) if model_of(file) == model]
     if len(named) != 1:
         found = ", ".join(map(str, named)) or "none"
         raise ConfigError(f"{folder}: {found} names the model {model}; say which with --configfile")
     return named[0]
+
+
+def model_of(path: Path) -> Any:
+    """The model that a config names; None for a file that is no config, which is not the one to look for."""
+    try:
+        content = read_yaml(path)
+    except ConfigError:
+        return None
+    return content.get("model") if isinstance(content, Mapping) else None
 
 
 def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
@@ -135,7 +163,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     try:
         config = TypeAdapter(Config).validate_python(dict(content))
     except ValidationError as error:
-        raise ConfigError(f"{name}: {'; '.join(describe(e) for e in error.errors())}") from error
+        raise ConfigError(f"{name}: {describe_all(error)}") from error
     for problem in (
         *source_problems(config.source),
         *topology_problems(config),
@@ -144,6 +172,23 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     ):
         raise ConfigError(f"{name}: {problem}")
     return config
+
+
+def checked(settings: Mapping[str, Any]) -> Config:
+    """The config of settings that were looked at before the work began, or of a part of them."""
+    return TypeAdapter(Config).validate_python(dict(settings))
+
+
+def describe_all(error: ValidationError) -> str:
+    """What is wrong with each key, without what only follows: a list is too short where its one item is wrong."""
+    errors = error.errors()
+    inner = [e["loc"] for e in errors]
+    return "; ".join(describe(e) for e in errors if not any(is_inside(loc, e["loc"]) for loc in inner))
+
+
+def is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+    """Whether one place in a config lies within another."""
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def describe(error: Mapping[str, Any]) -> str:
@@ -178,7 +223,9 @@ def topology_problems(config: Config) -> list[str]:
         if start < expected:
             return [f"topology: [{start}, {end}] overlaps the part before it, which ends at {expected}"]
         if start > expected:
-            return [f"topology: layers {expected}..{start - 1} are in no part"]
+            one = start - expected == 1
+            missing = f"layer {expected} is" if one else f"layers {expected}..{start - 1} are"
+            return [f"topology: {missing} in no part"]
         expected = end
     return []
 
@@ -200,17 +247,30 @@ def local_problems(config: Config, root: Path) -> list[str]:
     if config.source.path is None:
         return []
     file = root / config.source.path / "config.json"
-    if not file.is_file():
-        return [f"source.path: {config.source.path} holds no config.json; give a folder in Hugging Face layout"]
     try:
-        content = json.loads(file.read_text())
+        os.listdir(file.parent)  # as the build does
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return [f"source.path: {config.source.path} holds no config.json; give a folder in Hugging Face layout"]
+    except OSError as error:
+        return [f"source.path: {error.filename} can't be read: {error.strerror}"]
     except ValueError as error:
         return [f"{file}: not JSON: {error}"]
-    if not isinstance(content, dict):
-        return [f"{file}: not a model's config"]
-    heads = content.get("num_attention_heads") or 1
-    head_dim = content.get("head_dim") or content.get("hidden_size", 0) // heads
+    wrong = size_fault(content)
+    if wrong:
+        return [f"{file}: {wrong}"]
+    head_dim = content.get("head_dim") or content.get("hidden_size", 0) // content.get("num_attention_heads", 1)
     return model_problems(config, content.get("num_hidden_layers", 0), head_dim, content.get("vocab_size", 0))
+
+
+def text_problems(config: Config, root: Path = Path(".")) -> list[str]:
+    """Texts that a build reads and that are not there, or are empty."""
+    named = {"parity.text": config.parity.text, "benchmark.text": config.benchmark.text}
+    return [
+        f"{key}: {text} is no file with text in it"
+        for key, text in named.items()
+        if not (root / text).is_file() or not (root / text).stat().st_size
+    ]
 
 
 def model_problems(config: Config, layers: int, head_dim: int, vocab: int) -> list[str]:

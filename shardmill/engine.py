@@ -7,7 +7,6 @@ position <= positions[t]. So a rejected draft's slots are hidden until they are 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.host import load_programs_as
+from shardmill.manifest import read_manifest
 
 Floats = NDArray[np.float32]
 MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it into NaN (rule N4)
@@ -37,7 +37,7 @@ class Program:
     def __init__(self, path: Path, stateful: bool, compute_units: str = "CPU_AND_NE") -> None:
         import coremltools as ct
 
-        self.name = path.stem
+        self.name, self.path = path.stem, path
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
         try:
             load = ct.models.CompiledMLModel if path.suffix == ".mlmodelc" else ct.models.MLModel
@@ -61,13 +61,11 @@ class Engine:
     def __init__(self, manifest: Mapping[str, Any], root: Path, positions: int | None = None) -> None:
         """Args: model.json's content; the folder its paths start from; how many positions the rotary tables hold
         (default: as many as there are slots)."""
-        from safetensors.numpy import load_file
-
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.max_tokens: int = manifest["tokens_max"]
-        self.table = load_file(root / manifest["embedding"]["path"])["embedding"]  # [vocab, d] fp16
+        self.table = read_table(root / manifest["embedding"]["path"])  # [vocab, d] fp16
         self.cos, self.sin = rope_tables(manifest["rope"], positions or self.slots)
         parts = [(part, root / part["program"]["path"]) for part in manifest["parts"]]
         self.layers = [Program(path, stateful=True) for part, path in parts if part["kind"] == "layers"]
@@ -108,6 +106,18 @@ class Engine:
         }
 
 
+def read_table(file: Path) -> NDArray[np.float16]:
+    """The host's embedding table [vocab, d]. Raises ShardmillError for a file that holds none."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # maps the file, where safetensors.numpy reads all of it
+
+    try:
+        table: NDArray[np.float16] = load_file(file)["embedding"].numpy()
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ShardmillError(f"{file} can't be read as the embedding table: {error}; build again") from error
+    return table
+
+
 def attention_mask(held: NDArray[np.int64], positions: NDArray[np.int64]) -> Floats:
     """[1, 1, T, S]: 0 where slot s holds a position <= the token's, else -1e4."""
     visible = held[None, :] <= positions[:, None]
@@ -126,8 +136,6 @@ def load(build: Path, precision: str = "fp16", **options: Any) -> Engine:
 
     `precision` is the portable engine's, "fp16" as the Neural Engine computes or "fp32"; Core ML has no choice.
     """
-    file = build / "model.json"
-    if not file.is_file():
-        raise ShardmillError(f"{build}: no model.json there; build the model first: snakemake --cores 4 all")
+    manifest = read_manifest(build)
     with load_programs_as(precision):
-        return Engine(json.loads(file.read_text()), build, **options)
+        return Engine(manifest, build, **options)

@@ -31,8 +31,12 @@ def load_programs_as(precision: str) -> Iterator[None]:
     """Programs loaded inside compute in "fp32" or "fp16". Core ML itself has no such choice, so there it is fp16."""
     import shardmill.portable
 
+    before = shardmill.portable.precision()
     shardmill.portable.install(precision=precision)
-    yield
+    try:
+        yield
+    finally:
+        shardmill.portable.install(precision=before)
 
 
 def _ask(*command: str) -> str:

@@ -14,13 +14,16 @@ from typing import Any
 from shardmill import __version__
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
+from shardmill.manifest import COMPLETE, entries, read_manifest
 
 BUILD_TYPE = "urn:shardmill:build:v1"
+BUILDER = "urn:shardmill"
+SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
 
 
 def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[str, Any]:
     """provenance.json's content. Args: source.json, model.json, the receipts of all steps."""
-    source, model = json.loads(record.read_text()), json.loads(manifest.read_text())
+    source, model = json.loads(record.read_text()), read_manifest(manifest.parent, COMPLETE)
     names = {path: path.relative_to(manifest.parent).as_posix().removesuffix(".receipt.json") for path in receipts}
     steps = {names[path]: json.loads(path.read_text()) for path in receipts}
     return {
@@ -36,8 +39,8 @@ def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[st
                 ],
             },
             "runDetails": {
-                "builder": {"id": "shardmill", "version": {"shardmill": __version__}},
-                "metadata": {"steps": steps},
+                "builder": {"id": BUILDER, "version": {"shardmill": __version__}},
+                "shardmill_steps": steps,  # an extension field: SLSA wants the vendor's name in front
             },
         },
     }
@@ -46,21 +49,31 @@ def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[st
 def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
     """(path, sha256) of model.json and of every file it names."""
     yield manifest.name, hash_file(manifest)
-    programs = [part["program"] for part in model["parts"]]
-    for entry in (model["embedding"], model["tokenizer"], *programs, *model["packages"].values()):
+    for entry in entries(model):
+        if "sha256" not in entry and "files" not in entry:
+            raise ShardmillError(f"{manifest}: no sha256 of {entry['path']}; delete it and build again")
         if "sha256" in entry:
             yield entry["path"], entry["sha256"]
         for name, sha in entry.get("files", {}).items():
             yield f"{entry['path']}/{name}", sha
 
 
+def extra_files(model: Mapping[str, Any], build: Path) -> Iterator[str]:
+    """Files in the folders of programs and packages that model.json does not name, as paths relative to the build."""
+    programs = [part["program"] for part in model["parts"]]
+    for entry in (*programs, *model["packages"].values()):
+        folder = build / entry["path"]
+        for file in sorted(folder.rglob("*")):
+            name = file.relative_to(folder).as_posix()
+            if file.is_file() and name not in entry.get("files", {}) and name != SNAKEMAKE_MARK:
+                yield f"{entry['path']}/{name}"
+
+
 def mismatches(build: Path) -> tuple[int, list[tuple[str, str]]]:
     """(files checked, [(path, what is wrong)]) of a finished build. Raises ShardmillError where there is none."""
-    manifest = build / "model.json"
-    if not manifest.is_file():
-        raise ShardmillError(f"{build}: no model.json there; build the model first: snakemake --cores 4 all")
-    named = list(subjects(json.loads(manifest.read_text()), manifest))
-    wrong = []
+    model = read_manifest(build, COMPLETE)
+    named = list(subjects(model, build / "model.json"))
+    wrong = [(name, "not named by model.json") for name in extra_files(model, build)]
     for name, sha in named:
         path = build / name
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""coremltools without its remarks on import: what a machine without Core ML lacks, versions it was not tested with.
+"""Libraries without their remarks, coremltools' on import above all: what a machine without Core ML lacks.
 
 They are true and of no use to a person who runs a command: `shardmill doctor` says the same in terms of what follows.
 """
@@ -13,7 +13,27 @@ from contextlib import contextmanager
 @contextmanager
 def quiet_coremltools() -> Iterator[None]:
     """Inside, coremltools logs errors only."""
-    logger = logging.getLogger("coremltools")
+    with quiet("coremltools"):
+        yield
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Inside, transformers logs errors only. It sets its level when it is imported: only it can change that."""
+    from transformers.utils import logging as its_logging
+
+    level = its_logging.get_verbosity()
+    its_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        its_logging.set_verbosity(level)
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Inside, the logger `name` logs errors only."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from manifests import manifest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
-from shardmill import cli, doctor
+from shardmill import cli
 from shardmill.commands import generate as generate_command
-from shardmill.doctor import Finding
 from shardmill.errors import ShardmillError
 
 PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"
@@ -62,10 +62,9 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "source").mkdir(parents=True)
     tokenizer = byte_tokenizer()
     tokenizer.save(str(folder / "source/tokenizer.json"))
-    manifest = {"tokenizer": {"path": "source/tokenizer.json"}, "eos_token_ids": [256]}
-    (folder / "model.json").write_text(json.dumps(manifest))
+    (folder / "model.json").write_text(json.dumps(manifest()))
     engine = Reciter(tokenizer.encode(PROMPT + CONTINUATION).ids)
-    monkeypatch.setattr(generate_command, "load_engine", lambda _: engine)
+    monkeypatch.setattr(generate_command, "load_engine", lambda *_: engine)
     return folder
 
 
@@ -105,7 +104,7 @@ def test_streams_whole_characters(build: Path) -> None:
         write = staticmethod(written.append)
         flush = staticmethod(lambda: None)
 
-    session = Session(generate_command.load_engine(build))
+    session = Session(generate_command.load_engine(build, "fp32"))
     options = Options(detokenize=generate_command.text_after(tokenizer, prompt))
     result = generate_command.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
     assert written == list(CONTINUATION)
@@ -124,6 +123,14 @@ def test_an_unfinished_character_at_the_end_is_shown_as_such(build: Path) -> Non
     """Generation that stops inside a character loses nothing of what came before it."""
     result = shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3)  # n, a, half of ï
     assert result.stdout == "na\ufffd\n"
+
+
+def test_the_end_is_explained(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that stops short of what was asked for says why."""
+    assert "the model ended the text" in shardmill("generate", build, "--prompt", PROMPT).stderr
+    assert "--max-new-tokens reached" in shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3).stderr
+    monkeypatch.setattr(generate_command, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
+    assert "the context is full" in shardmill("generate", build, "--prompt", "a" * 250).stderr
 
 
 def test_json_has_what_the_design_promises(build: Path) -> None:
@@ -157,7 +164,7 @@ def test_drafters_give_the_same_text(build: Path, drafter: str) -> None:
 def test_a_draft_model_drafts(build: Path) -> None:
     """--draft-build names the draft model; here it is the model itself, so what it drafts is accepted."""
     arguments = ("generate", build, "--prompt", PROMPT, "--drafter", "draft_model", "--json")
-    assert "name a second build" in failure(*arguments)
+    assert "name a second build with --draft-build" in failure(*arguments)
     content = json.loads(shardmill(*arguments, "--draft-build", build).stdout)
     assert content["text"] == CONTINUATION
     assert sum(content["accepted"]) > 0
@@ -215,7 +222,11 @@ def test_failures_are_one_line(build: Path, tmp_path: Path) -> None:
     assert "build the model first" in failure("generate", tmp_path / "none", "--prompt", "a")
     assert "no drafter is called 'foo'" in failure("generate", build, "--prompt", "a", "--drafter", "foo")
     assert "the prompt is empty" in failure("generate", build, "--prompt", "")
-    assert "the context 256" in failure("generate", build, "--prompt", "a" * 300)
+    too_long = failure("generate", build, "--prompt", "a" * 300)
+    assert "the context 256" in too_long and "context_policy" not in too_long
+    assert "finite" in failure("generate", build, "--prompt", "a", "--temperature", "inf")
+    assert "No such file" in failure("audit-range", build, "--prompts", tmp_path / "none.txt")
+    assert "No such file" in failure("synth-checkpoint", tmp_path / "new", "--like", tmp_path / "none.yaml")
     assert "No such file" in failure("generate", build, "--prompt-file", tmp_path / "none.txt")
     assert "not UTF-8" in failure("generate", build, "--prompt-file", binary)
     assert "no such file or folder" in failure("inspect", tmp_path / "none.mlpackage")
@@ -237,7 +248,7 @@ def test_a_damaged_tokenizer_is_named(build: Path) -> None:
 def raising(error: BaseException) -> Any:
     """A function that raises `error`."""
 
-    def fail(_: object) -> Any:
+    def fail(*_: object) -> Any:
         raise error
 
     return fail
@@ -261,11 +272,19 @@ def test_a_traceback_on_demand(build: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends with 130 and without a word, as shells expect."""
+    """Ctrl-C ends with 130, as shells expect, and one line."""
     monkeypatch.setattr(generate_command, "load_engine", raising(KeyboardInterrupt()))
     result = shardmill("generate", build, "--prompt", "a")
     assert result.exit_code == 130
-    assert result.output == ""
+    assert result.output == "shardmill: interrupted\n"
+
+
+def test_an_error_that_an_interrupt_made_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library swallows Ctrl-C while it is imported, and is half there afterwards."""
+    monkeypatch.setattr(cli.interrupt, "happened", lambda: True)
+    monkeypatch.setattr(generate_command, "load_engine", raising(RuntimeError("Only a single TORCH_LIBRARY")))
+    result = shardmill("generate", build, "--prompt", "a")
+    assert (result.exit_code, result.output) == (130, "shardmill: interrupted\n")
 
 
 def test_a_closed_pipe_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,90 +312,3 @@ def test_version_is_the_distribution_s() -> None:
     from importlib.metadata import version
 
     assert shardmill("--version").stdout == f"shardmill {version('shardmill')}\n"
-
-
-def test_inspect_prints_tables_and_json(tmp_path: Path) -> None:
-    """A person gets names, shapes in brackets and sizes; a script gets the same as JSON."""
-    from coremltools.proto import FeatureTypes_pb2, Model_pb2
-
-    spec = Model_pb2.Model(specificationVersion=9)
-    function = spec.mlProgram.functions["main"]
-    function.opset = "CoreML8"
-    function.block_specializations["CoreML8"].operations.add(type="relu")
-    array = spec.description.input.add(name="x").type.multiArrayType
-    array.dataType, array.shape[:] = FeatureTypes_pb2.ArrayFeatureType.FLOAT16, [1, 96]
-    file = tmp_path / "m[1].mlmodel"
-    file.write_bytes(spec.SerializeToString())
-
-    text = shardmill("inspect", file).stdout
-    for expected in ("float16", "[1, 96]", "relu", "no weight files"):
-        assert expected in text
-    assert "m[1].mlmodel" in text.replace("\n", "")
-    content = json.loads(shardmill("inspect", file, "--json").stdout)
-    assert content["functions"][0]["inputs"] == [{"name": "x", "dtype": "float16", "shape": "[1, 96]"}]
-
-
-def test_doctor_reports_this_machine() -> None:
-    """Every subject appears, and a machine on which these tests run lacks nothing that a build needs."""
-    result = shardmill("doctor", "--json")
-    findings = json.loads(result.stdout)
-    assert {f["subject"] for f in findings} >= {"Python", "system", "engine", "coremltools", "torch", "disk", "hub"}
-    assert [f for f in findings if f["verdict"] == "missing"] == []
-    assert result.exit_code == 0
-    assert all(f["subject"] in shardmill("doctor").stdout for f in findings)
-
-
-def test_doctor_fails_where_a_build_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script can ask: exit code 1 if anything is missing."""
-    monkeypatch.setattr(doctor, "examine", lambda: [Finding("engine", "none", "missing", "reinstall")])
-    assert shardmill("doctor").exit_code == 1
-
-
-@pytest.mark.parametrize(
-    ("findings", "verdicts"),
-    [
-        (
-            [doctor.python((3, 10)), doctor.python((3, 11)), doctor.python((3, 13)), doctor.python((3, 14))],
-            "missing ok ok missing",
-        ),
-        ([doctor.system("Darwin", "15.1", "arm64"), doctor.system("Darwin", "15.1", "x86_64")], "ok missing"),
-        ([doctor.system("Linux", "", "x86_64"), doctor.system("Linux", "", "aarch64")], "ok missing"),
-        ([doctor.system("Windows", "", "AMD64")], "missing"),
-        (doctor.engine(True, True, "15.0"), "ok ok ok"),
-        (doctor.engine(True, True, "14.7"), "missing"),
-        (doctor.engine(True, False, "15.0"), "missing"),
-        (doctor.engine(False, False, ""), "ok limited limited"),
-        ([doctor.memory(4 << 30), doctor.memory(16 << 30)], "limited ok"),
-        ([doctor.disk(1 << 20), doctor.disk(1 << 40)], "limited ok"),
-        (doctor.packages(["no-such-package==1"]), "missing"),
-        (doctor.packages(["typer==0.0.1"]), "limited"),
-        (doctor.packages(["torch>=2"]), "ok"),
-        (doctor.packages(["typer>=0.1", "no-such-package==1; extra == 'test'"]), ""),
-    ],
-)
-def test_doctor_s_verdicts(findings: list[Finding], verdicts: str) -> None:
-    """What each machine can do: a Mac measures, Linux predicts, old systems and wrong versions are named."""
-    assert " ".join(finding.verdict for finding in findings) == verdicts
-
-
-def test_doctor_never_predicts_on_a_mac_nor_measures_on_linux() -> None:
-    """Residency is measured by Core ML or predicted by rules; the report says which."""
-    values = {on: {f.subject: f.value for f in doctor.engine(on, on, "15.0")} for on in (True, False)}
-    assert values[True]["residency"] == "measured"
-    assert values[False]["residency"] == "predicted"
-    assert values[False]["ANE speed"] == "not run"
-
-
-def test_doctor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline mode and the token are reported; the token itself never appears."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
-    assert doctor.hub()[0].value == "token found"
-    assert "hf_secret" not in str(doctor.hub())
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    assert doctor.hub()[0].value == "no token"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert doctor.hub()[0].value == "offline"

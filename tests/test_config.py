@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import yaml
 
 from shardmill import config
 from shardmill.errors import ConfigError
+from shardmill.models.architecture import SIZES
 
 ROOT = Path(__file__).parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -24,7 +27,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {"model": "m", "source": HUB, "context": 64, "topology": [[0, 2], [2, 4]], **changes}
 
 
-def local(folder: Path, **numbers: int) -> dict[str, Any]:
+def local(folder: Path, **numbers: Any) -> dict[str, Any]:
     """A config for a checkpoint in `folder`, which gets a config.json with changed numbers."""
     shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64, "vocab_size": 256, **numbers}
     (folder / "config.json").write_text(json.dumps(shape))
@@ -49,8 +52,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
     "unknown weights": ({"convert": {"weights": "int3"}}, "convert.weights: input should be 'int8' or 'fp16'"),
     "no parts": ({"topology": []}, "topology: "),
-    "gap": ({"topology": [[0, 2], [3, 4]]}, "topology: layers 2..2 are in no part"),
-    "gap at the start": ({"topology": [[1, 4]]}, "topology: layers 0..0 are in no part"),
+    "gap": ({"topology": [[0, 2], [3, 4]]}, "topology: layer 2 is in no part"),
+    "gap at the start": ({"topology": [[1, 4]]}, "topology: layer 0 is in no part"),
+    "wide gap": ({"topology": [[0, 1], [3, 4]]}, "topology: layers 1..2 are in no part"),
+    "tokens true": ({"tokens": {"max": True}}, "tokens.max: input should be a valid integer, is True"),
+    "tokens text": ({"tokens": {"max": "4"}}, "tokens.max: input should be a valid integer, is '4'"),
+    "tokens float": ({"tokens": {"max": 4.0}}, "tokens.max: input should be a valid integer, is 4.0"),
+    "layer text": ({"topology": [[0, "4"]]}, "topology.0.1: input should be a valid integer, is '4'"),
     "overlap": ({"topology": [[0, 3], [2, 4]]}, "topology: [2, 4] overlaps the part before it, which ends at 3"),
     "empty part": ({"topology": [[0, 2], [2, 2]]}, "topology: [2, 2] holds no layer"),
     "no source": ({"source": {}}, "source: give either path"),
@@ -110,12 +118,55 @@ def test_a_local_checkpoint_is_held_against_the_config(tmp_path: Path, numbers: 
     assert refusal(local(tmp_path, **numbers)).startswith(expected)
 
 
+def test_a_negative_layer_is_one_error() -> None:
+    """That its list has no sound item left follows from it and is not said."""
+    assert refusal(settings(topology=[[-1, 2]])).count(";") == 0
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, "4", True, 1.5])
+def test_a_size_that_is_none_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    """A model of no heads divides by zero somewhere else."""
+    assert f"{name} is {value!r}: it must be 1 or more" in refusal(local(tmp_path, **{name: value}))
+
+
+@pytest.mark.parametrize(("reader", "what"), [("read_text", "config.json"), ("listdir", "")])
+def test_a_checkpoint_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, what: str
+) -> None:
+    content = local(tmp_path)
+
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path if reader == "read_text" else os, reader, refuse)
+    assert refusal(content) == f"source.path: {tmp_path / what} can't be read: Permission denied"
+
+
+def test_a_checkpoint_s_config_that_is_not_utf8(tmp_path: Path) -> None:
+    content = local(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe{}")
+    assert refusal(content).startswith(f"{tmp_path}/config.json: not JSON")
+
+
+def test_the_config_of_a_model_is_found_among_broken_files(tmp_path: Path) -> None:
+    """A file that is no config is not the one that was asked for."""
+    (tmp_path / "a.yaml").write_text("model: [unclosed\ncontext: 5\n")
+    (tmp_path / "b.yaml").write_text("- model\n- m\n")
+    (tmp_path / "c.yaml").write_bytes(b"model: \xff")
+    (tmp_path / "d.yaml").write_text("model: m\n")
+    assert config.find("m", tmp_path) == tmp_path / "d.yaml"
+    with pytest.raises(ConfigError, match="none names the model n"):
+        config.find("n", tmp_path)
+
+
 def test_files_that_are_no_config(tmp_path: Path) -> None:
     """A missing file, one that is no YAML and one that is no mapping each give one line that names the file."""
-    broken, plain = tmp_path / "broken.yaml", tmp_path / "plain.yaml"
+    broken, plain, binary = (tmp_path / f"{name}.yaml" for name in ("broken", "plain", "binary"))
+    binary.write_bytes(b"model: \xff\xfe")
     broken.write_text("model: [unclosed\ncontext: 5\n")
     plain.write_text("just words")
-    for file in (tmp_path / "missing.yaml", broken, plain):
+    for file in (tmp_path / "missing.yaml", broken, plain, binary):
         with pytest.raises(ConfigError) as caught:
             config.load(file)
         assert str(caught.value).startswith(f"{file}: ")

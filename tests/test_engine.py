@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import tiny
 import torch
 from numpy.typing import NDArray
@@ -207,10 +208,19 @@ def test_masks_are_finite_and_exactly_those_of_the_contract() -> None:
 
 
 def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ShardmillError, match=r"no model\.json there; build the model first"):
+    with pytest.raises(ShardmillError, match=r"build the model first"):
         engine.load(tmp_path)
 
 
 def test_a_program_that_cannot_be_loaded_is_named_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ShardmillError, match=r"gone\.mlpackage can't be loaded: [^\n]+$"):
         engine.Program(tmp_path / "gone.mlpackage", stateful=False)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no table", safetensors.torch.save({"other": torch.zeros(1)})])
+def test_an_embedding_that_is_none_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "embedding.safetensors"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ShardmillError, match=f"^{file} can't be read as the embedding table"):
+        engine.read_table(file)

@@ -6,8 +6,10 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from manifests import manifest
 
 from shardmill import canonical
 from shardmill.provenance import statement
@@ -19,16 +21,7 @@ def write_build(folder: Path) -> tuple[Path, Path, list[Path]]:
     """A build of one part: (source.json, model.json, receipts)."""
     files = {"config.json": {"sha256": "c" * 64, "size": 1}, "model.safetensors": {"sha256": "d" * 64, "size": 2}}
     canonical.write_json(folder / "source.receipt.json", {"repo": "a/b", "commit": "e" * 40, "files": files})
-    model = {
-        "model": "tiny",
-        "embedding": {"path": "embedding.safetensors", "sha256": "1" * 64},
-        "tokenizer": {"path": "source/tokenizer.json", "sha256": "2" * 64},
-        "parts": [{"program": {"path": "compiled/head_0.mlmodelc", "files": {"model.mil": "5" * 64}}}],
-        "packages": {
-            "head_0": {"path": "packages/head_0.mlpackage", "files": {"Manifest.json": "3" * 64, "a/b": "4" * 64}}
-        },
-    }
-    canonical.write_json(folder / "model.json", model)
+    canonical.write_json(folder / "model.json", manifest())
     receipts = [folder / f"{name}.receipt.json" for name in STEPS]
     for path, name in zip(receipts, STEPS, strict=True):
         canonical.write_json(path, {"step": name, "key": name})
@@ -46,6 +39,7 @@ def test_every_file_of_the_model_is_a_subject(made: dict[str, Any], tmp_path: Pa
         "model.json": hashlib.sha256((tmp_path / "model.json").read_bytes()).hexdigest(),
         "embedding.safetensors": "1" * 64,
         "source/tokenizer.json": "2" * 64,
+        "source/tokenizer_config.json": "6" * 64,
         "compiled/head_0.mlmodelc/model.mil": "5" * 64,
         "packages/head_0.mlpackage/Manifest.json": "3" * 64,
         "packages/head_0.mlpackage/a/b": "4" * 64,
@@ -61,7 +55,7 @@ def test_the_checkpoint_is_named_file_by_file(made: dict[str, Any]) -> None:
 
 def test_every_receipt_is_kept(made: dict[str, Any]) -> None:
     """Receipts of several steps share a file name: none may push another out."""
-    steps = made["predicate"]["runDetails"]["metadata"]["steps"]
+    steps = made["predicate"]["runDetails"]["shardmill_steps"]
     assert sorted(step["step"] for step in steps.values()) == sorted(STEPS)
 
 
@@ -76,4 +70,8 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(made: dict[str, Any]) -
     assert made["predicateType"] == "https://slsa.dev/provenance/v1"
     assert made["subject"]
     assert {"buildType", "externalParameters", "resolvedDependencies"} <= set(made["predicate"]["buildDefinition"])
-    assert made["predicate"]["runDetails"]["builder"]["id"]
+    # https://slsa.dev/spec/v1.0/provenance: builder.id is a TypeURI; fields of one's own begin with one's name.
+    details = made["predicate"]["runDetails"]
+    assert urlsplit(details["builder"]["id"]).scheme
+    assert {name for name in details if not name.startswith("shardmill_")} <= {"builder", "metadata", "byproducts"}
+    assert set(details.get("metadata", {})) <= {"invocationId", "startedOn", "finishedOn"}

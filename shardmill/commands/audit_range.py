@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from shardmill.engine import Engine
+from shardmill.commands.generate import load_tokenizer, read_text
+from shardmill.manifest import read_manifest
 
-SHOWN = 20
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shardmill.fp16_audit import Row
+
+COLUMNS = ("layer", "program", "operation", "output", "largest", "headroom", "overflows", "NaN")
 
 
 def audit_range(
     build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")],
     prompts: Annotated[Path, typer.Option(help="Text file; its first tokens, up to the context, are run.")],
+    operations: Annotated[int, typer.Option(min=0, help="How many of the worst operations to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print every operation as one JSON list.")] = False,
 ) -> None:
-    """Run a text in fp16 and show the operations nearest to overflow. Exit code 1 if one overflows or turns NaN.
+    """Run a text in fp16 and show the largest value of each layer. Exit code 1 if one overflows or turns NaN.
 
-    Attention scores of masked slots stand at the mask's own 1e4, a headroom of 6.55; look at what is worse than that.
+    Headroom is 65504, the largest fp16 number, divided by the largest value seen. Slots that the attention mask hides
+    don't count: what stands there is the mask's.
     """
     from rich.console import Console
-    from rich.table import Table
-    from tokenizers import Tokenizer
 
     from shardmill import engine, host
     from shardmill.errors import ShardmillError
@@ -35,41 +39,41 @@ def audit_range(
 
     if not host.is_portable():
         raise ShardmillError("audit-range looks inside the portable engine, which does not run on a Mac; use Linux")
+    text = read_text(prompts)
     with quiet_coremltools():
-        loaded = engine.load(build)
-    tokenizer = json.loads((build / "model.json").read_text())["tokenizer"]["path"]
-    tokens = Tokenizer.from_file(str(build / tokenizer)).encode(prompts.read_text(encoding="utf-8")).ids
-    rows = audit(loaded, tokens[: loaded.slots])
-    bad = [row for row in rows if row["overflows"] or row["nans"]]
+        loaded = engine.load(build, "fp16")
+        from shardmill import fp16_audit
+    tokens = load_tokenizer(build, read_manifest(build)).encode(text).ids[: loaded.slots]
+    rows = fp16_audit.audit(loaded, tokens)
     if as_json:
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps(fp16_audit.as_json(rows)))
     else:
-        table = Table(box=None, pad_edge=False)
-        for column in ("program", "operation", "output", "largest", "headroom", "overflows", "NaN"):
-            table.add_column(column, overflow="fold")
-        for row in sorted(rows, key=lambda row: (not row["nans"], not row["overflows"], row["headroom"]))[:SHOWN]:
-            figures = f"{row['largest']:.4g}", f"{row['headroom']:.3g} x", str(row["overflows"]), str(row["nans"])
-            table.add_row(row["program"], row["kind"], row["output"], *figures)
         console = Console(markup=False, highlight=False)
-        console.print(table)
-        first = f", the first: {bad[0]['program']} {bad[0]['output']}" if bad else ""
-        console.print(f"{len(rows)} operations, {min(len(tokens), loaded.slots)} tokens, {len(bad)} leave fp16{first}")
-    if bad:
+        show(console, "Each layer's largest value", fp16_audit.by_layer(rows))
+        show(console, "The operations nearest to the end of fp16", fp16_audit.worst(rows)[:operations])
+        console.print(summary(rows, len(tokens), fp16_audit.first_to_leave(rows)))
+    if any(row.leaves for row in rows):
         raise typer.Exit(1)
 
 
-def audit(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
-    """One row per operation of every program, in the order of a pass, over passes of the widest width."""
-    from shardmill.gates.passes import cut
-    from shardmill.portable import trace
-    from shardmill.portable.audit import RangeAudit
+def show(console: Console, title: str, rows: Sequence[Row]) -> None:
+    """One table of operations."""
+    from rich.table import Table
 
-    programs = [*engine.layers, *engine.heads]
-    audits = [RangeAudit() for _ in programs]
-    for program, seen in zip(programs, audits, strict=True):
-        program.around = partial(trace, seen)
-    engine.reset()
-    for step in cut(len(tokens), [max(engine.widths)]):
-        engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)
-    pairs = zip(programs, audits, strict=True)
-    return [{"program": program.name, **asdict(row)} for program, seen in pairs for row in seen.rows()]
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold", justify="left" if column in COLUMNS[1:4] else "right")
+    for row in rows:
+        figures = f"{row.largest:.4g}", f"{row.headroom:.3g} x", str(row.overflows or ""), str(row.nans or "")
+        table.add_row("" if row.layer is None else str(row.layer), row.program, row.kind, row.output, *figures)
+    console.print(table)
+
+
+def summary(rows: Sequence[Row], tokens: int, first: Row | None) -> str:
+    """One line for the end: how much was run, and what left fp16 first."""
+    text = f"{len(rows)} operations, {tokens} tokens: "
+    if first is None:
+        return text + "all stay in fp16"
+    where = first.program if first.layer is None else f"layer {first.layer} of {first.program}"
+    left = sum(row.leaves for row in rows)
+    return text + f"{left} leave fp16, first {first.kind} {first.output} in {where}, from token {first.first} on"

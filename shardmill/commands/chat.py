@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmill.commands.generate import DRAFTERS, closing_line, make_drafter
-from shardmill.commands.serve import check_drafter, load_model
+from shardmill import interrupt
+from shardmill.commands.generate import DRAFTERS, Precision, check_drafter, closing_line, make_drafter
+from shardmill.commands.serve import load_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +35,7 @@ def chat(
     draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
+    precision: Precision = "fp32",
 ) -> None:
     """Talk to a built model."""
     from rich.console import Console
@@ -42,10 +44,10 @@ def chat(
     from shardmill.serve.conversation import Conversation, Talk
 
     check_drafter(drafter, draft_build)
-    model = load_model(build)
+    model = load_model(build, None, precision)
     talk = Talk(
         model,
-        make_drafter(drafter, draft_build, model.engine.vocab),
+        make_drafter(drafter, draft_build, model.engine.vocab, precision),
         Sampling(temperature=temperature, seed=seed),
         max_new_tokens,
     )
@@ -61,7 +63,8 @@ def talk_until_left(console: Console, talk: Talk, conversation: Conversation, en
     """Line after line, until /exit or Ctrl-D."""
     while True:
         try:
-            line = console.input("> ").strip()
+            with interrupt.caught():
+                line = console.input("> ").strip()
         except EOFError:
             console.print()
             return

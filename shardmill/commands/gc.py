@@ -14,10 +14,12 @@ def gc(
 ) -> None:
     """Remove stored artifacts that no build refers to, and what killed runs left."""
     from shardmill import collect
+    from shardmill.errors import ShardmillError
     from shardmill.workflow import hold_lock
 
-    if builds.is_dir():
-        hold_lock(str(builds))
+    if not (builds / ".store").is_dir():
+        raise ShardmillError(f"{builds}: no store there (.store); give the folder that holds the builds")
+    hold_lock(str(builds))
     found = collect.collect(builds, dry_run)
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")

@@ -34,7 +34,7 @@ def inspect(
         return
     console = Console(highlight=False, markup=False)
     for renderable in render(contents):
-        console.print(renderable)
+        console.print(renderable, soft_wrap=isinstance(renderable, str))
 
 
 def render(contents: Contents) -> Iterable[str | Table]:

@@ -29,7 +29,7 @@ def lint(
         from shardmill.portable.lint import lint as judge
         from shardmill.portable.placement import Target
 
-    rows = judge(path, Target(chip, ios))
+        rows = judge(path, Target(chip, ios))  # coremltools is imported when the model is read
     errors = sum(row.severity == "error" for row in rows)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))
@@ -39,7 +39,7 @@ def lint(
             table.add_column(column, overflow="fold")
         for row in rows:
             mark = Text(row.severity, style=STYLES[row.severity])
-            table.add_row(mark, row.rule, row.operation or "the program", row.why, row.remedy)
+            table.add_row(mark, row.rule, row.operation, row.why, row.remedy)
         console = Console(markup=False, highlight=False)
         if rows:
             console.print(table)

@@ -9,13 +9,13 @@ import typer
 
 from shardmill.commands.generate import (
     DRAFTERS,
+    Precision,
+    check_drafter,
     engine_name,
     load_engine,
     load_tokenizer,
-    make_drafter,
-    read_manifest,
 )
-from shardmill.errors import ShardmillError
+from shardmill.manifest import read_manifest
 
 if TYPE_CHECKING:
     from shardmill.serve.model import Model
@@ -37,6 +37,10 @@ def serve(
     max_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 1 << 20,
     grace_seconds: Annotated[float, typer.Option(min=0, help="Time for the running request at shutdown.")] = 10.0,
+    precision: Precision = "fp32",
+    guard_margin: Annotated[
+        float, typer.Option(min=0, help="Rows of wide passes whose two best logits are closer are run again alone.")
+    ] = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
     from shardmill.serve.server import serve as run
@@ -50,26 +54,15 @@ def serve(
         body_bytes=max_body_bytes,
         grace_seconds=grace_seconds,
     )
-    settings = Settings(host=host, port=port, api_key=api_key or None, drafter=drafter, limits=limits)
+    settings = Settings(
+        host=host, port=port, api_key=api_key or None, drafter=drafter, guard_margin=guard_margin, limits=limits
+    )
     if not settings.is_loopback and settings.api_key is None:
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
-    run(lambda: load_model(build, draft_build), settings, typer.echo)
+    run(lambda: load_model(build, draft_build, precision), settings, typer.echo)
 
 
-def check_drafter(name: str, draft_build: Path | None) -> None:
-    """Raises the error of a wrong --drafter before a model is loaded."""
-    from shardmill.decode import DRAFTERS as KNOWN
-
-    if name == "draft_model":
-        if draft_build is None:
-            raise ShardmillError("drafter draft_model needs a draft model: name a second build with --draft-build")
-    elif name in KNOWN:
-        make_drafter(name, None, None)
-    else:
-        raise ShardmillError(f"no drafter is called {name!r}: use one of {', '.join(KNOWN)}")
-
-
-def load_model(build: Path, draft_build: Path | None = None) -> Model:
+def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
     """A build folder as something to serve or to talk to."""
     from shardmill.canonical import digest
     from shardmill.decode import Session
@@ -81,9 +74,9 @@ def load_model(build: Path, draft_build: Path | None = None) -> Model:
         name=manifest["model"],
         tokenizer=load_tokenizer(build, manifest),
         template=load_template((build / manifest["tokenizer"]["path"]).parent),
-        engine=load_engine(build),
+        engine=load_engine(build, precision),
         engine_name=engine_name(),
         eos=tuple(manifest["eos_token_ids"]),
-        draft_session=Session(load_engine(draft_build)) if draft_build else None,
+        draft_session=Session(load_engine(draft_build, precision)) if draft_build else None,
         fingerprint=digest(manifest),
     )

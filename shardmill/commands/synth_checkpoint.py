@@ -17,17 +17,21 @@ def synth_checkpoint(
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
     import json
 
-    import yaml
-
     from shardmill.checkpoint.synthetic import synth_checkpoint as write
+    from shardmill.config import read_yaml
     from shardmill.errors import ConfigError
 
-    content = yaml.safe_load(like.read_text())
+    content = read_yaml(like)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), str):
+        raise ConfigError(f"{like}: no config of a model, see configs/README.md")
     source = content.get("source") or {}
     home = Path(source["path"]) if source.get("path") else Path("resources") / content["model"]
-    if not (home / "config.json").is_file():
-        raise ConfigError(f"{like}: the model's config.json is not at {home}; put it there")
-    shapes = json.loads((home / "config.json").read_text())
+    try:
+        shapes = json.loads((home / "config.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{like}: the model's config.json is not at {home}; put it there") from error
+    except ValueError as error:
+        raise ConfigError(f"{home / 'config.json'}: not JSON: {error}") from error
     if layers:
         shapes["num_hidden_layers"] = layers
     write(shapes, folder, seed, tokenizer=Path("resources/demo"))

@@ -20,9 +20,12 @@ def why(
     from rich.table import Table
 
     from shardmill import config, why, workflow
+    from shardmill.errors import ConfigError
     from shardmill.store import Store
 
     settings = config.load(configfile or config.find(build.name))
+    if settings.model != build.name:
+        raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
     verdicts = why.forecast(settings, workflow.settings(settings), build, Store(build.parent / ".store"))
     table = Table(box=None, pad_edge=False)
     for column in ("step", "", "because of"):

@@ -6,11 +6,22 @@ both, so nothing here looks at the file itself.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
+
+SIZES = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "head_dim",
+)
 
 
 @dataclass(frozen=True)
@@ -72,14 +83,32 @@ class Names:
         return [name for layer in self.by_layer[start:end] for name in layer]
 
 
+def size_fault(content: Any) -> str:
+    """Which size of a parsed config.json is none, in words; empty if all are. One that is left out has a default."""
+    if not isinstance(content, dict):
+        return "not a model's config"
+    sizes = {name: content[name] for name in SIZES if content.get(name) is not None}
+    wrong = [f"{name} is {size!r}: it must be 1 or more" for name, size in sizes.items() if not is_size(size)]
+    return wrong[0] if wrong else ""
+
+
+def is_size(value: Any) -> bool:
+    """Whether it is a whole number from 1 on; true and false are none."""
+    return type(value) is int and value >= 1
+
+
 def load_hf_config(folder: Path) -> Any:
     """transformers' config of the checkpoint in `folder`.
 
-    Raises CheckpointError where config.json is missing or names an architecture transformers does not know.
+    Raises CheckpointError where config.json is missing, holds sizes that are none, or names an architecture that
+    transformers does not know.
     """
     from transformers import AutoConfig
 
     try:
+        wrong = size_fault(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        if wrong:
+            raise ValueError(wrong)
         return AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0]

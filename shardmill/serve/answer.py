@@ -97,7 +97,7 @@ def usage(done: Done) -> Json:
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": done.cached},
+        "prompt_tokens_details": {"cached_tokens": done.result.reused_tokens},
     }
 
 
@@ -110,6 +110,7 @@ def figures(done: Done) -> dict[str, Any]:
         "passes": result.passes,
         "drafted": list(result.drafted),
         "accepted": list(result.accepted),
+        "pass_seconds": list(result.pass_seconds),
         "verified_again": result.verified_again,
         "prefill_seconds": result.prefill_seconds,
         "decode_seconds": result.decode_seconds,

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 
-from shardmill.decode import Drafter, GenerationResult, Options, Sampling, Session, TokenEvent, create_policy, generate
+from shardmill.decode import (
+    Drafter,
+    GenerationResult,
+    Options,
+    PrefillEvent,
+    Sampling,
+    Session,
+    TokenEvent,
+    create_policy,
+    generate,
+)
 from shardmill.serve.errors import invalid
 from shardmill.serve.model import Message, Model
 
@@ -67,7 +77,7 @@ class Talk:
         """Yields the answer's text as it becomes final, then, unless it was stopped, what it took.
 
         Args:
-            stopped: the answer ends early once this is no longer empty; looked at after every token.
+            stopped: the answer ends early once this is no longer empty; looked at after every pass and token.
         """
         prompt = conversation.prompt(line)
         sampling = replace(self._sampling, seed=self._sampling.seed + self._turns)  # else equal turns sound alike
@@ -84,14 +94,15 @@ class Talk:
         tokens: list[int] = []
         answer = ""
         for event in events:
-            piece = event.text if isinstance(event, TokenEvent) else event.tail
-            answer += piece
-            if piece:
-                yield piece
+            if isinstance(event, TokenEvent):
+                tokens.append(event.token)
+            if not isinstance(event, PrefillEvent):
+                piece = event.text if isinstance(event, TokenEvent) else event.tail
+                answer += piece
+                if piece:
+                    yield piece
             if isinstance(event, GenerationResult):
                 yield event
-                break
-            tokens.append(event.token)
-            if len(stopped):
+            elif len(stopped):
                 break
         conversation.add(line, prompt, tokens, answer)

@@ -28,10 +28,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """A complete answer, and how many prompt tokens were still held from an earlier one."""
+    """The end of a complete answer."""
 
     result: GenerationResult
-    cached: int
 
 
 Item = TokenEvent | Done | ApiError  # an answer is events, then one of the other two

@@ -46,10 +46,10 @@ class Metrics:
             "shardmill_token_seconds", "Decoding time per token after the first.", buckets=PER_TOKEN, registry=registry
         )
 
-    def completed(self, drafter: str, result: GenerationResult, cached: int) -> None:
-        """Counts a request that came to its end; `cached` prompt tokens were held from an earlier one."""
-        self.tokens.labels("prefilled").inc(result.prompt_tokens - cached)
-        self.tokens.labels("reused").inc(cached)
+    def completed(self, drafter: str, result: GenerationResult) -> None:
+        """Counts a request that came to its end."""
+        self.tokens.labels("prefilled").inc(result.prompt_tokens - result.reused_tokens)
+        self.tokens.labels("reused").inc(result.reused_tokens)
         self.tokens.labels("generated").inc(len(result.tokens))
         self.passes.labels(drafter).inc(result.passes)
         self.drafted.labels(drafter).inc(sum(result.drafted))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from shardmill.decode import Engine, Session
+from shardmill.decode import Engine, GrammarTokenizer, Session
 from shardmill.serve.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -37,16 +38,26 @@ class Model:
     template: ChatTemplate | None = None
     draft_session: Session | None = None
     fingerprint: str = ""
+    _grammar: Lock = field(default_factory=Lock, repr=False, compare=False)
+    _prepared: list[GrammarTokenizer] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The text of single tokens."""
         return Vocabulary(self.tokenizer)
 
-    @cached_property
-    def tokenizer_json(self) -> str:
-        """The tokenizer, as its file has it."""
-        return self.tokenizer.to_str()
+    def grammar_tokenizer(self) -> GrammarTokenizer:
+        """The tokenizer as grammars need it, made by the first request that asks for one; the others wait for it.
+
+        Raises:
+            DecodeError: the grammar library is missing, or it cannot use the tokenizer.
+        """
+        with self._grammar:
+            if not self._prepared:
+                self._prepared.append(
+                    GrammarTokenizer(self.tokenizer.to_str(), vocab=self.engine.vocab, eos=self.eos[0])
+                )
+        return self._prepared[0]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Tokens of `text`; with what the tokenizer puts around every text, if it is `special`."""

@@ -34,6 +34,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
             stop=request.stops,
             constraint=_constraint(request, model),
             top_logprobs=request.top,
+            guard_margin=settings.guard_margin,
             private=request.shardmill.private,
         )
     except DecodeError as error:
@@ -125,4 +126,4 @@ def _constraint(request: Request, model: Model) -> Constraint | None:
     schema = wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"}
     if not model.eos:
         raise invalid("response_format needs a model with an end-of-text token", "response_format")
-    return JsonSchema(schema, model.tokenizer_json, vocab=model.engine.vocab, eos=model.eos[0])
+    return JsonSchema(schema, model.grammar_tokenizer())

@@ -38,12 +38,15 @@ class Settings:
         port: 0 lets the system choose one.
         api_key: what clients must send as `Authorization: Bearer KEY`; None: nothing.
         drafter: used by requests that name none.
+        guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
+            logits are less than this apart are run again alone; 0: none.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
     drafter: str = "ngram"
+    guard_margin: float = 0.0
     limits: Limits = field(default_factory=Limits)
 
     @property

@@ -1,7 +1,7 @@
 """The one thread that runs the engine, and the bounded queue before it.
 
 Requests run one at a time in the order of their arrival. The thread never waits for a client: it puts tokens into the
-job and goes on. It looks for a cancellation before every pass, and every few passes of a prefill.
+job and goes on. It looks for a cancellation before every pass, those of a prompt included.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from collections import deque
-from itertools import chain
 
 from shardmill.decode import (
     DecodeError,
@@ -19,6 +18,7 @@ from shardmill.decode import (
     DraftPolicy,
     GenerationResult,
     Session,
+    TokenEvent,
     create_drafter,
     create_policy,
     generate,
@@ -30,7 +30,6 @@ from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 
 log = logging.getLogger(__name__)
-PREFILL_PASSES = 16  # of the widest kind, between two looks for a cancellation
 LONGEST_RETRY = 60  # seconds; openai's client obeys no longer Retry-After
 
 
@@ -149,7 +148,6 @@ class Worker:
     def _answer(self, job: Job) -> None:
         work = job.work
         drafter, policy = self._helpers_for(work.drafter)
-        cached = self._prefill_by_steps(job)
         events = generate(
             self._session,
             work.prompt,
@@ -159,30 +157,19 @@ class Worker:
             policy=policy,
             options=work.options,
         )
-        first = next(events)
-        self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)
-        for event in chain([first], events):
+        awaited = True
+        for event in events:
             if isinstance(event, GenerationResult):
                 self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
-                self._metrics.completed(work.drafter, event, cached)
-                job.put(Done(event, cached))
-            else:
+                self._metrics.completed(work.drafter, event)
+                job.put(Done(event))
+                return
+            if isinstance(event, TokenEvent):
+                if awaited:
+                    self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)
+                awaited = False
                 job.put(event)
-                _stop_if_cancelled(job)
-
-    def _prefill_by_steps(self, job: Job) -> int:
-        """Runs most of a long prompt with looks for a cancellation in between; returns how much was held already.
-
-        The session finds what it holds, so `generate` runs only the rest.
-        """
-        prompt, session = job.work.prompt, self._session
-        held = _shared(session, prompt)
-        step = PREFILL_PASSES * session.widths[-1]
-        for end in range(held + step, len(prompt), step):
             _stop_if_cancelled(job)
-            session.prefill(prompt[:end])
-        _stop_if_cancelled(job)
-        return held
 
     def _helpers_for(self, name: str) -> tuple[Drafter, DraftPolicy]:
         """The resident drafter of that name, and the policy that has learned what its drafts are worth."""
@@ -202,9 +189,3 @@ class Worker:
 def _stop_if_cancelled(job: Job) -> None:
     if job.cancelled is not None:
         raise _CancelledError
-
-
-def _shared(session: Session, prompt: tuple[int, ...]) -> int:
-    """How many prompt tokens the session holds; the last one has to run, for its logits are wanted."""
-    limit = min(len(session.tokens), len(prompt) - 1)
-    return next((i for i in range(limit) if session.tokens[i] != prompt[i]), max(0, limit))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
+
+from shardmill.decode import GrammarTokenizer
 
 from .fake import NAME, fake_model
 from .running import Running, ask, running
@@ -86,6 +89,26 @@ def test_json_schema_is_obeyed(server: Running) -> None:
     answer = say(server, response_format=wanted, max_tokens=100)
     assert json.loads(answer.choices[0].message.content)["ok"] in (True, False)
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_json_is_compact_and_its_tokenizer_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that loves blanks has no place to write them; many requests at once prepare one tokenizer."""
+    pytest.importorskip("llguidance")
+    made = []
+
+    def prepare(*arguments: Any, **settings: Any) -> GrammarTokenizer:
+        made.append(arguments)
+        return GrammarTokenizer(*arguments, **settings)
+
+    monkeypatch.setattr("shardmill.serve.model.GrammarTokenizer", prepare)
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
+    wanted = {"type": "json_schema", "json_schema": {"name": "pair", "schema": schema}}
+    with running(fake_model()) as up, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda seed: say(up, response_format=wanted, max_tokens=60, seed=seed), range(4)))
+    for answer in answers:
+        text = answer.choices[0].message.content
+        assert text == json.dumps(json.loads(text), separators=(",", ":"))
+    assert len(made) == 1
 
 
 def test_an_impossible_schema_is_refused(server: Running) -> None:

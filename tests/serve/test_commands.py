@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import manifest
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
 from shardmill.commands import chat as chat_command
+from shardmill.commands import generate as generate_command
 from shardmill.commands import serve as serve_command
 from shardmill.decode import Sampling, create_drafter
 from shardmill.errors import ShardmillError
@@ -32,9 +34,8 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.mkdir()
     byte_tokenizer().save(str(source / "tokenizer.json"))
     configure(tmp_path)
-    manifest = {"model": NAME, "eos_token_ids": [END], "tokenizer": {"path": "source/tokenizer.json"}}
-    (tmp_path / "model.json").write_text(json.dumps(manifest))
-    monkeypatch.setattr(serve_command, "load_engine", lambda _: Speaker(slots=512))
+    (tmp_path / "model.json").write_text(json.dumps(manifest(model=NAME, eos_token_ids=[END])))
+    monkeypatch.setattr(serve_command, "load_engine", lambda *_: Speaker(slots=512))
     return tmp_path
 
 
@@ -50,9 +51,9 @@ def shardmill(*arguments: object, keys: str | None = None) -> Result:
 
 def test_a_build_becomes_a_model(build: Path) -> None:
     """Name, end tokens and the template of the checkpoint, rendered by transformers."""
-    assert serve_command.load_model(build).template is None
+    assert serve_command.load_model(build, None, "fp32").template is None
     configure(build, chat_template=TEMPLATE)
-    model = serve_command.load_model(build)
+    model = serve_command.load_model(build, None, "fp32")
     assert (model.name, model.eos) == (NAME, (END,)) and len(model.fingerprint) == 64
     assert model.template is not None
     assert model.template([{"role": "user", "content": "hi"}]) == "[user]hi\n[a]"
@@ -150,3 +151,32 @@ def test_ctrl_c_stops_the_answer_between_passes() -> None:
             signal.raise_signal(signal.SIGINT)
     assert conversation.messages[-1]["content"] == "".join(str(piece) for piece in said)
     assert list(talk.turn(conversation, "go on", []))
+
+
+def test_ctrl_c_during_a_long_prompt_stops_after_a_pass() -> None:
+    """Nothing is said, and the next turn is answered."""
+    engine = Speaker(slots=4096)
+    model = fake_model(engine)
+    conversation, talk = Conversation(model), Talk(model, create_drafter("none"), Sampling(), 20)
+    assert list(talk.turn(conversation, "x" * 3000, [1])) == []
+    assert engine.passes == 1
+    conversation.clear()
+    assert list(talk.turn(conversation, "hi", []))
+
+
+@pytest.mark.parametrize("options", [(), ("--precision", "fp16")])
+def test_the_precision_asked_for_reaches_the_engine(
+    build: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """fp32 unless told otherwise: there wide passes agree with single ones."""
+    asked = []
+
+    def load(folder: Path, precision: str) -> Speaker:
+        asked.append(precision)
+        return Speaker(slots=512)
+
+    monkeypatch.setattr(generate_command, "load_engine", load)
+    monkeypatch.setattr(serve_command, "load_engine", load)
+    for command in (("chat", build), ("generate", build, "--prompt", "a", "--max-new-tokens", 2)):
+        assert shardmill(*command, *options, keys="/exit\n").exit_code == 0
+    assert asked == [options[1] if options else "fp32"] * 2

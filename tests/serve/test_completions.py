@@ -166,6 +166,19 @@ def test_drafts_of_a_repetitive_text_are_accepted(drafter: str) -> None:
         assert sum(answer["shardmill"]["accepted"]) > 0
 
 
+@pytest.mark.parametrize("margin", [0.0, 1e9])
+def test_the_guard_runs_close_rows_again(margin: float) -> None:
+    """With a margin that nothing reaches, every row of a pass with drafts; without one, none."""
+    text = "the fox and the hen " * 10
+    with running(fake_model(Reciter(text)), Settings(port=0, guard_margin=margin)) as up:
+        _, answer = up.post(ask(prompt=text[:60], max_tokens=60, shardmill={"drafter": "ngram", "figures": True}))
+    figures = answer["shardmill"]
+    assert answer["choices"][0]["text"] == text[60:120]
+    rows = sum(a + 1 for a, d in zip(figures["accepted"], figures["drafted"], strict=True) if d)
+    assert figures["verified_again"] == (rows if margin else 0)
+    assert len(figures["pass_seconds"]) == figures["passes"]
+
+
 def test_a_shared_prefix_is_not_run_again(server: Running) -> None:
     """What a request shares with the one before is counted as cached, and the answer is the same."""
     create = server.client().completions.create
@@ -176,8 +189,8 @@ def test_a_shared_prefix_is_not_run_again(server: Running) -> None:
     assert answer.choices[0].text == alone("a story about a hen", 24)
 
 
-def test_a_long_prompt_prefilled_in_steps_gives_the_same(server: Running) -> None:
-    """Looking for cancellations between steps changes no token."""
+def test_a_long_prompt_gives_the_same(server: Running) -> None:
+    """Looking for cancellations between its passes changes no token."""
     prompt = "many words " * 18
     assert server.client().completions.create(**ask(prompt=prompt)).choices[0].text == alone(prompt, 24)
 

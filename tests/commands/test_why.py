@@ -1,0 +1,27 @@
+"""`shardmill why` on a command line: whose config it was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shardmill import cli
+
+CONFIG = """
+model: other
+source: {repo: a/b, revision: 0123456789abcdef0123456789abcdef01234567}
+context: 64
+topology: [[0, 2]]
+"""
+
+
+def test_the_config_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.yaml").write_text(CONFIG)
+    said = CliRunner().invoke(cli.app, ["why", "build/demo", "--configfile", "other.yaml"])
+    assert said.exit_code == 1
+    assert said.stderr.startswith("shardmill: other.yaml: is the config of other, not of demo")
+    assert said.stderr.count("\n") == 1
+    assert not Path("build").exists()
