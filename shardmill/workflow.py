@@ -1,8 +1,7 @@
-"""What the Snakefile asks of the library: the checked config, lists of files, the build's lock."""
+"""What the Snakefile asks of the library: the checked config, lists of files."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
@@ -15,13 +14,13 @@ from pydantic import TypeAdapter
 from shardmill import memory
 from shardmill.config import Config, parse, text_problems
 from shardmill.errors import ConfigError, ShardmillError
+from shardmill.lock import hold_lock
 from shardmill.steps import watched
 
 __all__ = [
     "all_receipts",
     "checked",
     "gate_receipts",
-    "hold_lock",
     "mem_mb",
     "only_build",
     "settings",
@@ -88,22 +87,8 @@ def all_receipts(config: Config) -> list[str]:
     return [f"build/{{model}}/{name}.receipt.json" for name in names] + gate_receipts(config)
 
 
-_held: list[Any] = []  # open until the process ends, however it ends
-
-
-def hold_lock(build: str) -> None:
-    """Makes this the only build in the folder. Unlike a lock file, the lock dies with its process."""
-    Path(build).mkdir(exist_ok=True)
-    lock = open(Path(build) / ".lock", "w")  # noqa: SIM115 (held for the process' life)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ShardmillError(f"{build}: another build is running there; wait for it or stop it") from None
-    _held.append(lock)
-
-
 def only_build(build: str) -> None:
-    """The same for a run of Snakemake, which ends with one line where it can't be."""
+    """Makes this run of Snakemake the only build in the folder, or ends it with one line."""
     try:
         hold_lock(build)
     except (ShardmillError, OSError) as error:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,31 +99,3 @@ def test_every_step_is_watched() -> None:
     watched = workflow.watched()
     assert set(watched) == set(TOOLS)
     assert all(len(digest) == 16 for digest in watched.values())
-
-
-LOCKED = """
-import sys, time
-from shardmill.workflow import hold_lock
-hold_lock(sys.argv[1])
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-def test_one_build_at_a_time_and_a_killed_one_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflow, "_held", [])
-    build = tmp_path / "build"
-    with subprocess.Popen([sys.executable, "-c", LOCKED, str(build)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(ShardmillError, match="build: another build is running there"):
-            workflow.hold_lock(str(build))
-        other.kill()
-    for _ in range(50):  # the kernel lets go as it buries the process
-        try:
-            workflow.hold_lock(str(build))
-            break
-        except ShardmillError:
-            time.sleep(0.1)
-    else:
-        pytest.fail("the lock outlived its process")

@@ -15,7 +15,7 @@ def gc(
     """Remove stored artifacts that no build refers to, and what killed runs left."""
     from shardmill import collect
     from shardmill.errors import ShardmillError
-    from shardmill.workflow import hold_lock
+    from shardmill.lock import hold_lock
 
     if not (builds / ".store").is_dir():
         raise ShardmillError(f"{builds}: no store there (.store); give the folder that holds the builds")

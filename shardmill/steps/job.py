@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
+from shardmill.lock import join_build
 from shardmill.steps.disk import full_at
 
 log = logging.getLogger("shardmill")
@@ -39,6 +40,7 @@ def execute(run: Callable[..., None], snakemake: Any) -> None:
     if "threads" in inspect.signature(run).parameters:
         arguments["threads"] = snakemake.threads
     try:
+        join_build("build")
         if snakemake.rule not in AFTER_THE_GATES:
             withdraw(Path("build") / snakemake.wildcards.model)
         run(**arguments)
