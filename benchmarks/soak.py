@@ -75,7 +75,7 @@ class Process:
         found = GREETING.match(self.process.stdout.readline())
         if found is None:
             raise SystemExit(f"the server did not start: {self.process.communicate()[1]}")
-        self.model, self.url = found[1], found[2]
+        self.model, self.url = found["model"], found["url"]
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def megabytes(self) -> float:

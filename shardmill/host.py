@@ -50,6 +50,13 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def threads() -> int | None:
+    """How many the portable engine computes with; None where Core ML decides."""
+    import torch
+
+    return torch.get_num_threads() if is_portable() else None
+
+
 def machine() -> dict[str, str | int]:
     """What a measured speed depends on; goes beside benchmark figures only."""
     return {

@@ -4,53 +4,51 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from shardmill.engine import Engine
-from shardmill.host import is_portable, load_programs_as, set_threads
-from shardmill.quiet import quiet_coremltools
+from shardmill.host import is_portable, set_threads
 
 CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
-PASSES, TRIES = 2, 3
+SECONDS = 0.15  # that measuring takes for each number of threads, or one pass of each width where that is longer
+GAIN = 0.95  # share of the time that more threads must take at most: other work soon makes them the slower
 
 
 def choose_threads(engine: Engine) -> None:
-    """Sets the number with which the engine's last part of layers is quickest, unless a person or Core ML decides."""
+    """Sets the number with which the engine is quickest, unless a person or Core ML decides."""
     if is_portable() and CHOSEN_BY_HAND not in os.environ:
         set_threads(fastest(lambda: seconds_for_passes(engine), os.cpu_count() or 1, set_threads))
 
 
-def fastest_threads(build: Path, manifest: Mapping[str, Any], precision: str) -> int:
-    """The same for a build that this process has not loaded; loads its smallest part of layers."""
-    layers = [part for part in manifest["parts"] if part["kind"] == "layers"]
-    smallest = min(layers, key=lambda part: part["end"] - part["start"])
-    with quiet_coremltools(), load_programs_as(precision):
-        engine = Engine({**manifest, "parts": [smallest]}, build)
-    return fastest(lambda: seconds_for_passes(engine), os.cpu_count() or 1, set_threads)
-
-
 def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], None]) -> int:
-    """Of 1, 2, 4 ... up to `most` the number after which more give nothing; the best of several tries each."""
+    """Of 1, 2, 4 ... up to `most` the number after which more gain little."""
     best, least = 1, float("inf")
     for threads in (n for n in (1, 2, 4, 8, 16) if n <= most):
         choose(threads)
-        took = min(measure() for _ in range(TRIES))
-        if took >= least:
+        took = measure()
+        if took > GAIN * least:
             break
         best, least = threads, took
     return best
 
 
 def seconds_for_passes(engine: Engine) -> float:
-    """Time of a few one-token passes through the last part of layers, after one that plans it."""
-    x = engine.table[:1].astype("float32").T[None, :, :, None]  # [1, d, 1, 1]
-    inputs = {"x": x, **engine.shared_inputs([0], [0])}
-    engine.layers[-1](inputs)
-    start = time.perf_counter()
-    for _ in range(PASSES):
-        engine.layers[-1](inputs)
-    took = time.perf_counter() - start
+    """The quickest one-token pass and the quickest widest one together, without the head."""
+    total, widths = 0.0, {1, max(engine.widths)}
+    for width in widths:
+        run = partial(engine.hidden, [0] * width, range(width), range(width))
+        run()  # plans it
+        total += min(timings(run, SECONDS / len(widths)))
     engine.reset()
-    return took
+    return total
+
+
+def timings(run: Callable[[], object], seconds: float) -> list[float]:
+    """How long each call took, of as many as fit in that time and at least one."""
+    found: list[float] = []
+    while sum(found) < seconds:
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return found

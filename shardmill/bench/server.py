@@ -17,7 +17,9 @@ from typing import IO
 from shardmill.errors import ShardmillError
 
 SHARDMILL = (sys.executable, "-c", "from shardmill.cli import main; main()")
-GREETING = re.compile(r"serving (\S+) on the \S+ engine at (http://\S+)/v1")
+GREETING = re.compile(
+    r"serving (?P<model>\S+) on the \S+ engine( \((?P<threads>\d+) threads?\))? at (?P<url>http://\S+)/v1"
+)
 PATIENCE = 20.0  # seconds to end in order
 
 
@@ -26,11 +28,13 @@ class Server:
     """A server that is ready.
 
     Attributes:
-        url: without the path. ready_seconds: from the start of the process.
+        url: without the path. threads: that its engine computes with, if it has a choice.
+        ready_seconds: from the start of the process.
     """
 
     model: str
     url: str
+    threads: int | None
     ready_seconds: float
 
 
@@ -41,18 +45,13 @@ def command(build: Path, draft: Path | None, precision: str) -> list[str]:
 
 
 @contextmanager
-def running(arguments: Sequence[str], threads: int | None) -> Iterator[Server]:
+def running(arguments: Sequence[str]) -> Iterator[Server]:
     """The server that a command starts, ready inside and gone after.
-
-    Args:
-        threads: of the portable engine; None leaves it to the engine.
 
     Raises:
         ShardmillError: it ended before it was ready.
     """
     environment = {name: value for name, value in os.environ.items() if name != "SHARDMILL_API_KEY"}
-    if threads is not None:
-        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     with tempfile.TemporaryFile("w+") as complaints:
         start = time.perf_counter()
         process = subprocess.Popen(
@@ -60,7 +59,8 @@ def running(arguments: Sequence[str], threads: int | None) -> Iterator[Server]:
         )
         try:
             greeting = _greeting(process, complaints)
-            server = Server(greeting[1], greeting[2], time.perf_counter() - start)
+            threads = int(greeting["threads"]) if greeting["threads"] else None
+            server = Server(greeting["model"], greeting["url"], threads, time.perf_counter() - start)
             try:
                 yield server
             except ShardmillError:

@@ -27,7 +27,6 @@ from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
 from shardmill.fingerprint import package_versions
 from shardmill.manifest import read_manifest
-from shardmill.threads import fastest_threads
 
 Say = Callable[[str], None]
 log = logging.getLogger(__name__)
@@ -61,9 +60,8 @@ def benchmark(
     """
     manifest = read_manifest(build)
     asked = questions(build, manifest, settings)
-    threads = fastest_threads(build, manifest, precision) if host.is_portable() else None
     with (
-        running(command(build, draft, precision), threads) as server,
+        running(command(build, draft, precision)) as server,
         meter() as energy,
         connected(server, energy.joules) as client,
     ):
@@ -74,7 +72,7 @@ def benchmark(
     figures = summary(pairs, prefills, asked, manifest["widths"])
     return {
         "engine": host.engine(),
-        "machine": host.machine() | ({"threads": threads, "precision": precision} if threads else {}),
+        "machine": host.machine() | ({"threads": server.threads, "precision": precision} if server.threads else {}),
         "versions": package_versions(PACKAGES),
         "settings": asdict(settings) | {"drafters": drafters, "widths": manifest["widths"]},
         "start": start,

@@ -64,6 +64,7 @@ def serve(
 
 def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
     """A build folder as something to serve or to talk to."""
+    from shardmill import host
     from shardmill.canonical import digest
     from shardmill.decode import Session
     from shardmill.serve.model import Model
@@ -79,4 +80,5 @@ def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
         eos=tuple(manifest["eos_token_ids"]),
         draft_session=Session(load_engine(draft_build, precision)) if draft_build else None,
         fingerprint=digest(manifest),
+        threads=host.threads(),
     )

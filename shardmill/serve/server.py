@@ -103,7 +103,9 @@ def bind(settings: Settings) -> socket.socket:
 def greeting(model: Model, settings: Settings, listener: socket.socket) -> str:
     """The line that says where the server listens."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"serving {model.name} on the {model.engine_name} engine at http://{host}:{listener.getsockname()[1]}/v1"
+    threads = f" ({model.threads} thread{'s' * (model.threads > 1)})" if model.threads else ""
+    engine = f"{model.engine_name} engine{threads}"
+    return f"serving {model.name} on the {engine} at http://{host}:{listener.getsockname()[1]}/v1"
 
 
 def _run(server: Server, listener: socket.socket) -> None:

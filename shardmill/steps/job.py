@@ -18,6 +18,7 @@ from shardmill.steps.disk import full_at
 
 log = logging.getLogger("shardmill")
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 AFTER_THE_GATES = ("manifest", "benchmark", "provenance", "report")
 
 
@@ -31,7 +32,7 @@ def execute(run: Callable[..., None], snakemake: Any) -> None:
     job = f"shardmill {snakemake.rule} {' '.join(map(str, snakemake.wildcards))}".strip()
     start_logging(terminal, job)
     interrupt.ends_this_process(f"{job}: interrupted", terminal.fileno())
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in THREADS:
         os.environ[name] = str(snakemake.threads)  # with other threads sums come out otherwise in their last digits
     arguments = {
         name: as_paths(value) for files in (snakemake.input, snakemake.output) for name, value in files.items()

@@ -226,14 +226,13 @@ def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), *sys.path[1:]]))
     serve = [sys.executable, "-m", "tests.bench.scripted", "serve", "none", "--port", "0"]
     monkeypatch.setattr(speed, "command", lambda *_: serve)
-    monkeypatch.setattr(speed, "fastest_threads", lambda *_: 1)
     got = json.loads(json.dumps(speed.benchmark(project, settings(tasks=("copying",), **TEXTS))))
     start = got["start"]
     assert start["ready_seconds"] > start["first_request_seconds"] > 0 and start["later_request_seconds"] > 0
     assert (start["prompt_tokens"], start["new_tokens"]) == (20, 16)
     assert set(got["versions"]) == {"coremltools", "numpy", "shardmill", "torch"}
     assert got["engine"] == host.engine() and got["machine"]["processor"]
-    assert not host.is_portable() or (got["machine"]["threads"], got["machine"]["precision"]) == (1, "fp32")
+    assert not {"threads", "precision"} & set(got["machine"])  # the scripted engine has no choice
     assert got["settings"]["drafters"] == ["none", "ngram"] and got["settings"]["widths"] == [1, 4]
     assert len(got["sweep"]) == 4 and len(got["tasks"]) == 2
     assert {gap["kind"] for gap in got["not_run"]} >= {"drafter"}
