@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.decode.accept import agreement
+from shardmill.bench.replay import replay_output
 from shardmill.decode.drafters import PLAIN, Draft, Drafter, RequestInfo, create_drafter
 
 DRAFTERS = ("none", "ngram", "suffix", "learned", "mixed")
@@ -165,20 +165,7 @@ def best_of(repeats: int, once: Callable[[], Replay]) -> Replay:
 
 def replay_one(drafter: Drafter, request: Recorded, drafts: int) -> int:
     """Passes that the output takes after its first token, which the prefill gives."""
-    output = request.output
-    context = [*request.prompt, output[0]]
-    drafter.observe(output[:1], 0)
-    done, passes = 1, 0
-    while done < len(output):
-        limit = min(drafts, len(output) - done - 1)
-        draft = drafter.propose(context, limit).tokens if limit else ()
-        accepted = agreement(draft, output[done:])
-        emitted = output[done : done + accepted + 1]
-        drafter.observe(emitted, accepted)
-        context += emitted
-        done += len(emitted)
-        passes += 1
-    return passes
+    return len(replay_output(drafter, request.prompt, request.output, drafts).accepted)
 
 
 def long_requests(requests: Sequence[Recorded], warm: int, length: int) -> list[Recorded]:

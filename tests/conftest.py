@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tiny
+from stored import Outcome
 
 import shardmill.portable
+from shardmill.store import Store
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,21 @@ def fp32() -> Iterator[None]:
     """The portable engine in fp32, where this is no Mac."""
     shardmill.portable.install(precision="fp32")
     yield
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Outcome:
+    """A build that uses it."""
+    return Outcome(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Outcome:
+    """Another one."""
+    return Outcome(tmp_path / "there")

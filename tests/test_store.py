@@ -18,21 +18,6 @@ from shardmill import canonical, store
 from shardmill.store import Store
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Outcome:
-    return Outcome(tmp_path / "here")
-
-
-@pytest.fixture
-def there(tmp_path: Path) -> Outcome:
-    return Outcome(tmp_path / "there")
-
-
 def test_a_hit_restores_everything_without_work(shop: Store, here: Outcome, there: Outcome) -> None:
     assert here.perform(shop) is True
     assert there.perform(shop, never) is False

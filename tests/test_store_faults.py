@@ -19,22 +19,6 @@ from shardmill import canonical
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.store import Action, Store
 
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Outcome:
-    return Outcome(tmp_path / "here")
-
-
-@pytest.fixture
-def there(tmp_path: Path) -> Outcome:
-    return Outcome(tmp_path / "there")
-
-
 KILLED = """
 import sys, time
 from pathlib import Path

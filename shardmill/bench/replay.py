@@ -28,8 +28,15 @@ class Replay:
 
 
 def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
-    """Replays `output`, whose first token the prefill gives, with at most `most` drafts a pass."""
+    """A request of its own, replayed: see `replay_output`."""
     drafter.reset(prompt)
+    found = replay_output(drafter, prompt, output, most)
+    drafter.finish()
+    return found
+
+
+def replay_output(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
+    """Replays `output`, whose first token the prefill gives, with at most `most` drafts a pass."""
     drafter.observe(output[:1], 0)
     context = [*prompt, output[0]]
     drafted, accepted = [], []
@@ -44,5 +51,4 @@ def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most:
         done += len(emitted)
         drafted.append(len(draft))
         accepted.append(right)
-    drafter.finish()
     return Replay(tuple(drafted), tuple(accepted))

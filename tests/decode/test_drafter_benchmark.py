@@ -1,9 +1,7 @@
 """The replay benchmark counts passes rightly, keeps cold and warm apart, and says what is missing."""
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,17 +9,12 @@ import pytest
 
 from shardmill.decode import create_drafter
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "drafters.py"
+from .script import load_script
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drafter_benchmark", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("drafters")
 
 
 def write_requests(path: Path, count: int) -> Path:

@@ -1,8 +1,6 @@
 """A built model through the real engine: every drafter and policy says what plain decoding and transformers say."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,20 +11,15 @@ from shardmill.decode import verify as verify_module
 from shardmill.manifest import runtime_manifest
 from shardmill.plan import write_part
 
+from .script import load_script
 from .test_mutants import bonus_from_the_wrong_row
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exactness.py"
 NEW = 20
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("exactness_benchmark", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("exactness")
 
 
 @pytest.fixture(scope="module")
