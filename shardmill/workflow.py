@@ -19,6 +19,7 @@ from shardmill.steps import watched
 
 __all__ = [
     "all_receipts",
+    "artifacts",
     "checked",
     "gate_receipts",
     "mem_mb",
@@ -85,6 +86,14 @@ def all_receipts(config: Config) -> list[str]:
     names = ["plan", "reference", "embedding"]
     names += [f"{folder}/{part}" for folder in ("packages", "compiled") for part in config.parts]
     return [f"build/{{model}}/{name}.receipt.json" for name in names] + gate_receipts(config)
+
+
+def artifacts(config: Config) -> list[str]:
+    """What a finished build consists of. Of files that are not asked for, Snakemake does not see that one is gone."""
+    names = ["report.html", "provenance.json", "model.json", "embedding.safetensors", "source.receipt.json"]
+    names += [f"packages/{part}.mlpackage" for part in config.parts]
+    names += [f"compiled/{part}.mlmodelc" for part in config.parts]
+    return [f"build/{{model}}/{name}" for name in names]
 
 
 def only_build(build: str) -> None:
