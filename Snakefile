@@ -38,5 +38,4 @@ onstart:
 rule all:
     default_target: True
     input:
-        f"build/{C.model}/report.html",
-        f"build/{C.model}/provenance.json",
+        expand(sm.artifacts(C), model=C.model),

@@ -66,6 +66,8 @@ def one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if is_expected(error):
         return text
+    if isinstance(error, PermissionError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     return f"{type(error).__name__}: {text} {HINT}" if text else f"{type(error).__name__} {HINT}"
 
 

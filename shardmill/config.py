@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
+from shardmill.models import type_fault
 from shardmill.models.architecture import size_fault
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
@@ -256,21 +257,19 @@ def local_problems(config: Config, root: Path) -> list[str]:
         return [f"source.path: {error.filename} can't be read: {error.strerror}"]
     except ValueError as error:
         return [f"{file}: not JSON: {error}"]
-    wrong = size_fault(content)
+    wrong = size_fault(content) or (type_fault(content["model_type"]) if "model_type" in content else "")
     if wrong:
         return [f"{file}: {wrong}"]
-    head_dim = content.get("head_dim") or content.get("hidden_size", 0) // content.get("num_attention_heads", 1)
-    return model_problems(config, content.get("num_hidden_layers", 0), head_dim, content.get("vocab_size", 0))
-
-
-def text_problems(config: Config, root: Path = Path(".")) -> list[str]:
-    """Texts that a build reads and that are not there, or are empty."""
-    named = {"parity.text": config.parity.text, "benchmark.text": config.benchmark.text}
-    return [
-        f"{key}: {text} is no file with text in it"
-        for key, text in named.items()
-        if not (root / text).is_file() or not (root / text).stat().st_size
-    ]
+    limit = content.get("max_position_embeddings")
+    if isinstance(limit, int) and config.context > limit:
+        return [f"context: {config.context} is over the model's {limit} positions"]
+    layers, vocab, hidden, heads = (
+        content.get(name) for name in ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads")
+    )
+    head_dim = content.get("head_dim") or (hidden and heads and hidden // heads)
+    if not (layers and vocab and head_dim):
+        return []  # what is left out has a default, which only transformers knows: the split step asks it
+    return model_problems(config, layers, head_dim, vocab)
 
 
 def model_problems(config: Config, layers: int, head_dim: int, vocab: int) -> list[str]:

@@ -72,12 +72,24 @@ def extra_files(model: Mapping[str, Any], build: Path) -> Iterator[str]:
 def mismatches(build: Path) -> tuple[int, list[tuple[str, str]]]:
     """(files checked, [(path, what is wrong)]) of a finished build. Raises ShardmillError where there is none."""
     model = read_manifest(build, COMPLETE)
-    named = list(subjects(model, build / "model.json"))
+    (manifest, found), *named = subjects(model, build / "model.json")
     wrong = [(name, "not named by model.json") for name in extra_files(model, build)]
+    if found != attested(build / "provenance.json", manifest):
+        wrong.append((manifest, "not the bytes that provenance.json names"))
     for name, sha in named:
         path = build / name
         if not path.is_file():
             wrong.append((name, "missing"))
         elif hash_file(path) != sha:
             wrong.append((name, "not the bytes that model.json names"))
-    return len(named), wrong
+    return len(named) + 1, wrong
+
+
+def attested(provenance: Path, name: str) -> str | None:
+    """The sha256 that a provenance.json gives of a file; None where it gives none, or is damaged or gone."""
+    try:
+        statement = json.loads(provenance.read_text(encoding="utf-8"))
+        found: dict[str, str] = {row["name"]: row["digest"]["sha256"] for row in statement["subject"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found.get(name)

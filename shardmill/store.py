@@ -102,7 +102,8 @@ class Store:
             before = json.loads(self.last(receipt).read_text())
         except (OSError, ValueError):
             return "not made before"
-        return ", ".join(differences(before, json.loads(canonical.dumps(asdict(action))))) or "its entry is gone"
+        found = differences(before, json.loads(canonical.dumps(asdict(action))))
+        return ", ".join(found) or "its entry is gone or damaged"
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -146,7 +147,7 @@ def intact(entry: Path) -> bool:
         with contextlib.suppress(OSError):  # a store that may only be read: hashed again the next time
             canonical.write_json(entry / STAMPS, stamps(entry))
     elif entry.exists():
-        log.warning("damaged entry %s: made again", entry.name[:12])
+        log.warning("damaged entry %s: not used", entry.name[:12])
     return whole
 
 

@@ -17,9 +17,21 @@ from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.config import Config
 from shardmill.plan import Part, load_part
 from shardmill.quiet import quiet, quiet_transformers
+from shardmill.steps import (
+    benchmark,
+    convert,
+    embedding,
+    manifest,
+    parity,
+    parity_stack,
+    reference,
+    residency,
+    source_folder,
+    split,
+)
 from shardmill.steps import compile as compiling
-from shardmill.steps import convert, embedding, parity, parity_stack, reference, residency, source_folder, split
 from shardmill.store import Action, Store, intact, read_entry, read_receipt, stored
+from shardmill.workflow import task_files
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Forecast:
     def __init__(self, build: Path, store: Store) -> None:
         self.build, self.store = build, store
         self.verdicts: list[Verdict] = []
+        self.recorded: dict[str, dict[str, dict[str, Any]]] = {}  # what the store has of the steps that are unchanged
 
     def expect(self, receipt: str, action: Action | None, waits_for: str = "") -> dict[str, str] | None:
         """Hashes of the outputs by name if the action is in the store; None, with a verdict, if not."""
@@ -49,7 +62,8 @@ class Forecast:
             self.verdicts.append(Verdict(receipt, "works", reason))
             return None
         self.verdicts.append(Verdict(receipt, "unchanged"))
-        return {name: made["sha256"] for name, made in read_entry(entry).items()}
+        self.recorded[receipt] = read_entry(entry)
+        return {name: made["sha256"] for name, made in self.recorded[receipt].items()}
 
 
 def forecast(config: Config, settings: dict[str, Any], build: Path, store: Store) -> list[Verdict]:
@@ -75,6 +89,7 @@ def forecast(config: Config, settings: dict[str, Any], build: Path, store: Store
     table = found.expect("embedding", embedding.action(by_name["embedding"]))
     programs = [list(program(found, by_name[name], settings, plan, states)) for name in config.parts]
     stack(found, plan, programs, known, table)
+    speed(found, plan, config, settings, files)
     return found.verdicts
 
 
@@ -133,3 +148,24 @@ def stack(
         parity_stack.action(plan, *hashes, known["states"], table["table"]) if complete and known and table else None
     )
     found.expect("parity/stack", action, "a part, the reference or the embedding")
+
+
+def speed(found: Forecast, plan: dict[str, Any], config: Config, settings: dict[str, Any], files: Any) -> None:
+    """Verdict on the benchmark, which measures what has passed every gate. Args: files source.json's."""
+    if any(verdict.status != "unchanged" for verdict in found.verdicts):
+        found.expect("benchmark/speed", None, "the gates")
+        return
+
+    def described(path: str, receipt: str, output: str) -> dict[str, Any]:
+        made = found.recorded[receipt][output]
+        return {"path": path} | ({"files": made["files"]} if made["files"] else {"sha256": made["sha256"]})
+
+    bundles, packages = (
+        {name: described(f"{folder}/{name}.{suffix}", f"{folder}/{name}", output) for name in config.parts}
+        for folder, suffix, output in (("compiled", "mlmodelc", "bundle"), ("packages", "mlpackage", "package"))
+    )
+    source = {"repo": config.source.repo, "commit": config.source.revision, "files": files}
+    table = described("embedding.safetensors", "embedding", "table")
+    model = manifest.model(plan, source, bundles, packages, table)
+    prompts = [Path(file) for file in (config.benchmark.text, *task_files(config))]
+    found.expect("benchmark/speed", benchmark.action(model, prompts, settings["benchmark"]))

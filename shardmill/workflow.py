@@ -12,13 +12,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from shardmill import memory
-from shardmill.config import Config, parse, text_problems
+from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.lock import hold_lock
 from shardmill.steps import watched
 
 __all__ = [
     "all_receipts",
+    "artifacts",
     "checked",
     "gate_receipts",
     "mem_mb",
@@ -36,11 +37,26 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Config:
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     try:
         found = parse(config, name)
-        for problem in text_problems(found):
+        for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")
         return found
     except ConfigError as error:
         sys.exit(f"shardmill: {error}")
+
+
+def file_problems(config: Config) -> list[str]:
+    """Files that a build reads, later perhaps than hours from now, and that are not there or are empty."""
+    named = {"parity.text": Path(config.parity.text), "benchmark.text": Path(config.benchmark.text)}
+    problems = [
+        f"{key}: {text} is no file with text in it"
+        for key, text in named.items()
+        if not text.is_file() or not text.stat().st_size
+    ]
+    folders = [Path(config.benchmark.task_prompts) / task for task in config.benchmark.tasks]
+    problems += [f"benchmark.tasks: {folder} holds no .txt file" for folder in folders if not any(folder.glob("*.txt"))]
+    if config.source.path and not (Path(config.source.path) / "tokenizer.json").is_file():
+        problems.append(f"source.path: {config.source.path} holds no tokenizer.json")
+    return problems
 
 
 def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | int]:
@@ -85,6 +101,14 @@ def all_receipts(config: Config) -> list[str]:
     names = ["plan", "reference", "embedding"]
     names += [f"{folder}/{part}" for folder in ("packages", "compiled") for part in config.parts]
     return [f"build/{{model}}/{name}.receipt.json" for name in names] + gate_receipts(config)
+
+
+def artifacts(config: Config) -> list[str]:
+    """What a finished build consists of. Of files that are not asked for, Snakemake does not see that one is gone."""
+    names = ["report.html", "provenance.json", "model.json", "embedding.safetensors", "source.receipt.json"]
+    names += [f"packages/{part}.mlpackage" for part in config.parts]
+    names += [f"compiled/{part}.mlmodelc" for part in config.parts]
+    return [f"build/{{model}}/{name}" for name in names]
 
 
 def only_build(build: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -260,6 +261,9 @@ def test_an_unexpected_error_is_one_line_too(build: Path, monkeypatch: pytest.Mo
     line = failure("generate", build, "--prompt", "a")
     assert line.startswith("KeyError: ")
     assert line.endswith(cli.HINT)
+    closed = PermissionError(errno.EACCES, "Permission denied", "build/x")
+    monkeypatch.setattr(generate_command, "load_engine", raising(closed))
+    assert failure("generate", build, "--prompt", "a") == "build/x: Permission denied"
     monkeypatch.setattr(generate_command, "load_engine", raising(ShardmillError("gone;\n try again")))
     assert failure("generate", build, "--prompt", "a") == "gone; try again"
 

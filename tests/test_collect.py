@@ -8,7 +8,7 @@ import pytest
 from stored import Made, Outcome, entry, write_both
 from typer.testing import CliRunner
 
-from shardmill import collect, workflow
+from shardmill import collect, lock
 from shardmill.cli import app
 from shardmill.convert import stamped_cache
 from shardmill.errors import ShardmillError
@@ -96,8 +96,8 @@ def test_a_folder_without_a_store_is_left_alone(tmp_path: Path) -> None:
 def gc(*arguments: str) -> str:
     """What the command says; as its process would, it lets go of the build's lock in the end."""
     said = CliRunner().invoke(app, ["gc", *arguments])
-    while workflow._held:
-        workflow._held.pop().close()
+    while lock._held:
+        lock._held.pop().close()
     assert said.exit_code == 0
     return said.stdout
 

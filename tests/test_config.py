@@ -109,6 +109,7 @@ def test_several_mistakes_are_all_named() -> None:
         ({"num_hidden_layers": 3}, "topology: ends at layer 4, the model has 3"),
         ({"hidden_size": 96}, "head_dim 48: a key/value state whose width is no multiple of 32"),
         ({"head_dim": 40}, "head_dim 40: a key/value state whose width is no multiple of 32"),
+        ({"max_position_embeddings": 63}, "context: 64 is over the model's 63 positions"),
         ({"vocab_size": 258}, "head.slices: 4 does not divide the vocabulary of 258"),
     ],
 )
@@ -116,6 +117,18 @@ def test_a_local_checkpoint_is_held_against_the_config(tmp_path: Path, numbers: 
     """What config.json contradicts is said before anything runs: layers, state width, vocabulary."""
     config.parse(local(tmp_path))
     assert refusal(local(tmp_path, **numbers)).startswith(expected)
+
+
+def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:
+    line = refusal(local(tmp_path, model_type="llama"))
+    assert line == f"{tmp_path}/config.json: model_type 'llama' is not supported; supported: phi3"
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"])
+def test_a_size_that_is_null_stands_for_its_default(tmp_path: Path, name: str) -> None:
+    """What that is, only transformers knows: the split step asks it."""
+    content = local(tmp_path, head_dim=None, **{name: None})
+    config.parse(content)
 
 
 def test_a_negative_layer_is_one_error() -> None:

@@ -20,7 +20,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A valid config file's content; the working folder holds its checkpoint."""
     monkeypatch.chdir(tmp_path)
     tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint" / "b.json").touch()
+    (tmp_path / "checkpoint" / "tokenizer.json").touch()
     (tmp_path / "checkpoint" / "folder").mkdir()
     return tiny.settings("checkpoint")
 
@@ -51,18 +51,26 @@ def test_memory_is_declared_for_the_configured_method_within_the_limit(settings:
 
 def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
     files = SimpleNamespace(configfiles=["configs/a.yaml"])
-    texts = {}
-    for key in ("parity", "benchmark"):
-        texts[key] = {"text": f"{key}.txt"}
+
+    def refusal(content: dict[str, Any]) -> str:
         with pytest.raises(SystemExit) as ended:
-            workflow.checked(settings | texts, files)
-        assert ended.value.code == f"shardmill: configs/a.yaml: {key}.text: {key}.txt is no file with text in it"
-        Path(f"{key}.txt").write_text("a text")
-        settings = settings | texts
+            workflow.checked(content, files)
+        return str(ended.value.code).removeprefix("shardmill: configs/a.yaml: ")
+
+    benchmark = {"text": "text.txt", "task_prompts": "prompts", "tasks": ["summary"]}
+    assert refusal(settings | {"contxt": 1}) == "contxt: unknown key"
+    assert refusal(settings) == "parity.text: resources/text/parity.txt is no file with text in it"
+    Path("text.txt").write_text("a text")
+    settings |= {"parity": {"text": "text.txt"}}
+    assert refusal(settings) == "benchmark.text: resources/text/code.txt is no file with text in it"
+    settings |= {"benchmark": benchmark}
+    assert refusal(settings) == "benchmark.tasks: prompts/summary holds no .txt file"
+    Path("prompts/summary").mkdir(parents=True)
+    Path("prompts/summary/a.txt").write_text("a text")
+    Path("checkpoint/tokenizer.json").rename("checkpoint/tokenizer.model")
+    assert refusal(settings) == "source.path: checkpoint holds no tokenizer.json"
+    Path("checkpoint/tokenizer.model").rename("checkpoint/tokenizer.json")
     assert workflow.checked(settings, files).model == "tiny"
-    with pytest.raises(SystemExit) as ended:
-        workflow.checked(settings | {"contxt": 1}, files)
-    assert ended.value.code == "shardmill: configs/a.yaml: contxt: unknown key"
 
 
 def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[str, Any]) -> None:
@@ -73,7 +81,7 @@ def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[st
 
 
 def test_snakemake_watches_every_file_of_a_local_checkpoint(settings: dict[str, Any]) -> None:
-    assert workflow.source_files(config.parse(settings)) == ["checkpoint/b.json", "checkpoint/config.json"]
+    assert workflow.source_files(config.parse(settings)) == ["checkpoint/config.json", "checkpoint/tokenizer.json"]
 
 
 def test_there_is_nothing_to_watch_on_the_hub(settings: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import typer
 def synth_checkpoint(
     folder: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
     like: Annotated[Path, typer.Option(help="A config: its model's config.json decides the shapes.")],
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
     layers: Annotated[int | None, typer.Option(min=1, help="Another number of layers.")] = None,
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
@@ -20,11 +20,12 @@ def synth_checkpoint(
     from shardmill.checkpoint.synthetic import synth_checkpoint as write
     from shardmill.config import read_yaml
     from shardmill.errors import ConfigError
+    from shardmill.models.architecture import size_fault
 
     content = read_yaml(like)
-    if not isinstance(content, dict) or not isinstance(content.get("model"), str):
+    source = (content.get("source") or {}) if isinstance(content, dict) else None
+    if not isinstance(source, dict) or not isinstance(content.get("model"), str):
         raise ConfigError(f"{like}: no config of a model, see configs/README.md")
-    source = content.get("source") or {}
     home = Path(source["path"]) if source.get("path") else Path("resources") / content["model"]
     try:
         shapes = json.loads((home / "config.json").read_text(encoding="utf-8"))
@@ -32,6 +33,9 @@ def synth_checkpoint(
         raise ConfigError(f"{like}: the model's config.json is not at {home}; put it there") from error
     except ValueError as error:
         raise ConfigError(f"{home / 'config.json'}: not JSON: {error}") from error
+    wrong = size_fault(shapes)
+    if wrong:
+        raise ConfigError(f"{home / 'config.json'}: {wrong}")
     if layers:
         shapes["num_hidden_layers"] = layers
     write(shapes, folder, seed, tokenizer=Path("resources/demo"))

@@ -9,7 +9,7 @@ import typer
 
 
 def verify(build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")]) -> None:
-    """Hash every file that model.json names and compare. Exit code 1 if one is missing or changed."""
+    """Hash model.json and every file that it names, and compare. Exit code 1 if one is missing or changed."""
     from shardmill.provenance import mismatches
 
     checked, wrong = mismatches(build)
@@ -17,4 +17,9 @@ def verify(build: Annotated[Path, typer.Argument(help="A model's build folder, e
         typer.echo(f"{name}: {what}", err=True)
     typer.echo(f"{checked} files checked, {len(wrong)} wrong")
     if wrong:
+        typer.echo(
+            f"Remove what is wrong (for a file in source/, {build / 'source.receipt.json'}) and build again: "
+            "snakemake --cores 4 all",
+            err=True,
+        )
         raise typer.Exit(1)

@@ -26,6 +26,8 @@ def why(
     settings = config.load(configfile or config.find(build.name))
     if settings.model != build.name:
         raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
+    for problem in workflow.file_problems(settings):
+        raise ConfigError(f"{settings.model}: {problem}")
     verdicts = why.forecast(settings, workflow.settings(settings), build, Store(build.parent / ".store"))
     table = Table(box=None, pad_edge=False)
     for column in ("step", "", "because of"):

@@ -9,11 +9,17 @@ from shardmill.errors import ConfigError
 SUPPORTED = ("phi3",)
 
 
+def type_fault(model_type: object) -> str:
+    """Why a model_type can't be built, in words; empty if it can."""
+    known = ", ".join(SUPPORTED)
+    return "" if model_type in SUPPORTED else f"model_type {model_type!r} is not supported; supported: {known}"
+
+
 def family(model_type: str) -> ModuleType:
     """The module that builds graphs for `model_type`. Raises ConfigError for one that is not supported."""
-    if model_type not in SUPPORTED:
-        known = ", ".join(SUPPORTED)
-        raise ConfigError(f"model_type {model_type!r} is not supported; supported: {known}")
+    unsupported = type_fault(model_type)
+    if unsupported:
+        raise ConfigError(unsupported)
     from importlib import import_module
 
     return import_module(f"shardmill.models.{model_type}")

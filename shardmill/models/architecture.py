@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
+from shardmill.models import type_fault
 
 SIZES = (
     "num_hidden_layers",
@@ -100,16 +101,22 @@ def is_size(value: Any) -> bool:
 def load_hf_config(folder: Path) -> Any:
     """transformers' config of the checkpoint in `folder`.
 
-    Raises CheckpointError where config.json is missing, holds sizes that are none, or names an architecture that
-    transformers does not know.
+    Raises CheckpointError where config.json is missing, holds what no model can be, or names a model_type that is not
+    supported. Code that a checkpoint brings along is never run, nor is anybody asked whether to.
     """
     from transformers import AutoConfig
 
     try:
-        wrong = size_fault(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        wrong = size_fault(content) or type_fault(content.get("model_type"))
         if wrong:
             raise ValueError(wrong)
-        return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first}") from error
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever transformers makes of it
+        raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says at once; of one that announces the fault with a colon, the fault too."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])

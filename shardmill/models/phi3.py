@@ -7,13 +7,14 @@ Source of the arithmetic: transformers, models/phi3/modeling_phi3.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import Architecture, Graph, Names, Rope
+from shardmill.models.architecture import Architecture, Graph, Names, Rope, first_line
 from shardmill.models.primitives import GatedMLP, RMSNorm, attend, projection, rotate, scale, write_cache
 
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -31,7 +32,7 @@ def architecture(config: Any, context: int) -> Architecture:
     if context > config.max_position_embeddings:
         limit = config.max_position_embeddings
         raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
-    frequencies = rope(config, context)
+    frequencies = checked_rope(config, context)
     graph = Graph(
         model_type=config.model_type,
         hidden=config.hidden_size,
@@ -42,6 +43,10 @@ def architecture(config: Any, context: int) -> Architecture:
         ffn=config.intermediate_size,
         rms_norm_eps=config.rms_norm_eps,
     )
+    if graph.rope_dim > graph.head_dim:
+        raise CheckpointError(f"rope_parameters: turn {graph.rope_dim} dimensions of heads that have {graph.head_dim}")
+    if graph.heads % graph.kv_heads:
+        raise CheckpointError(f"{graph.heads} heads are no multiple of {graph.kv_heads} key/value heads")
     return Architecture(
         graph=graph,
         layers=config.num_hidden_layers,
@@ -50,6 +55,17 @@ def architecture(config: Any, context: int) -> Architecture:
         max_positions=config.max_position_embeddings,
         rope=frequencies,
     )
+
+
+def checked_rope(config: Any, context: int) -> Rope:
+    """`rope`, or CheckpointError for parameters of which transformers makes no table of numbers."""
+    try:
+        found = rope(config, context)
+        if not all(isfinite(number) for number in (*found.inv_freq, found.scale)):
+            raise ValueError("some frequencies are not finite")
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"rope_parameters: no rotary table can be made of them: {first_line(error)}") from error
+    return found
 
 
 def rope(config: Any, context: int) -> Rope:

@@ -21,7 +21,7 @@ def load_template(source: Path) -> ChatTemplate | None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # whatever a checkpoint may hold
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ShardmillError(f"{source}: its tokenizer, and so its chat template, can't be loaded: {first}") from error

@@ -21,6 +21,7 @@ class Tools:
     packages: tuple[str, ...]
 
 
+SOURCE = "source"  # the folder of a build in which the checkpoint's files lie
 GRAPHS = tuple(f"shardmill.models.{name}" for name in SUPPORTED)
 
 TOOLS = {
@@ -59,4 +60,4 @@ def source_folder(record: Path) -> Path:
     The receipt stands beside the folder, not in it: Snakemake removes a job's outputs before it runs, and the folder
     must not lose its source.json by that.
     """
-    return record.parent / "source"
+    return record.parent / SOURCE

@@ -32,14 +32,16 @@ def run(
             os.environ.pop(name, None)  # the job's, for sums alike everywhere; the server takes what is quickest
         canonical.write_json(made["speed"], benchmark(manifest.parent, Benchmark(**settings)))
 
-    todo = action(manifest, [text, *tasks], settings)
+    todo = action(json.loads(manifest.read_text()), [text, *tasks], settings)
     Store(Path(store)).perform(todo, {"speed": speed}, receipt, work, engine=host.engine())
 
 
-def action(manifest: Path, prompts: Sequence[Path], settings: Mapping[str, Any]) -> Action:
-    """A speed depends on the programs, wherever their weights came from, on what is asked, and on the machine."""
-    content = json.loads(manifest.read_text())
-    model = {key: value for key, value in content.items() if key not in ("source", "texts")}  # prompts are no chats
+def action(manifest: Mapping[str, Any], prompts: Sequence[Path], settings: Mapping[str, Any]) -> Action:
+    """A speed depends on the programs, wherever their weights came from, on what is asked, and on the machine.
+
+    Args: manifest model.json's content.
+    """
+    model = {key: value for key, value in manifest.items() if key not in ("source", "texts")}  # prompts are no chats
     asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in prompts}
     inputs = {"model": canonical.digest(model), "prompts": canonical.digest(asked)}
     params = {"settings": settings, "engine": host.engine(), "machine": host.machine()}

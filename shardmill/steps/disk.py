@@ -1,4 +1,7 @@
-"""Tells a full disk from other errors: libraries wrap what the system says, some into nothing but text."""
+"""Tells a full disk, or a quota that is used up, from other errors.
+
+Libraries wrap what the system says, some into nothing but text.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import errno
 import os
 from collections.abc import Iterator
 
-SIGNS = (os.strerror(errno.ENOSPC), f"os error {errno.ENOSPC}")  # the second is Rust's, as safetensors reports it
+CODES = (errno.ENOSPC, errno.EDQUOT)
+# The second of each is Rust's, as safetensors reports it.
+SIGNS = tuple(sign for code in CODES for sign in (os.strerror(code), f"os error {code})"))
 SOMEWHERE = "build"
 
 
 def full_at(error: BaseException) -> str | None:
     """What could not be written as the disk is full, "build" where the error does not say; None for another error."""
     for found in chain(error):
-        if isinstance(found, OSError) and found.errno == errno.ENOSPC:
+        if isinstance(found, OSError) and found.errno in CODES:
             return str(found.filename2 or found.filename or SOMEWHERE)
         if any(sign in str(found) for sign in SIGNS):
             return copied_to(found) or SOMEWHERE

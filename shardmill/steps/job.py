@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 import os
@@ -19,6 +20,7 @@ from shardmill.steps.disk import full_at
 log = logging.getLogger("shardmill")
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 AFTER_THE_GATES = ("manifest", "benchmark", "provenance", "report")
 
 
@@ -85,7 +87,9 @@ def one_line(error: Exception, logfile: Path) -> str:
     if full is not None:
         return f"{full}: the disk is full; free some space and run the same command again"
     if isinstance(error, ShardmillError):
-        return str(error)
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in FORBIDDEN and error.filename:
+        return f"{error.filename}: {error.strerror}; allow it and run the same command again"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"unexpected {type(error).__name__}: {first} (traceback in {logfile})"
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardmill import canonical
 from shardmill.checkpoint.layout import text_files
 from shardmill.manifest import runtime_manifest
-from shardmill.steps import source_folder
+from shardmill.steps import SOURCE
 from shardmill.store import read_receipt
+
+TOKENIZER = "tokenizer.json"
+Described = dict[str, dict[str, Any]]  # by part: a path relative to model.json, and hashes
 
 
 def run(
@@ -31,28 +35,30 @@ def run(
     receipts; table embedding.safetensors and tabled its receipt. `gates` are inputs only because there is no
     model.json before they have passed.
     """
-    root, source = made.parent, json.loads(record.read_text())
-    plan = json.loads(summary.read_text())
+    root = made.parent
 
-    def all_described(paths: list[Path], receipts: list[Path]) -> dict[str, dict[str, Any]]:
+    def all_described(paths: list[Path], receipts: list[Path]) -> Described:
         return {path.stem: described(root, path, receipt) for path, receipt in zip(paths, receipts, strict=True)}
 
-    content = runtime_manifest(plan, all_described(bundles, compiled), described(root, table, tabled))
+    programs = all_described(bundles, compiled), all_described(packages, packaged)
+    plan, source = json.loads(summary.read_text()), json.loads(record.read_text())
+    canonical.write_json(made, model(plan, source, *programs, described(root, table, tabled)))
+
+
+def model(
+    plan: Mapping[str, Any], source: Mapping[str, Any], bundles: Described, packages: Described, table: dict[str, Any]
+) -> dict[str, Any]:
+    """model.json's content. Args: what plan.json and source.json hold; bundles and packages by part, and the table."""
+    content = runtime_manifest(plan, bundles, table)
     # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
-    content["packages"] = all_described(packages, packaged)
-    tokenizer = source_folder(record) / "tokenizer.json"
-    content["tokenizer"] = {
-        "path": tokenizer.relative_to(root).as_posix(),
-        "sha256": source["files"][tokenizer.name]["sha256"],
-    }
+    content["packages"] = packages
+    hashes = {name: file["sha256"] for name, file in source["files"].items()}
+    content["tokenizer"] = {"path": f"{SOURCE}/{TOKENIZER}", "sha256": hashes[TOKENIZER]}
     # What chat and serve read beside it: the template, the special tokens, how to generate.
-    others = sorted(set(text_files(source["files"])) - {tokenizer.name})
-    content["texts"] = {
-        "path": tokenizer.parent.relative_to(root).as_posix(),
-        "files": {name: source["files"][name]["sha256"] for name in others},
-    }
+    others = sorted(set(text_files(hashes)) - {TOKENIZER})
+    content["texts"] = {"path": SOURCE, "files": {name: hashes[name] for name in others}}
     content["source"] = {key: source[key] for key in ("repo", "commit")}
-    canonical.write_json(made, content)
+    return content
 
 
 def described(root: Path, path: Path, receipt: Path) -> dict[str, Any]:

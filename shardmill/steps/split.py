@@ -10,7 +10,7 @@ from typing import Any
 
 from shardmill import canonical, config, plan
 from shardmill.checkpoint.cache import HashCache
-from shardmill.errors import ConfigError
+from shardmill.errors import CheckpointError, ConfigError
 from shardmill.steps import ingredients, source_folder
 from shardmill.store import Action, Store
 
@@ -83,10 +83,16 @@ def model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
 
 
 def eos_token_ids(source: Path, hf: Any) -> list[int]:
-    """Tokens that end a generation: generation_config.json's, else config.json's."""
+    """Tokens that end a generation: generation_config.json's, else config.json's. Raises CheckpointError."""
     from transformers import GenerationConfig
 
-    ids = hf.eos_token_id
-    if (source / "generation_config.json").is_file():
-        ids = GenerationConfig.from_pretrained(source).eos_token_id or ids
-    return [ids] if isinstance(ids, int) else list(ids or [])
+    ids, file = hf.eos_token_id, source / "generation_config.json"
+    if file.is_file():
+        try:
+            ids = GenerationConfig.from_pretrained(source).eos_token_id or ids
+        except Exception as error:  # whatever transformers makes of it
+            raise CheckpointError(f"{file} can't be read: {' '.join(str(error).split())}; fetch it again") from error
+    found = [ids] if isinstance(ids, int) else list(ids or [])
+    if not all(isinstance(token, int) for token in found):
+        raise CheckpointError(f"{file}: eos_token_id {ids!r} is no token's number")
+    return found

@@ -26,6 +26,30 @@ def test_a_model_of_none_is_refused_before_it_divides_by_it(tmp_path: Path, name
         load_hf_config(tmp_path)
 
 
+def test_code_of_a_checkpoint_is_neither_run_nor_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks on the terminal, where it is not told, and runs what it finds."""
+    monkeypatch.setattr("builtins.input", pytest.fail)
+    for kind in ("its_own", "phi3"):
+        content = {"model_type": kind, "auto_map": {"AutoConfig": "code.Config"}}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        (tmp_path / "code.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
+        if kind == "phi3":
+            assert type(load_hf_config(tmp_path)).__module__.startswith("transformers.")
+        else:
+            with pytest.raises(CheckpointError, match="model_type 'its_own' is not supported; supported: phi3"):
+                load_hf_config(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("change", [{"rms_norm_eps": "x"}, {"rope_parameters": [1]}, {"tie_word_embeddings": "x"}])
+def test_a_value_of_another_kind_is_named_in_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SOUND | change))
+    with pytest.raises(CheckpointError, match=next(iter(change))) as caught:
+        load_hf_config(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "TypeError" in str(caught.value)  # what is wrong with it, not only where
+
+
 def test_a_file_that_holds_no_mapping(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not a model's config"):

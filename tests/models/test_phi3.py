@@ -113,7 +113,7 @@ def test_an_unknown_family_is_refused_with_those_that_are_known() -> None:
 
 
 def test_an_unreadable_config_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
+    (tmp_path / "config.json").write_text('{"model_type": "phi3", "rms_norm_eps": "x"}')
     with pytest.raises(CheckpointError, match=r"config\.json can't be read as a model config: [^\n]+$"):
         load_hf_config(tmp_path)
 

@@ -14,8 +14,19 @@ from typing import Any
 import pytest
 
 from shardmill import config, store, workflow
+from shardmill.steps import (
+    benchmark,
+    convert,
+    embedding,
+    fetch,
+    manifest,
+    parity,
+    parity_stack,
+    reference,
+    residency,
+    split,
+)
 from shardmill.steps import compile as compiling
-from shardmill.steps import convert, embedding, fetch, parity, parity_stack, reference, residency, split
 
 
 def run(root: Path, content: dict[str, Any]) -> list[str]:
@@ -59,6 +70,22 @@ def programs(build: Path, name: str, record: Path, summary: Path, states: Path, 
 def receipt(artifact: Path) -> Path:
     """Where an artifact's receipt stands."""
     return artifact.with_name(f"{artifact.stem}.receipt.json")
+
+
+def measure(root: Path, content: dict[str, Any]) -> None:
+    """model.json and the benchmark of a build that `run` has finished."""
+    settings = config.parse(content)
+    build, made = root / "build" / settings.model, root / "build" / settings.model / "model.json"
+    packages, bundles = (
+        [build / folder / f"{name}.{suffix}" for name in settings.parts]
+        for folder, suffix in (("packages", "mlpackage"), ("compiled", "mlmodelc"))
+    )
+    receipts = [receipt(p) for p in packages], [receipt(b) for b in bundles]
+    summary, record, table = build / "plan.json", build / "source.receipt.json", build / "embedding.safetensors"
+    manifest.run(summary, record, packages, receipts[0], bundles, receipts[1], table, receipt(table), made, [])
+    speed = build / "benchmark/speed.json"
+    asked = workflow.settings(settings)["benchmark"]
+    benchmark.run(made, Path(asked["text"]), [], speed, receipt(speed), str(root / "build/.store"), asked)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ CONFIG = tiny.settings(
     topology=[[0, 1], [1, 2]],
     head={"slices": 1},
     parity={"text": "text.txt", "positions": 16, "perplexity_positions": 48},
-    benchmark={"text": "text.txt", "prompt_tokens": [8], "new_tokens": 8, "repetitions": 1},
+    benchmark={"text": "text.txt", "prompt_tokens": [8], "tasks": [], "new_tokens": 8, "repetitions": 1},
 )
 
 

@@ -18,6 +18,7 @@ from shardmill.store import Store
 from . import driver
 
 PARITY = {"text": "sample.txt", "positions": 16, "perplexity_positions": 32}
+BENCHMARK = {"text": "sample.txt", "tasks": []}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def accepting(threshold: Any) -> Any:
 
 def settings(**changes: Any) -> dict[str, Any]:
     """The tiny config; three layers parts and two head slices."""
-    return tiny.settings("checkpoint", parity=PARITY, **changes)
+    return tiny.settings("checkpoint", parity=PARITY, **({"benchmark": BENCHMARK} | changes))
 
 
 def steps_of(*parts: str) -> set[str]:
@@ -78,11 +79,15 @@ def change_tensor(root: Path, name: str) -> None:
 
 
 def forecast(root: Path, content: dict[str, Any]) -> set[str]:
-    """Steps that `shardmill why` says would work or depend on one that would."""
+    """Steps up to the gates of which `shardmill why` says that they would work or depend on one that would."""
+    return {v.step for v in verdicts(root, content) if v.status != "unchanged"} - {"benchmark/speed"}
+
+
+def verdicts(root: Path, content: dict[str, Any]) -> list[why.Verdict]:
+    """All that `shardmill why` says."""
     parsed = config.parse(content)
     build = root / "build" / parsed.model
-    verdicts = why.forecast(parsed, workflow.settings(parsed), build, Store(root / "build/.store"))
-    return {v.step for v in verdicts if v.status != "unchanged"}
+    return why.forecast(parsed, workflow.settings(parsed), build, Store(root / "build/.store"))
 
 
 def test_nothing_changed(root: Path) -> None:
@@ -145,8 +150,22 @@ def test_topology_there_and_back(root: Path) -> None:
 
 
 def test_benchmark_setting_changed(root: Path) -> None:
-    """What is measured later has no part in a package."""
-    assert driver.run(root, settings(benchmark={"new_tokens": 3})) == []
+    """What is measured later has no part in a package; `why` tells of it, for it takes longest of all."""
+    changed = settings(benchmark=BENCHMARK | {"new_tokens": 3})
+    assert driver.run(root, changed) == []
+    assert verdicts(root, changed)[-1] == why.Verdict("benchmark/speed", "works", "not made before")
+
+
+def test_the_benchmark_is_foreseen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked up by the model.json that the next build would write, whatever stands in the folder."""
+    monkeypatch.setattr("shardmill.bench.speed.benchmark", lambda build, settings: {})
+    driver.measure(root, settings())
+    (root / "build/tiny/model.json").unlink()
+    assert verdicts(root, settings())[-1] == why.Verdict("benchmark/speed", "unchanged")
+    (last,) = (v for v in verdicts(root, settings(benchmark=BENCHMARK | {"new_tokens": 3})) if v.status != "unchanged")
+    assert last == why.Verdict("benchmark/speed", "works", "params.settings.new_tokens")
+    (root / "sample.txt").write_text("another text" * 99)
+    assert verdicts(root, settings())[-1] == why.Verdict("benchmark/speed", "depends", "the gates")
 
 
 def test_converter_changed_with_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,22 @@ def test_a_second_run_runs_no_job(finished: Project) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished.build.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("gone", ["packages/head_0.mlpackage", "compiled/head_0.mlmodelc", "embedding.safetensors"])
+def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Path, gone: str) -> None:
+    """Though report and provenance, the last to be made, are there."""
+    project = copied(finished, tmp_path / "project")
+    shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
+    shutil.copytree(finished.build, project.build)
+    for last in ("benchmark/speed.json", "benchmark/speed.receipt.json", "report.html"):
+        (project.build / last).parent.mkdir(exist_ok=True)
+        (project.build / last).touch()
+    assert "Nothing to be done" in project.run("all", "--dry-run", "--rerun-triggers", "mtime").stdout
+    artifact = project.build / gone
+    shutil.rmtree(artifact) if artifact.is_dir() else artifact.unlink()
+    rule = {"packages": "convert", "compiled": "compile"}.get(gone.split("/")[0], "embedding")
+    assert rule in jobs(project.run("all", "--dry-run", "--rerun-triggers", "mtime").stdout)
+
+
 def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_path: Path) -> None:
     """A build folder thrown away costs no work, and is then as settled as the first one was."""
     again = copied(finished, tmp_path / "again")

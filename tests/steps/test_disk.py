@@ -35,6 +35,7 @@ def wrapped(inner: Exception, *, hidden: bool = False) -> Exception:
         (shutil.Error([("/tmp/a", "build/b", f"[Errno 28] {FULL}: 'build/b'")]), "build/b"),
         (SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)"), "build"),
         (wrapped(OSError(errno.ENOSPC, FULL, "build/x")), "build/x"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "build/x"), "build/x"),
         (wrapped(OSError(errno.ENOSPC, FULL, "build/x"), hidden=True), "build/x"),
     ],
 )

@@ -128,6 +128,9 @@ def test_errors_become_one_line() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "build/x")
     assert one_line(full, log) == "build/x: the disk is full; free some space and run the same command again"
     assert one_line(shutil.Error([("a", "build/b", str(full))]), log).startswith("build/b: the disk is full")
+    closed = PermissionError(errno.EACCES, "Permission denied", "build/.store/x")
+    assert one_line(closed, log) == "build/.store/x: Permission denied; allow it and run the same command again"
+    assert one_line(GateError("a library\n said"), log) == "a library said"
     assert one_line(ValueError("first\nsecond"), log) == "unexpected ValueError: first (traceback in logs/a.log)"
     assert one_line(KeyError(), log) == "unexpected KeyError: KeyError (traceback in logs/a.log)"
 

@@ -13,7 +13,7 @@ import pytest
 
 from shardmill import canonical
 from shardmill.provenance import mismatches
-from shardmill.steps import manifest
+from shardmill.steps import manifest, provenance
 from shardmill.store import Action, Store
 
 PLAN: dict[str, Any] = {
@@ -92,6 +92,7 @@ def written(build: Path) -> dict[str, Any]:
         made=build / "model.json",
         gates=[],
     )
+    provenance.run(build / "source.receipt.json", build / "model.json", [], build / "provenance.json")
     content: dict[str, Any] = json.loads((build / "model.json").read_text())
     return content
 
@@ -139,6 +140,20 @@ def test_a_text_that_chat_reads_is_checked_too(build: Path) -> None:
     assert mismatches(build) == (mismatches(build)[0], [])
     (build / "source/tokenizer_config.json").write_text("{}")
     assert mismatches(build)[1] == [("source/tokenizer_config.json", "not the bytes that model.json names")]
+
+
+@pytest.mark.parametrize("fault", ["another model.json", "damaged provenance", "no provenance"])
+def test_a_manifest_that_nothing_attests_is_found(build: Path, fault: str) -> None:
+    """What model.json itself says has no hash there: the provenance has it."""
+    model = written(build)
+    match fault:
+        case "another model.json":
+            canonical.write_json(build / "model.json", model | {"eos_token_ids": [1]})
+        case "damaged provenance":
+            (build / "provenance.json").write_text("{")
+        case "no provenance":
+            (build / "provenance.json").unlink()
+    assert mismatches(build)[1] == [("model.json", "not the bytes that provenance.json names")]
 
 
 def test_a_file_too_many_is_found(build: Path) -> None:

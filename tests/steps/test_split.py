@@ -152,6 +152,39 @@ def test_eos_comes_from_the_generation_config_first(checkpoint: Path, tmp_path: 
     assert step.eos_token_ids(copy, load_hf_config(copy)) == [3, 5]
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"eos_token_id": "end"}'])
+def test_a_damaged_generation_config_is_named(checkpoint: Path, tmp_path: Path, text: str) -> None:
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    (copy / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json") as caught:
+        split(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_dim": 64},
+        {"rope_parameters.rope_theta": 0},
+        {"rope_parameters.rope_theta": "x"},
+        {"rope_parameters.short_factor": [0.0] * (tiny.ROPE_DIM // 2)},
+        {"rope_parameters.partial_rotary_factor": 2.0, "rope_parameters.rope_type": "default"},
+    ],
+)
+def test_rotary_parameters_that_make_no_table_are_one_line(
+    checkpoint: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    content = json.loads((copy / "config.json").read_text())
+    for key, value in change.items():
+        name, _, inner = key.partition(".")
+        (content[name] if inner else content)[inner or name] = value
+    (copy / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="rope_parameters") as caught:
+        split(copy)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path) -> None:
     build = tmp_path / "build"
     record = build / "source.receipt.json"
