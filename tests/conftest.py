@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import tiny
 from stored import Outcome
 
 import shardmill.portable
 from shardmill.store import Store
+
+
+@pytest.fixture(autouse=True)
+def own_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests bring a hub of their own, whatever this shell says of the real one."""
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="session")
