@@ -27,6 +27,7 @@ ENDINGS = {
     "stop": "a stop string came",
 }
 DRAFTERS = "none, ngram, suffix, learned, mixed or draft_model"
+EFFECT = "Changes the speed only; but draft_model at a temperature also what a seed gives."
 Precision = Annotated[
     Literal["fp32", "fp16"],
     typer.Option(help="The portable engine's. fp16 rounds as the Neural Engine does, and wide passes may then round "
@@ -39,7 +40,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[str | None, typer.Option(help="File with the text to continue; - is stdin.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. Changes the speed only.")] = "ngram",
+    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")] = "ngram",
     draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
