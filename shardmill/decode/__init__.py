@@ -14,12 +14,13 @@ from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
 from shardmill.decode.policies import POLICIES, create_policy
 from shardmill.decode.policy import DraftPolicy
-from shardmill.decode.sampling import Sampling
+from shardmill.decode.sampling import SEEDS, Sampling
 from shardmill.decode.session import Session
 
 __all__ = [
     "DRAFTERS",
     "POLICIES",
+    "SEEDS",
     "Constraint",
     "DecodeError",
     "DraftPolicy",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from shardmill.decode import Constraint, DecodeError, JsonSchema, Options, Sampling
+from shardmill.decode import SEEDS, Constraint, DecodeError, JsonSchema, Options, Sampling
 from shardmill.serve.errors import ApiError, invalid
 from shardmill.serve.job import Work
 from shardmill.serve.model import Model
@@ -107,7 +107,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
 
 def _sampling(request: Request) -> Sampling:
     """OpenAI's defaults: temperature 1, a fresh seed."""
-    seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+    seed = secrets.randbits(63) if request.seed is None else request.seed % SEEDS
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_k=request.top_k or 0,
