@@ -161,8 +161,9 @@ def test_gaps_come_with_their_reason() -> None:
     gaps = speed.not_run(asked, [], QUIET, None)
     assert [(gap["what"], gap["reason"]) for gap in gaps[:2]] == [("800", "no room"), ("copying", "no room")]
     assert [gap["kind"] for gap in gaps] == ["prompt", "prompt", "drafter", "energy"]
-    metered = speed.not_run(asked, [], Meter(lambda: 0.0), None)
-    assert "energy" not in {gap["kind"] for gap in metered}
+    for joules, still in ((0.5, False), (0.0, True)):  # one that says 0 has ended, or can't be understood
+        metered = speed.not_run(asked, [pair(answer(joules=joules), joules=joules)], Meter(lambda: 0.0), None)
+        assert [gap["reason"].startswith("the machine's meter stood still") for gap in metered[3:]] == [True] * still
 
 
 def test_prefill_is_held_against_plain_decoding_of_the_same_length() -> None:
