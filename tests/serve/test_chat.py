@@ -130,6 +130,14 @@ def test_an_impossible_schema_is_refused(server: Running, schema: dict[str, str]
         say(server, response_format={"type": "json_schema"})
 
 
+def test_a_schema_that_the_library_cannot_read_is_refused(server: Running) -> None:
+    """Half of a surrogate pair, which JSON can hold and UTF-8 cannot, is the client's fault."""
+    pytest.importorskip("llguidance")
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "\ud800"}}}
+    status, answer = server.post(ask(response_format=wanted))
+    assert status == 400 and answer["error"]["message"].startswith("JSON schema rejected: ")
+
+
 def test_a_template_may_refuse(server: Running) -> None:
     """What a template raises is the client's to read."""
     with pytest.raises(openai.BadRequestError, match="the first message must be the user's"):
