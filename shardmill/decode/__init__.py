@@ -16,6 +16,7 @@ from shardmill.decode.policies import POLICIES, create_policy
 from shardmill.decode.policy import DraftPolicy
 from shardmill.decode.sampling import SEEDS, Sampling
 from shardmill.decode.session import Session
+from shardmill.decode.text import Detokenize, text_after
 
 __all__ = [
     "DRAFTERS",
@@ -23,6 +24,7 @@ __all__ = [
     "SEEDS",
     "Constraint",
     "DecodeError",
+    "Detokenize",
     "DraftPolicy",
     "Drafter",
     "Engine",
@@ -40,4 +42,5 @@ __all__ = [
     "generate",
     "measure_widths",
     "run",
+    "text_after",
 ]
