@@ -79,7 +79,7 @@ def _encode(model: Model, text: str, *, special: bool) -> Sequence[int]:
 
 
 def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
-    """How many tokens may follow the prompt at most."""
+    """How many tokens to ask for at most: one more than fit, so that an answer that fills the context says so."""
     if not prompt:
         raise invalid("the prompt is empty: give at least one token", "prompt")
     slots = model.engine.slots
@@ -89,7 +89,7 @@ def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> in
         raise invalid(message, code="context_length_exceeded")
     if not all(0 <= token < model.engine.vocab for token in prompt):
         raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
-    return slots - len(prompt) + 1  # the last token needs no slot
+    return slots - len(prompt) + 2  # the last token needs no slot
 
 
 def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: Settings) -> int:
