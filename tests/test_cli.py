@@ -95,7 +95,7 @@ def test_generates_text_and_says_what_it_took(build: Path) -> None:
 
 def test_streams_whole_characters(build: Path) -> None:
     """Text is written piece by piece, never half a character, and every piece as soon as its last byte is there."""
-    from shardmill.decode import Options, Session, generate
+    from shardmill.decode import Options, Session, generate, text_after
 
     tokenizer = byte_tokenizer()
     prompt = tokenizer.encode(PROMPT).ids
@@ -106,18 +106,10 @@ def test_streams_whole_characters(build: Path) -> None:
         flush = staticmethod(lambda: None)
 
     session = Session(generate_command.load_engine(build, "fp32"))
-    options = Options(detokenize=generate_command.text_after(tokenizer, prompt))
+    options = Options(detokenize=text_after(tokenizer.decode, prompt))
     result = generate_command.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
     assert written == list(CONTINUATION)
     assert result.text == CONTINUATION
-
-
-def test_text_is_that_of_the_whole() -> None:
-    """Tokenizers that write a word's space by what precedes it keep it where the prompt ends and new text begins."""
-    words = Tokenizer(models.WordLevel({"\u2581the": 0, "\u2581end": 1}, unk_token="\u2581the"))
-    words.decoder = decoders.Metaspace()
-    assert words.decode([1]) == "end"
-    assert generate_command.text_after(words, [0])([1]) == " end"
 
 
 def test_an_unfinished_character_at_the_end_is_shown_as_such(build: Path) -> None:

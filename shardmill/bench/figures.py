@@ -93,9 +93,9 @@ def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:
 
 
 def millijoules(answers: Sequence[Answer]) -> float | None:
-    """Per token, of the whole chip; None where no meter ran."""
+    """Per token, of the whole chip; None where no meter ran, or it stood still: nothing computes for nothing."""
     used = [answer.joules for answer in answers if answer.joules is not None]
-    return 1e3 * sum(used) / sum(len(answer.tokens) for answer in answers) if used else None
+    return 1e3 * sum(used) / sum(len(answer.tokens) for answer in answers) if sum(used) else None
 
 
 def pass_seconds(pairs: Sequence[Pair], widths: Sequence[int]) -> dict[str, float]:

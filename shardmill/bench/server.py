@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +18,9 @@ from typing import IO
 
 from shardmill.errors import ShardmillError
 
-SHARDMILL = (sys.executable, "-c", "from shardmill.cli import main; main()")
+MAIN = "from shardmill.cli import main; main()"
+SHARDMILL = (sys.executable, "-c", MAIN)
+FOLLOW = "from shardmill.bench.server import follow_parent; follow_parent()"
 GREETING = re.compile(
     r"serving (?P<model>\S+) on the \S+ engine( \((?P<threads>\d+) threads?\))? at (?P<url>http://\S+)/v1"
 )
@@ -41,7 +45,19 @@ class Server:
 def command(build: Path, draft: Path | None, precision: str) -> list[str]:
     """What starts the server of a build on a free port of this machine."""
     more = ["--draft-build", str(draft)] if draft else []
-    return [*SHARDMILL, "serve", str(build), "--port", "0", "--drafter", "none", "--precision", precision, *more]
+    options = ["--port", "0", "--drafter", "none", "--precision", precision, *more]
+    return [sys.executable, "-c", f"{FOLLOW}; {MAIN}", "serve", str(build), *options]
+
+
+def follow_parent() -> None:
+    """Ends this process, in order, once its standard input is closed: whatever killed its parent closed that too."""
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextmanager
@@ -55,7 +71,7 @@ def running(arguments: Sequence[str]) -> Iterator[Server]:
     with tempfile.TemporaryFile("w+") as complaints:
         start = time.perf_counter()
         process = subprocess.Popen(
-            arguments, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, text=True
+            arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
         )
         try:
             greeting = _greeting(process, complaints)

@@ -186,4 +186,6 @@ def not_run(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path 
         found += [("oracle", f"replay of {DRAFT_MODEL}", "it would run the draft model once more, outside the server")]
     if energy.joules is None:
         found += [("energy", "energy per token", energy.reason)]
+    elif not any(answer.joules for pair in pairs for answer in (pair.plain, pair.drafted)):
+        found += [("energy", "energy per token", "the machine's meter stood still: see whether it works by itself")]
     return [{"kind": kind, "what": str(what), "reason": reason} for kind, what, reason in found]

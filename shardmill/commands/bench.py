@@ -52,7 +52,7 @@ def bench(
     read_manifest(build)
     if draft:
         read_manifest(draft)
-    settings = checked({name: value for name, value in wanted.items() if value})
+    settings = checked({name: value for name, value in wanted.items() if value not in (None, [], ())})
     from shardmill import canonical
     from shardmill.bench.speed import benchmark
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmill import interrupt
-from shardmill.commands.generate import DRAFTERS, Precision, check_drafter, closing_line, make_drafter
+from shardmill.commands.generate import DRAFTERS, EFFECT, Precision, check_drafter, closing_line, make_drafter
 from shardmill.commands.serve import load_model
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def chat(
     build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
     system: Annotated[str | None, typer.Option(help="What the model is told first; needs a chat template.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
-    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. Changes the speed only.")] = "ngram",
+    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")] = "ngram",
     draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardmill.decode import Drafter, GenerationResult, PrefillEvent, TokenEvent
     from shardmill.engine import Engine
 
-SEAM = 8  # prompt tokens decoded together with the new ones: some tokenizers write a space by what precedes it
 ENDINGS = {
     "eos": "the model ended the text",
     "length": "--max-new-tokens reached",
@@ -27,6 +26,7 @@ ENDINGS = {
     "stop": "a stop string came",
 }
 DRAFTERS = "none, ngram, suffix, learned, mixed or draft_model"
+EFFECT = "Changes the speed only; but draft_model at a temperature also what a seed gives."
 Precision = Annotated[
     Literal["fp32", "fp16"],
     typer.Option(help="The portable engine's. fp16 rounds as the Neural Engine does, and wide passes may then round "
@@ -39,7 +39,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[str | None, typer.Option(help="File with the text to continue; - is stdin.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. Changes the speed only.")] = "ngram",
+    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")] = "ngram",
     draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
@@ -47,7 +47,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
     """Continue a text with a built model."""
-    from shardmill.decode import Options, Sampling, Session
+    from shardmill.decode import Options, Sampling, Session, text_after
     from shardmill.decode import generate as decode
 
     check_drafter(drafter, draft_build)
@@ -62,7 +62,7 @@ def generate(
         prompt=tokens,
         max_new_tokens=max_new_tokens,
         eos=manifest["eos_token_ids"],
-        options=Options(sampling=sampling, detokenize=text_after(tokenizer, tokens)),
+        options=Options(sampling=sampling, detokenize=text_after(tokenizer.decode, tokens)),
     )
     if sys.stdout.isatty() and not as_json:  # a person reads on from the prompt; a pipe gets the new text only
         typer.secho(text, dim=True, nl=False)
@@ -146,17 +146,6 @@ def make_drafter(name: str, draft_build: Path | None, vocab: int | None, precisi
     if name != "draft_model":
         raise typer.BadParameter("--draft-build goes with --drafter draft_model")
     return create_drafter(name, draft_session=Session(load_engine(draft_build, precision)), vocab=vocab)
-
-
-def text_after(tokenizer: Tokenizer, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
-    """A detokeniser of the tokens that follow `prompt`."""
-    seam = list(prompt[-SEAM:])
-    known = len(tokenizer.decode(seam))
-
-    def detokenize(tokens: Sequence[int]) -> str:
-        return tokenizer.decode([*seam, *tokens])[known:]
-
-    return detokenize
 
 
 def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out: Any) -> GenerationResult:

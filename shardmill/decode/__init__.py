@@ -14,14 +14,17 @@ from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
 from shardmill.decode.policies import POLICIES, create_policy
 from shardmill.decode.policy import DraftPolicy
-from shardmill.decode.sampling import Sampling
+from shardmill.decode.sampling import SEEDS, Sampling
 from shardmill.decode.session import Session
+from shardmill.decode.text import Detokenize, text_after
 
 __all__ = [
     "DRAFTERS",
     "POLICIES",
+    "SEEDS",
     "Constraint",
     "DecodeError",
+    "Detokenize",
     "DraftPolicy",
     "Drafter",
     "Engine",
@@ -39,4 +42,5 @@ __all__ = [
     "generate",
     "measure_widths",
     "run",
+    "text_after",
 ]

@@ -71,8 +71,11 @@ class JsonSchema:
         matcher = _library().LLMatcher
         self._vocab = tokenizer.vocab
         layout = {"whitespace_flexible": not compact}
-        grammar = matcher.grammar_from_json_schema(json.dumps(schema), overrides=layout)
-        self._matcher = matcher(tokenizer.prepared, grammar)
+        try:
+            grammar = matcher.grammar_from_json_schema(json.dumps(schema), overrides=layout)
+            self._matcher = matcher(tokenizer.prepared, grammar)
+        except Exception as error:  # the library raises what it likes
+            raise DecodeError(f"JSON schema rejected: {error}") from error
         self._check("JSON schema")
         self._mask = _bits().allocate_token_bitmask(1, tokenizer.prepared.vocab_size)
 

@@ -201,7 +201,9 @@ def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
     if limit == 0:
         return EMPTY, False
     draft = request.drafter.propose(request.context, limit)
-    return _cut(draft, request.sampler.valid_prefix(draft.tokens)) if draft.tokens else EMPTY, True
+    if draft.tokens and draft.distributions is None:  # a draw has to be rejected, not left out: see `Draft`
+        draft = _cut(draft, request.sampler.valid_prefix(draft.tokens))
+    return draft, True
 
 
 def _cut(draft: Draft, length: int) -> Draft:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shardmill.decode.errors import DecodeError
 
 Probabilities = NDArray[np.float64]
+SEEDS = 2**64
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Sampling:
             (0 < self.top_p <= 1, "top_p", "in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p", "in [0, 1]"),
             (0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0 and finite"),
-            (self.seed >= 0, "seed", "at least 0"),
+            (0 <= self.seed < SEEDS, "seed", "at least 0 and less than 2**64"),
             (self.accept_top_p is None or 0 < self.accept_top_p <= 1, "accept_top_p", "in (0, 1]"),
         )
         for good, name, expected in checks:
@@ -74,7 +75,8 @@ def probabilities(logits: Probabilities, sampling: Sampling) -> Probabilities:
     if sampling.greedy:
         one_hot: Probabilities = np.eye(1, len(logits), int(np.argmax(logits)))[0]
         return one_hot
-    probs = _softmax(logits / sampling.temperature)
+    with np.errstate(over="ignore"):  # a temperature near 0 leaves the likeliest token alone
+        probs = _softmax((logits - logits.max()) / sampling.temperature)
     if 0 < sampling.top_k < len(probs):
         probs = _keep(probs, _likeliest(probs, sampling.top_k))
     if sampling.top_p < 1:

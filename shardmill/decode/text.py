@@ -10,6 +10,14 @@ from shardmill.decode.errors import DecodeError
 
 Detokenize = Callable[[Sequence[int]], str]
 _WINDOW = 16  # tokens decoded anew each time: long enough for any character split over tokens
+_SEAM = 8  # prompt tokens decoded together with the new ones: some tokenizers write a space by what precedes it
+
+
+def text_after(decode: Detokenize, prompt: Sequence[int]) -> Detokenize:
+    """A detokeniser of the tokens that follow `prompt`, made of one of whole texts."""
+    seam = list(prompt[-_SEAM:])
+    known = len(decode(seam))
+    return lambda tokens: decode([*seam, *tokens])[known:]
 
 
 class TextStream:

@@ -20,7 +20,7 @@ from shardmill.serve.job import Done, Job, ending
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.prepare import check_model, prepare
-from shardmill.serve.schema import ChatRequest, CompletionRequest
+from shardmill.serve.schema import EITHER, ChatRequest, CompletionRequest
 from shardmill.serve.settings import Settings
 from shardmill.serve.stream import EventStream, take_all, while_connected
 from shardmill.serve.worker import Worker
@@ -128,6 +128,10 @@ def _first_complaint(error: RequestValidationError) -> ApiError:
     if not where and first["type"] in ("missing", "model_attributes_type"):
         return invalid("the request's body must be a JSON object, sent as Content-Type: application/json")
     message = first["msg"].removeprefix("Value error, ")
+    for place, field in enumerate(where[:-1]):
+        if field in EITHER:
+            message, where = EITHER[field], where[: place + 1]
+            break
     return invalid(f"{'.'.join(where)}: {message}" if where else message, where[0] if where else None)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 
 from shardmill.decode import (
+    SEEDS,
     Drafter,
     GenerationResult,
     Options,
@@ -80,7 +81,7 @@ class Talk:
             stopped: the answer ends early once this is no longer empty; looked at after every pass and token.
         """
         prompt = conversation.prompt(line)
-        sampling = replace(self._sampling, seed=self._sampling.seed + self._turns)  # else equal turns sound alike
+        seed = (self._sampling.seed + self._turns) % SEEDS  # else equal turns sound alike
         self._turns += 1
         events = generate(
             self._session,
@@ -89,7 +90,7 @@ class Talk:
             eos=self._model.eos,
             drafter=self._drafter,
             policy=self._policy,
-            options=Options(sampling=sampling, detokenize=self._model.text_after(prompt)),
+            options=Options(sampling=replace(self._sampling, seed=seed), detokenize=self._model.text_after(prompt)),
         )
         tokens: list[int] = []
         answer = ""

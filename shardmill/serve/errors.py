@@ -28,7 +28,7 @@ class ApiError(ShardmillError):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(" ".join(message.split()))  # libraries' own words may come in several lines
         self.status = status
         self.kind = kind
         self.code = code

@@ -8,7 +8,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from shardmill.decode import Engine, GrammarTokenizer, Session
+from shardmill.decode import Detokenize, Engine, GrammarTokenizer, Session, text_after
 from shardmill.serve.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 ChatTemplate = Callable[[Sequence[Message]], str]
-SEAM = 8  # prompt tokens decoded together with the new ones: some tokenizers write a space by what precedes it
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,6 @@ class Model:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return tokens
 
-    def text_after(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+    def text_after(self, prompt: Sequence[int]) -> Detokenize:
         """A detokeniser of the tokens that follow `prompt`."""
-        seam = list(prompt[-SEAM:])
-        known = len(self.tokenizer.decode(seam))
-
-        def detokenize(tokens: Sequence[int]) -> str:
-            text: str = self.tokenizer.decode([*seam, *tokens])[known:]
-            return text
-
-        return detokenize
+        return text_after(self.tokenizer.decode, prompt)

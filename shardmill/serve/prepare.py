@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from shardmill.decode import Constraint, DecodeError, JsonSchema, Options, Sampling
+from shardmill.decode import SEEDS, Constraint, DecodeError, JsonSchema, Options, Sampling
 from shardmill.serve.errors import ApiError, invalid
 from shardmill.serve.job import Work
 from shardmill.serve.model import Model
@@ -79,7 +79,7 @@ def _encode(model: Model, text: str, *, special: bool) -> Sequence[int]:
 
 
 def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
-    """How many tokens may follow the prompt at most."""
+    """How many tokens to ask for at most: one more than fit, so that an answer that fills the context says so."""
     if not prompt:
         raise invalid("the prompt is empty: give at least one token", "prompt")
     slots = model.engine.slots
@@ -89,7 +89,7 @@ def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> in
         raise invalid(message, code="context_length_exceeded")
     if not all(0 <= token < model.engine.vocab for token in prompt):
         raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
-    return slots - len(prompt) + 1  # the last token needs no slot
+    return slots - len(prompt) + 2  # the last token needs no slot
 
 
 def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: Settings) -> int:
@@ -107,7 +107,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
 
 def _sampling(request: Request) -> Sampling:
     """OpenAI's defaults: temperature 1, a fresh seed."""
-    seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+    seed = secrets.randbits(63) if request.seed is None else request.seed % SEEDS
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_k=request.top_k or 0,

@@ -16,7 +16,13 @@ NO_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
      "parallel_tool_calls"}
 )  # fmt: skip
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
+LONGEST_STOP = 256
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+EITHER = {  # fields of several forms, where pydantic would complain of the first form only
+    "prompt": "must be one text or one list of tokens",
+    "stop": f"must be a text of 1 to {LONGEST_STOP} characters or a list of at most {MOST_STOPS} such texts",
+    "content": "must be a text or a list of parts of type text",
+}
 
 
 class Strict(BaseModel):

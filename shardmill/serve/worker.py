@@ -42,6 +42,9 @@ class Worker:
 
     Args:
         queue: jobs that may wait while one runs.
+
+    Raises:
+        DecodeError: the draft model has another vocabulary.
     """
 
     def __init__(self, model: Model, metrics: Metrics, *, queue: int) -> None:
@@ -56,6 +59,8 @@ class Worker:
         self._costs = measure_widths(model.engine)  # also the first, slow calls of each width
         self._session = Session(model.engine)
         self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
+        if model.draft_session is not None:
+            self._helpers_for("draft_model")  # a draft model that does not fit is told before anyone asks
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:

@@ -74,6 +74,8 @@ def test_energy_is_per_token_of_all_requests() -> None:
     row = figures.row([pair(answer(joules=3.0), joules=1.0), pair(answer(joules=1.0), joules=0.5)], [])
     assert (row["plain_mj_per_token"], row["mj_per_token"]) == (400.0, 150.0)
     assert figures.row([pair()], [])["mj_per_token"] is None
+    still = figures.row([pair(answer(joules=0.0), joules=0.0)], [])
+    assert still["mj_per_token"] is None and still["plain_mj_per_token"] is None
 
 
 def test_ends_are_counted_by_reason() -> None:

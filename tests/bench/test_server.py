@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
-from shardmill.bench.server import command, running
+from shardmill.bench.server import FOLLOW, command, running
 from shardmill.errors import ShardmillError
+from tests.serve.running import wait_until
 
 SAYS = "print('serving small on the portable engine (2 threads) at http://127.0.0.1:1/v1', flush=True)"
 
@@ -33,6 +36,26 @@ def test_it_is_gone_after_the_block_even_if_that_fails(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_it_is_gone_after_its_parent_was_killed() -> None:
+    """With SIGKILL, which lets no block end; else the model would stay in memory for good."""
+    says = "print('serving', os.getpid(), 'on the portable engine at http://127.0.0.1:1/v1', flush=True)"
+    server = python(f"{FOLLOW}; import os, time; {says}; time.sleep(60)")
+    parent = f"""
+import time
+from shardmill.bench.server import running
+with running({server!r}) as up:
+    print(up.model, flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert FOLLOW in command(Path("build"), None, "fp32")[2]
 
 
 def test_why_it_did_not_start_is_its_last_line() -> None:

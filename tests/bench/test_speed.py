@@ -161,8 +161,9 @@ def test_gaps_come_with_their_reason() -> None:
     gaps = speed.not_run(asked, [], QUIET, None)
     assert [(gap["what"], gap["reason"]) for gap in gaps[:2]] == [("800", "no room"), ("copying", "no room")]
     assert [gap["kind"] for gap in gaps] == ["prompt", "prompt", "drafter", "energy"]
-    metered = speed.not_run(asked, [], Meter(lambda: 0.0), None)
-    assert "energy" not in {gap["kind"] for gap in metered}
+    for joules, still in ((0.5, False), (0.0, True)):  # one that says 0 has ended, or can't be understood
+        metered = speed.not_run(asked, [pair(answer(joules=joules), joules=joules)], Meter(lambda: 0.0), None)
+        assert [gap["reason"].startswith("the machine's meter stood still") for gap in metered[3:]] == [True] * still
 
 
 def test_prefill_is_held_against_plain_decoding_of_the_same_length() -> None:
@@ -261,6 +262,8 @@ def test_the_command_measures_a_real_build(built: tiny.Build, project: Path) -> 
     [
         (["--drafter", "oracle"], "drafters.0: input should be 'none', 'ngram', 'suffix', 'learned' or 'mixed'"),
         (["--new-tokens", "1"], "new_tokens: input should be greater than or equal to 2, is 1"),
+        (["--new-tokens", "0"], "new_tokens: input should be greater than or equal to 2, is 0"),
+        (["--repetitions", "0"], "repetitions: input should be greater than or equal to 1, is 0"),
         (["--draft", "nowhere"], "nowhere/model.json can't be read"),
     ],
 )

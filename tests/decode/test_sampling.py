@@ -21,6 +21,7 @@ NONE = np.zeros(5, dtype=np.bool_)
         ({"temperature": 1.0, "top_p": 0.65}, np.array([4, 3, 0, 0, 0]) / 7),
         ({"temperature": 1.0, "top_p": 0.71}, np.array([4, 3, 2, 0, 0]) / 9),
         ({"temperature": 1.0, "min_p": 0.45}, np.array([4, 3, 2, 0, 0]) / 9),
+        ({"temperature": 1e-310}, np.array([1, 0, 0, 0, 0])),
         ({"temperature": 0.0}, np.array([1, 0, 0, 0, 0])),
     ],
 )
@@ -57,6 +58,7 @@ def test_a_draw_never_gives_an_impossible_token() -> None:
         {"top_k": -1},
         {"repetition_penalty": 0},
         {"seed": -1},
+        {"seed": 2**64},
         {"accept_top_p": 0},
         {"temperature": float("nan")},
     ],

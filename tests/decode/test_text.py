@@ -1,8 +1,9 @@
 """Text comes out as soon as it is final, never half a character or part of a stop string."""
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
-from shardmill.decode import DecodeError
+from shardmill.decode import DecodeError, text_after
 from shardmill.decode.text import TextStream
 
 
@@ -55,3 +56,11 @@ def test_an_unfinished_character_is_shown_at_the_end() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(DecodeError, match="empty stop string"):
         TextStream(from_bytes, ("",))  # type: ignore[arg-type]
+
+
+def test_text_is_that_of_the_whole() -> None:
+    """Tokenizers that write a word's space by what precedes it keep it where the prompt ends and new text begins."""
+    words = Tokenizer(models.WordLevel({"\u2581the": 0, "\u2581end": 1}, unk_token="\u2581the"))
+    words.decoder = decoders.Metaspace()
+    assert words.decode([1]) == "end"
+    assert text_after(words.decode, [0])([1]) == " end"

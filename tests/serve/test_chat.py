@@ -111,14 +111,31 @@ def test_json_is_compact_and_its_tokenizer_is_made_once(monkeypatch: pytest.Monk
     assert len(made) == 1
 
 
-def test_an_impossible_schema_is_refused(server: Running) -> None:
-    """The grammar library's complaint becomes a 400."""
+def test_pictures_are_refused(server: Running) -> None:
+    """By what a message may hold, not by the first form that it has not."""
+    picture = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    with pytest.raises(openai.BadRequestError, match=r"messages.0.content: must be a text or a list of parts of type"):
+        say(server, messages=[{"role": "user", "content": picture}])
+
+
+@pytest.mark.parametrize("schema", [{"type": "no such type"}, {"type": "string", "pattern": "a["}])
+def test_an_impossible_schema_is_refused(server: Running, schema: dict[str, str]) -> None:
+    """The grammar library's complaint becomes a 400 in one line."""
     pytest.importorskip("llguidance")
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
-    with pytest.raises(openai.BadRequestError, match="JSON schema"):
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="JSON schema") as caught:
         say(server, response_format=wanted)
+    assert "\n" not in caught.value.body["message"]  # type: ignore[index]
     with pytest.raises(openai.BadRequestError, match="needs json_schema"):
         say(server, response_format={"type": "json_schema"})
+
+
+def test_a_schema_that_the_library_cannot_read_is_refused(server: Running) -> None:
+    """Half of a surrogate pair, which JSON can hold and UTF-8 cannot, is the client's fault."""
+    pytest.importorskip("llguidance")
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "\ud800"}}}
+    status, answer = server.post(ask(response_format=wanted))
+    assert status == 400 and answer["error"]["message"].startswith("JSON schema rejected: ")
 
 
 def test_a_template_may_refuse(server: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from shardmill import cli
 from shardmill.commands import chat as chat_command
 from shardmill.commands import generate as generate_command
 from shardmill.commands import serve as serve_command
-from shardmill.decode import Sampling, create_drafter
+from shardmill.decode import DecodeError, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
 from shardmill.serve.conversation import Conversation, Talk
+from shardmill.serve.metrics import Metrics
 from shardmill.serve.template import load_template
+from shardmill.serve.worker import Worker
 
 from .fake import END, NAME, Speaker, byte_tokenizer, fake_model
 
@@ -86,6 +89,14 @@ def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: st
     result = shardmill("serve", build, *options)
     assert result.exit_code == 1 and says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 + ("--host" in options)  # and the warning about no API key
+
+
+def test_a_draft_model_of_another_vocabulary_is_told_at_the_start() -> None:
+    """Not to every client that asks for it."""
+    other = Speaker()
+    other.vocab = 300
+    with pytest.raises(DecodeError, match="the draft model has 300 tokens, the model 257"):
+        Worker(replace(fake_model(), draft_session=Session(other)), Metrics(), queue=1)
 
 
 def test_chat_without_a_template_continues_the_text(build: Path) -> None:

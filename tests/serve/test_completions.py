@@ -197,8 +197,11 @@ def test_a_long_prompt_gives_the_same(server: Running) -> None:
 
 def test_a_full_context_ends_the_answer(server: Running) -> None:
     """256 slots hold the prompt and all but the last token."""
-    answer = server.client().completions.create(**ask(prompt="x" * 250, max_tokens=50))
-    assert answer.usage is not None and answer.usage.completion_tokens == 7
-    assert answer.choices[0].finish_reason == "length"
+    full = server.client().completions.create(**ask(prompt="x" * 250, max_tokens=50))
+    assert full.usage is not None and full.usage.completion_tokens == 7
+    assert full.choices[0].finish_reason == "length"
+    for wanted, reason in ((7, "length"), (8, "context")):
+        _, answer = server.post(ask(prompt="x" * 250, max_tokens=wanted, shardmill={"figures": True}))
+        assert (len(answer["shardmill"]["tokens"]), answer["shardmill"]["finish_reason"]) == (7, reason)
     with pytest.raises(openai.BadRequestError, match="the prompt has 257 tokens, at most 256"):
         server.client().completions.create(**ask(prompt="x" * 257))

@@ -18,8 +18,10 @@ class Draft:
 
     Attributes:
         confidence: per token, the drafter's estimate that it is right given that those before it are; may
-            be empty. distributions: float [k, V], what each token was drawn from; None where the tokens
-            were not drawn but chosen.
+            be empty, and is where the tokens were drawn: whether a draw is verified must not depend on
+            it, or what was drawn would change what comes out.
+        distributions: float [k, V], what each token was drawn from; None where the tokens were not drawn
+            but chosen.
     """
 
     tokens: tuple[int, ...] = ()

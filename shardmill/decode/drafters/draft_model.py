@@ -56,14 +56,15 @@ class DraftModelDrafter:
         self._proposed_at = len(context)
         limit = min(limit, 1 + self._session.undoable())
         tokens = [self._choose(row, len(context))]
-        rows = [self._probabilities(row)]
+        drawn_from = [self._probabilities(row)]
         while len(tokens) < limit:
             row = self._session.feed(tokens[-1:])[0]
             self._session.commit(1)
             tokens.append(self._choose(row, len(context) + len(tokens)))
-            rows.append(self._probabilities(row))
-        confidence = tuple(float(r[t]) for r, t in zip(rows, tokens, strict=True))
-        return Draft(tuple(tokens), confidence, None if self._sampling.greedy else np.stack(rows))
+            drawn_from.append(self._probabilities(row))
+        if not self._sampling.greedy:
+            return Draft(tuple(tokens), distributions=np.stack(drawn_from))
+        return Draft(tuple(tokens), tuple(float(q[t]) for q, t in zip(drawn_from, tokens, strict=True)))
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """Cuts the cache back to what the target accepted."""
