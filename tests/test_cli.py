@@ -212,6 +212,9 @@ def test_failures_are_one_line(build: Path, tmp_path: Path) -> None:
     """What a user can get wrong is one line that names the thing."""
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert "holds no text" in failure("audit-range", build, "--prompts", empty)
     assert "build the model first" in failure("generate", tmp_path / "none", "--prompt", "a")
     assert "no drafter is called 'foo'" in failure("generate", build, "--prompt", "a", "--drafter", "foo")
     assert "the prompt is empty" in failure("generate", build, "--prompt", "")

@@ -28,6 +28,16 @@ def test_diff_residency_compares_a_prediction_with_a_measurement(tmp_path: Path)
     assert refused.exit_code == 1
 
 
+def test_what_was_not_chosen_was_still_predicted_right(tmp_path: Path) -> None:
+    """The rules predict what the engine can run. A small program is left to the CPU all the same (W5)."""
+    for evidence, status in (("predicted", "eligible"), ("measured", "not_chosen")):
+        rows = [{"function": "main", "output": "y", "status": status}]
+        (tmp_path / f"{evidence}.json").write_text(json.dumps({"evidence": evidence, "rows": rows}))
+    same = runner.invoke(app, ["diff-residency", str(tmp_path / "predicted.json"), str(tmp_path / "measured.json")])
+    assert same.exit_code == 0
+    assert "0 operations differ; 1 were measured eligible, and given to another device" in same.stdout
+
+
 def test_compare_compiled_refuses_what_is_no_bundle(tmp_path: Path) -> None:
     """A folder that is no compiled program is named, not compared."""
     refused = runner.invoke(app, ["compare-compiled", str(tmp_path), str(tmp_path)])

@@ -40,10 +40,13 @@ def audit_range(
     if not host.is_portable():
         raise ShardmillError("audit-range looks inside the portable engine, which does not run on a Mac; use Linux")
     text = read_text(prompts)
+    ids = load_tokenizer(build, read_manifest(build)).encode(text).ids
+    if not ids:
+        raise ShardmillError(f"{prompts} holds no text to run")
     with quiet_coremltools():
         loaded = engine.load(build, "fp16")
         from shardmill import fp16_audit
-    tokens = load_tokenizer(build, read_manifest(build)).encode(text).ids[: loaded.slots]
+    tokens = ids[: loaded.slots]
     rows = fp16_audit.audit(loaded, tokens)
     if as_json:
         typer.echo(json.dumps(fp16_audit.as_json(rows)))

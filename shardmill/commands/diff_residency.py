@@ -19,11 +19,14 @@ def diff_residency(
     with quiet_coremltools():
         from shardmill.portable.lint import diff_residency as compare
 
-    differences = compare(read(predicted, "predicted"), read(measured, "measured"))
+    rows = read(measured, "measured")
+    differences = compare(read(predicted, "predicted"), rows)
     for d in differences:
         because = f" ({', '.join(d.rules)})" if d.rules else ""
         typer.echo(f"{d.function} {d.output}: predicted {d.predicted}{because}, measured {d.measured}")
-    typer.echo(f"{len(differences)} operations differ")
+    left = sum(row.get("status") == "not_chosen" for row in rows)
+    aside = f"; {left} were measured eligible, and given to another device" if left else ""
+    typer.echo(f"{len(differences)} operations differ{aside}")
     if differences:
         raise typer.Exit(1)
 

@@ -37,9 +37,11 @@ def lint(
         table = Table(box=None, pad_edge=False)
         for column in ("", "rule", "operation", "why", "what to do instead"):
             table.add_column(column, overflow="fold")
+        several = len({row.function for row in rows}) > 1
         for row in rows:
             mark = Text(row.severity, style=STYLES[row.severity])
-            table.add_row(mark, row.rule, row.operation, row.why, row.remedy)
+            where = f"{row.function}: {row.operation}" if several else row.operation
+            table.add_row(mark, row.rule, where, row.why, row.remedy)
         console = Console(markup=False, highlight=False)
         if rows:
             console.print(table)

@@ -79,8 +79,15 @@ def measure(bundle: Path, shape: str) -> Iterator[Row]:
             device = "" if usage is None else type(usage.preferred_compute_device).__name__
             able = [] if usage is None else [type(d).__name__ for d in usage.supported_compute_devices]
             kind = op.operator_name
-            output = op.outputs[0].name if op.outputs else ""
-            yield Row(shape, name, output, kind, measured_status(kind, device, able), device, "measured")
+            yield Row(shape, name, output_of(op), kind, measured_status(kind, device, able), device, "measured")
+
+
+def output_of(op: Any) -> str:
+    """What a row calls an operation of a plan, as the rules' verdicts do: its first output, or the state it writes."""
+    if op.outputs:
+        return str(op.outputs[0].name)
+    written = op.inputs["input"].bindings if "input" in op.inputs else ()
+    return next((str(binding.name) for binding in written if binding.name), "")
 
 
 def nested_operations(block: Any) -> Iterator[Any]:

@@ -1,5 +1,6 @@
 """What Core ML is known to refuse when it loads a model; the portable engine refuses it then, too.
 
+- What check.py finds: values of which the program does not say the same everywhere.
 - A default shape that the description does not allow, or that an operation can't take (coremltools'
   test_stack_dynamic_range_dim).
 - What placement rules of confidence A or B say does not load: see REFUSED. Reports by one party on one machine stay
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .check import check_function
 from .errors import InputError, ProgramError
 from .features import feature_of
 from .infer import Shape, infer_shapes
@@ -23,6 +25,7 @@ REFUSED = ("ST1", "ST2", "D3")
 
 def check_loadable(model: LoadedModel, function: Function, description: Any) -> None:
     """Raises ProgramError where Core ML would not load this function of a model."""
+    check_function(function)
     for subject in subjects(model, Target()):
         for rule in (BY_ID[identity] for identity in REFUSED if subject.function is function):
             for finding in rule.findings(subject):

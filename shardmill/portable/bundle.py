@@ -150,6 +150,13 @@ def read_core_data(path: Path) -> tuple[int, Any]:
     return int(version), description
 
 
+def frame(path: Path) -> tuple[bytes, bytes]:
+    """What stands before and after the description in a coremldata.bin that read_core_data can read."""
+    data = path.read_bytes()
+    size = HEADER.unpack_from(data)[-1]
+    return data[: HEADER.size - 8], data[HEADER.size + size :]
+
+
 def _in_described_order(program: Program, description: Any) -> Program:
     """Parameters in the order of the description: in the text they are sorted by name."""
     described = {item.name: item for item in description.functions}

@@ -166,7 +166,7 @@ class _Tracer:
         self.known: dict[str, Const] = {}
         self.writes: dict[int, MaskedWrite] = {}
         self.seen: set[str] = set()  # masks whose rows a line has found
-        self.unstable: set[str] = set()  # values whose shape may differ in the next run with the same input shapes
+        self.unstable: set[str] = set()  # values whose shape or owner may be another in the next run of these shapes
 
     def run(self, block: Lowered, env: dict[str, Any]) -> tuple[Tensor, ...]:
         self.borrowed = {value.untyped_storage().data_ptr() for value in [*env.values(), *self.states.values()]}
@@ -183,9 +183,11 @@ class _Tracer:
         return tuple(value_of(arg, env) for arg in self.outputs)
 
     def _result(self, arg: Arg, env: dict[str, Any]) -> Arg:
-        """An output; a copy of it where it would share memory with an input or a state."""
+        """An output; a copy of it where it would share memory with an input or a state, or might in another run."""
         value = value_of(arg, env)
-        if not isinstance(arg, Ref) or not isinstance(value, Tensor) or not self._is_borrowed(value):
+        if not isinstance(arg, Ref) or not isinstance(value, Tensor):
+            return arg
+        if not self._is_borrowed(value) and arg.name not in self.unstable:
             return arg
         copy = Ref(f"{COPY}{arg.name}")
         if copy.name not in env:
@@ -248,12 +250,13 @@ class _Tracer:
         return Line(targets, run_control, args, tupled=True, needs_states=True)
 
     def _is_fresh(self, value: Tensor, step: Step) -> bool:
-        """Whether a value to be stored owns its memory: neither a constant, nor (a view of) an input or another
-        value.
+        """Whether a value to be stored owns its memory in every run: neither a constant, nor (a view of) an input or
+        another value.
         """
-        storage = value.untyped_storage()
+        source, storage = step.args[1], value.untyped_storage()
         whole = storage.nbytes() == value.numel() * value.element_size() and value.is_contiguous()
-        return isinstance(step.args[1], Ref) and whole and storage.data_ptr() not in self.borrowed
+        stable = isinstance(source, Ref) and source.name not in self.unstable
+        return stable and whole and storage.data_ptr() not in self.borrowed
 
 
 HEAD, COPY = "\0head", "\0copy "  # no MIL name begins so

@@ -7,6 +7,7 @@ straight to torch, and a 1x1 convolution becomes one matrix product. Only shapes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from .codegen import Line
 from .dtypes import BY_NAME
+from .ops import Kernel
 from .products import by_fours
 from .program import TensorType
-from .steps import Arg, Const, Ref, Step, kernel_values, round_half, value_of
+from .steps import Arg, Const, Ref, Step, call_kernel, kernel_values, round_half, value_of
 
 Fast = tuple[Callable[..., Any], tuple[Arg, ...]]
 Chooser = Callable[[dict[str, Any], dict[str, Arg], Sequence[Tensor]], Fast | None]
@@ -43,7 +45,13 @@ def specialise(step: Step, env: Mapping[str, Any], results: Sequence[Tensor], st
     raw = step.kernel.call(*values)
     pairs = enumerate(zip(step.kernel.params, step.args, strict=True))
     plain = frozenset(i for i, (param, arg) in pairs if param.kind == "plain" and isinstance(arg, Ref))
-    return Line(targets, step.kernel.call, step.args, _posts(step, raw, half), isinstance(raw, (tuple, list)), plain)
+    grows = step.kernel.grows and not stable
+    call = partial(_grown, step.kernel) if grows else step.kernel.call
+    return Line(targets, call, step.args, _posts(step, raw, half), isinstance(raw, (tuple, list)), plain)
+
+
+def _grown(kernel: Kernel, *values: Any) -> Any:
+    return call_kernel(kernel, values)
 
 
 def _posts(step: Step, raw: Any, half: bool) -> tuple[Callable[[Tensor], Tensor] | None, ...]:

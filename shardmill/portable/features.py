@@ -153,7 +153,10 @@ def to_tensor(array: np.ndarray, kind: TensorType, name: str, half: bool) -> Ten
     if array.dtype.kind == "f" and not held.is_floating_point and held != torch.bool:
         if not np.array_equal(array, np.trunc(array)):
             raise InputError(f"input '{name}' holds fractions; the model takes {kind.dtype}")
+        _check_range(array, kind, name)
         array = array.astype(np.int64)
+    if array.dtype.kind in "iu" and not held.is_floating_point and held != torch.bool:
+        _check_range(array, kind, name)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     if not array.flags.writeable or not _is_dense(array) or not array.dtype.isnative:
@@ -161,6 +164,14 @@ def to_tensor(array: np.ndarray, kind: TensorType, name: str, half: bool) -> Ten
     tensor = torch.from_numpy(array)
     tensor = tensor if tensor.dtype == held else tensor.to(held)
     return round_half(tensor) if half and kind.dtype == "fp16" else tensor
+
+
+def _check_range(array: np.ndarray, kind: TensorType, name: str) -> None:
+    """Raises InputError for numbers that the integer type of a parameter can't hold."""
+    limits = np.iinfo(BY_NAME[kind.dtype].numpy)
+    narrower = array.dtype.kind in "iu" and np.can_cast(array.dtype, BY_NAME[kind.dtype].numpy)
+    if not narrower and array.size and (array.min() < limits.min or array.max() > limits.max):
+        raise InputError(f"input '{name}' holds numbers that do not fit into {kind.dtype}")
 
 
 def _is_dense(array: np.ndarray) -> bool:

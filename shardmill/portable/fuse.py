@@ -44,10 +44,16 @@ def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
     found: dict[int, MaskedWrite] = {}
     for step in writes:
         match = _match(step, makers, uses)
-        if match is None or match.state in {m.state for m in found.values()}:
+        if match is None or match.state in {m.state for m in found.values()} or _reads_before(step, block) > 1:
             return {}
         found[id(step)] = match
     return {} if any(step.blocks for step in block.steps) else found
+
+
+def _reads_before(write: Step, block: Lowered) -> int:
+    """How often the state of a write is read before it: what another read gave must not change with the state."""
+    before = block.steps[: block.steps.index(write)]
+    return sum(step.op.kind == "read_state" and step.args[0] == write.args[0] for step in before)
 
 
 def _mentions(args: Sequence[Arg]) -> list[str]:

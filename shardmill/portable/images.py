@@ -14,6 +14,7 @@ from .errors import InputError
 # ColorSpace of FeatureTypes.proto -> PIL's mode.
 MODES = {10: "L", 20: "RGB", 30: "RGB", 40: "F"}
 BGR = 30
+Bounds = tuple[int, int]  # of an extent, both included; the second is negative where there is no limit
 
 
 def image_to_array(value: Any, description: Any, name: str) -> np.ndarray:
@@ -26,13 +27,36 @@ def image_to_array(value: Any, description: Any, name: str) -> np.ndarray:
     mode = MODES.get(int(kind.colorSpace), "RGB")
     if value.mode != mode:
         raise InputError(f"input '{name}' is an image of mode {mode}, not {value.mode}")
-    if kind.WhichOneof("SizeFlexibility") is None and value.size != (kind.width, kind.height):
-        raise InputError(f"input '{name}' is an image of {kind.width} x {kind.height}, not {value.size}")
+    allowed = sizes(kind)
+    if not any(_within(value.size[0], width) and _within(value.size[1], height) for width, height in allowed):
+        shown = " or ".join(f"{_text(width)} x {_text(height)}" for width, height in allowed)
+        raise InputError(f"input '{name}' is an image of {shown}, not {value.size[0]} x {value.size[1]}")
     pixels = np.asarray(value, dtype=np.float32)
     if pixels.ndim == 2:
         return pixels[None, None]
     ordered = pixels[:, :, ::-1] if int(kind.colorSpace) == BGR else pixels
     return np.ascontiguousarray(ordered.transpose(2, 0, 1)[None])
+
+
+def sizes(kind: Any) -> list[tuple[Bounds, Bounds]]:
+    """The allowed (width, height) of an ImageFeatureType message."""
+    flexible = kind.WhichOneof("SizeFlexibility")
+    if flexible == "imageSizeRange":
+        both = kind.imageSizeRange.widthRange, kind.imageSizeRange.heightRange
+        width, height = ((int(r.lowerBound), int(r.upperBound)) for r in both)
+        return [(width, height)]
+    given = kind.enumeratedSizes.sizes if flexible == "enumeratedSizes" else [kind]
+    return [((int(s.width), int(s.width)), (int(s.height), int(s.height))) for s in given]
+
+
+def _within(size: int, bounds: Bounds) -> bool:
+    low, high = bounds
+    return low <= size and (high < 0 or size <= high)
+
+
+def _text(bounds: Bounds) -> str:
+    low, high = bounds
+    return str(low) if low == high else f"{low}...{'' if high < 0 else high}"
 
 
 def array_to_image(values: np.ndarray, description: Any) -> Any:

@@ -20,7 +20,7 @@ from .lower import to_held
 from .ops import KERNELS, Kernel, Param
 from .program import Binding, Blob, Function, Named, Op, StateType, TensorType, Value
 from .read_proto import element_count
-from .steps import MAX_ELEMENTS, check_shape
+from .steps import MAX_ELEMENTS, check_number, check_shape, without_data
 
 Shape = tuple[int, ...]
 COMPUTED_ELEMENTS = 4096  # larger values are not shapes
@@ -86,9 +86,11 @@ def _results(op: Op, env: Mapping[str, Any]) -> Sequence[Any]:
         results = _call(found, arguments)
         if any(isinstance(result, Tensor) and not result.numel() for result in results):
             return nothing  # a slice from behind the end, which Core ML does not refuse either
+        check_number(results, op.outputs)
         for out, result in zip(op.outputs, results, strict=True):
             if isinstance(out.type, TensorType):
                 check_shape(result, out.type, out.name)
+                _check_kind(result, out.type, out.name)
         return results
     except _Unknown:
         return nothing
@@ -99,6 +101,13 @@ def _results(op: Op, env: Mapping[str, Any]) -> Sequence[Any]:
         line = line if isinstance(error, (RuntimeError, ValueError)) and line else f"{type(error).__name__} {line}"
         name = op.outputs[0].name if op.outputs else op.name
         raise ExecutionError(f"operation '{op.kind}' (output '{name}') fails: {line}") from error
+
+
+def _check_kind(result: Tensor, declared: TensorType, name: str) -> None:
+    """Raises ExecutionError where floats are declared integers, or the reverse."""
+    held = BY_NAME[declared.dtype].torch
+    if result.is_floating_point() != held.is_floating_point:
+        raise ExecutionError(f"value '{name}' is declared {declared.dtype}, it is computed as {result.dtype}")
 
 
 def _tells_nothing(error: Exception) -> bool:
@@ -150,19 +159,11 @@ def _call(found: Kernel, arguments: Sequence[Any]) -> Sequence[Any]:
     if found.shape_only:
         return _several(found.call(*arguments))
     with torch.device("meta"):
-        ghosts = _several(found.call(*(_without_data(a) for a in arguments)))
+        ghosts = _several(found.call(*(without_data(a) for a in arguments)))
     small = sum(math.prod(g.shape) for g in ghosts) <= COMPUTED_ELEMENTS
     if small and not found.impure and not any(t.is_meta for t in tensors):
         return _several(found.call(*arguments))
     return ghosts
-
-
-def _without_data(argument: Any) -> Any:
-    if isinstance(argument, Tensor):
-        return argument.to("meta")
-    if isinstance(argument, list) and any(isinstance(item, Tensor) for item in argument):
-        return [item.to("meta") for item in argument]
-    return argument
 
 
 def _several(results: Any) -> Sequence[Any]:

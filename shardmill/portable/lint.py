@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .bundle import read_core_data
+from .bundle import frame, read_core_data
 from .placement import BY_ID, RULES, Target, judge_package
 from .placement.rule import SEVERITIES, Finding, Rule
 
@@ -63,13 +63,17 @@ class ResidencyDifference:
     rules: tuple[str, ...]
 
 
+MEASURED_ELIGIBLE = ("ane", "not_chosen")
+
+
 def diff_residency(
     predicted: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]
 ) -> tuple[ResidencyDifference, ...]:
     """Rows of two residency reports compared by (function, output).
 
-    A row has `function`, `output` and either `status` (as OpVerdict) or `device` ("ne", "cpu", "gpu", "none",
-    "unknown"). A prediction of "unknown" disagrees with nothing.
+    A row has `function`, `output` and either `status` (as OpVerdict, or "ane" and "not_chosen" where measured) or
+    `device` ("ne", "cpu", "gpu", "none", "unknown"). A prediction of "unknown" disagrees with nothing; what the engine
+    could run and the dispatcher gave to another device is eligible, as predicted.
     """
     return tuple(_differences(_by_operation(predicted), _by_operation(measured)))
 
@@ -97,7 +101,7 @@ def _status(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "absent"
     if "status" in row:
-        return "eligible" if row["status"] == "ane" else str(row["status"])
+        return "eligible" if row["status"] in MEASURED_ELIGIBLE else str(row["status"])
     device = str(row.get("device", "unknown")).lower()
     words = {"ne": "eligible", "ane": "eligible", "cpu": "ineligible", "gpu": "ineligible", "none": "no_device"}
     return words.get(device, "unknown")
@@ -128,10 +132,20 @@ def _compare_file(name: str, first: Path, second: Path) -> str:
     if one.read_bytes() == two.read_bytes() or name == "metadata.json":
         return ""
     if name == "model.mil":
-        return _compare_text(one.read_text(encoding="utf-8"), two.read_text(encoding="utf-8"))
+        return _compare_text(*(path.read_text(encoding="utf-8", errors="replace") for path in (one, two)))
     if name == "coremldata.bin" and read_core_data(one) == read_core_data(two):
-        return "" if one.stat().st_size == two.stat().st_size else "the trailers differ"
+        return _compare_frames(frame(one), frame(two))
     return f"{one.stat().st_size} and {two.stat().st_size} bytes, not the same"
+
+
+def _compare_frames(one: tuple[bytes, bytes], two: tuple[bytes, bytes]) -> str:
+    """Headers and trailers of two coremldata.bin whose descriptions are equal."""
+    for what, mine, theirs in zip(("headers", "trailers"), one, two, strict=True):
+        if mine != theirs:
+            at = next(i for i in range(len(mine) + 1) if mine[: i + 1] != theirs[: i + 1])
+            pair = " and ".join(side[at : at + 1].hex() or "nothing" for side in (mine, theirs))
+            return f"the {what} differ, first at their byte {at}: {pair}"
+    return ""
 
 
 def _compare_text(one: str, two: str) -> str:

@@ -163,6 +163,8 @@ class _Lowering:
                     raise UnsupportedOp(f"{where} is a list of computed values")
                 return Const([item.value for item in items if isinstance(item, Const)])
             return self._plain(bindings[0], scope, where)
+        if len(bindings) > 1:
+            raise ProgramError(f"{where} is a list of {len(bindings)} values, not one")
         return self._tensor(bindings[0], scope, where)
 
     def _tensor(self, binding: Binding, scope: Scope, where: str) -> Ref | Const:
@@ -221,7 +223,8 @@ class _Lowering:
         if op.kind == "cond":
             heads: tuple[Arg, ...] = (self._tensor(_single(op, "pred"), scope, f"argument 'pred' of cond '{op.name}'"),)
         else:
-            heads = tuple(self._tensor(b, scope, f"argument of while_loop '{op.name}'") for b in op.inputs["loop_vars"])
+            bound = op.inputs.get("loop_vars", ())
+            heads = tuple(self._tensor(b, scope, f"argument of while_loop '{op.name}'") for b in bound)
         blocks = tuple(self.block(block, block.inputs, scope) for block in op.blocks)
         if len(blocks) != 2:  # noqa: PLR2004 - then and else, or condition and body
             raise ProgramError(f"{op.kind} '{op.name}' has {len(blocks)} blocks, not 2")

@@ -20,6 +20,9 @@ class TensorType:
     shape: tuple[int | None, ...] = ()
     variadic: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.dtype} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+
 
 @dataclass(frozen=True)
 class StateType:

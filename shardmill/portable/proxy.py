@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -148,9 +149,10 @@ class MLModelProxy:
 
     @staticmethod
     def compileModel(path: str) -> str:  # noqa: N802 - coremltools' name
-        """Compiles a package; the caller moves the bundle where it wants it."""
-        source = Path(path)
-        return str(compile_model(source, Path(tempfile.mkdtemp(prefix="mlmodelc_")) / f"{source.stem}.mlmodelc"))
+        """Compiles a package; the caller moves the bundle where it wants it, which leaves an empty folder to remove."""
+        source, folder = Path(path), Path(tempfile.mkdtemp(prefix="mlmodelc_"))
+        atexit.register(_remove_empty, folder)
+        return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))
 
     @staticmethod
     def create_model_asset_from_path(path: str) -> Any:
@@ -179,6 +181,11 @@ class MLModelProxy:
     @staticmethod
     def get_all_compute_devices() -> list[Any]:
         return plan.devices()[:1]
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def compile_to_temporary(source: Path) -> str:

@@ -272,7 +272,7 @@ class _Reader(Scanner):
             if dtype == "bool":
                 made: object = {"true": True, "false": False}[self.token]
             elif dtype in ("fp16", "fp32", "fp64"):
-                made = float.fromhex(self.token)
+                made = float.fromhex(self.token) if "x" in self.token else float(self.token)
             else:
                 made = BY_NAME[dtype].numpy.type(int(self.token))
         except (ValueError, KeyError, OverflowError):

@@ -12,7 +12,7 @@ MAX_NESTING = 64  # of blocks, types and values: no real program comes near
 TOKEN = re.compile(
     r"""\s*( "(?:[^"\\]|\\.)*"                            # string
           | ->
-          | [-+]? (?: 0x[0-9a-fA-F.]+p[-+]?\d+ | inf | nan | \d[\d.]* ) \b  # number
+          | [-+]? (?: 0x[0-9a-fA-F.]+p[-+]?\d+ | inf | nan | \d[\d.]* (?: e[-+]?\d+ )? ) \b  # number
           | [A-Za-z_@][\w.@/$]*                         # name
           | [\[\](){}<>,;=?] )""",
     re.VERBOSE,

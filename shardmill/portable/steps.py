@@ -7,10 +7,12 @@ the type that the program declares for them; in fp16 mode that includes rounding
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .dtypes import BY_NAME
@@ -111,14 +113,34 @@ def evaluate(step: Step, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
     """Runs one kernel and brings its results to their declared types. Raises ExecutionError naming the operation."""
     assert step.kernel is not None
     try:
-        results = step.kernel.call(*values)
+        results = call_kernel(step.kernel, values)
         results = results if isinstance(results, (tuple, list)) else (results,)
+        check_number(results, step.outputs)
         return tuple(settle(r, out, half) for r, out in zip(results, step.outputs, strict=True))
     except PortableError:
         raise
     except Exception as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ExecutionError(f"operation '{step.op.kind}' (output '{step.outputs[0].name}') failed: {line}") from error
+
+
+def call_kernel(kernel: Kernel, values: Sequence[Any]) -> Any:
+    """What a kernel gives. Of one whose arguments decide how large that is, the size is found out first."""
+    if kernel.grows:
+        with suppress(NotImplementedError), torch.device("meta"):  # where torch can't tell without data
+            ghosts = kernel.call(*(without_data(value) for value in values))
+            for ghost in ghosts if isinstance(ghosts, (tuple, list)) else (ghosts,):
+                check_size(ghost, f"the result of {kernel.kind}")
+    return kernel.call(*values)
+
+
+def without_data(argument: Any) -> Any:
+    """An argument of a kernel with its tensors on torch's "meta" device."""
+    if isinstance(argument, Tensor):
+        return argument.to("meta")
+    if isinstance(argument, list) and any(isinstance(item, Tensor) for item in argument):
+        return [item.to("meta") for item in argument]
+    return argument
 
 
 def settle(result: Tensor, declared: Named, half: bool) -> Tensor:
@@ -138,10 +160,22 @@ def round_half(value: Tensor) -> Tensor:
     return value.half().float()  # to(dtype) twice takes twice as long
 
 
+def check_number(results: Sequence[Any], declared: Sequence[Named]) -> None:
+    """Raises ExecutionError where an operation gives another number of values than the program names."""
+    if len(results) != len(declared):
+        names = ", ".join(f"'{item.name}'" for item in declared) or "none"
+        raise ExecutionError(f"an operation gives {len(results)} values, the program names {len(declared)}: {names}")
+
+
+def check_size(result: Tensor, what: str) -> None:
+    """Raises ExecutionError where a value is absurdly large."""
+    if result.numel() > MAX_ELEMENTS:
+        raise ExecutionError(f"{what} of shape {list(result.shape)} is larger than {MAX_ELEMENTS} elements")
+
+
 def check_shape(result: Tensor, declared: TensorType, name: str) -> None:
     """Raises ExecutionError where the shape computed contradicts the shape the program declares, or is absurd."""
-    if result.numel() > MAX_ELEMENTS:
-        raise ExecutionError(f"value '{name}' of shape {list(result.shape)} is larger than {MAX_ELEMENTS} elements")
+    check_size(result, f"value '{name}'")
     if declared.variadic:
         return
     fits = len(result.shape) == len(declared.shape) and all(

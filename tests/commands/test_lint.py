@@ -187,3 +187,17 @@ def test_a_path_that_is_no_model_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["lint", str(tmp_path)])
     assert result.exit_code != 0
     assert str(tmp_path) in str(result.output) + str(result.exception)
+
+
+def test_a_table_of_several_functions_names_them(tmp_path: Path) -> None:
+    """Or one could not tell which of them a row is about."""
+    import coremltools as ct
+
+    both = ct.utils.MultiFunctionDescriptor()
+    for name in ("one", "two"):
+        projection().save(str(tmp_path / f"{name}.mlpackage"))
+        both.add_function(str(tmp_path / f"{name}.mlpackage"), "main", name)
+    both.default_function_name = "one"
+    ct.utils.save_multifunction(both, str(tmp_path / "both.mlpackage"))
+    result = CliRunner().invoke(app, ["lint", str(tmp_path / "both.mlpackage")], env={"COLUMNS": "200"})
+    assert "one: (program)" in result.stdout and "two: (program)" in result.stdout, result.stdout

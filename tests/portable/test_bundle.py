@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,3 +220,18 @@ def test_damaged_packages_are_refused(attention_package: Path, tmp_path: Path) -
     for package in (bare, cut, weightless, outside):
         with pytest.raises(ProgramError, match=package.stem):
             compile_model(package, tmp_path / f"{package.stem}.mlmodelc")
+
+
+def test_compiling_leaves_no_folder_behind(attention_package: Path, tmp_path: Path) -> None:
+    """coremltools moves the bundle out of the temporary folder that it was made in."""
+    code = (
+        "import sys, shardmill.portable; shardmill.portable.install(); import coremltools as ct; "
+        "ct.models.utils.compile_model(sys.argv[1], sys.argv[2]); ct.models.utils.compile_model(sys.argv[1])"
+    )
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-c", code, str(attention_package), str(tmp_path / "m.mlmodelc")]
+    subprocess.run(command, env=os.environ | {"TMPDIR": str(folder)}, check=True, capture_output=True)
+    assert (tmp_path / "m.mlmodelc" / "model.mil").is_file()
+    (kept,) = folder.glob("mlmodelc_*")  # of the call that asked for no place of its own
+    assert [path.suffix for path in kept.iterdir()] == [".mlmodelc"]

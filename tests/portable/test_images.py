@@ -57,3 +57,29 @@ def test_wrong_size_is_refused(halver: tuple[str, Path]) -> None:
     model = ct.models.MLModel(str(path))
     with pytest.raises(shardmill.portable.InputError, match="4 x 3"):
         model.predict({"image": picture(layout).resize((5, 3))})
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_flexible_sizes_are_checked(listed: bool) -> None:
+    """An image whose size is not allowed was taken as it came."""
+    from coremltools.proto import Model_pb2
+
+    from shardmill.portable.images import image_to_array
+
+    message = Model_pb2.FeatureDescription(name="x")
+    kind = message.type.imageType
+    kind.width, kind.height, kind.colorSpace = 16, 8, 20
+    if listed:
+        for width, height in ((16, 8), (32, 8)):
+            kind.enumeratedSizes.sizes.add(width=width, height=height)
+    else:
+        for extent, upper in ((kind.imageSizeRange.widthRange, 32), (kind.imageSizeRange.heightRange, -1)):
+            extent.lowerBound, extent.upperBound = 8, upper
+    for size in ((16, 8), (32, 8)):
+        assert image_to_array(Image.new("RGB", size), message, "x").shape == (1, 3, size[1], size[0])
+    allowed = "16 x 8 or 32 x 8" if listed else r"8\.\.\.32 x 8\.\.\."
+    for size in ((33, 8), (16, 7)):
+        with pytest.raises(
+            shardmill.portable.InputError, match=f"'x' is an image of {allowed}, not {size[0]} x {size[1]}"
+        ):
+            image_to_array(Image.new("RGB", size), message, "x")

@@ -60,6 +60,21 @@ def test_bundles_are_compared_but_for_what_may_differ(attention_package: Path, t
     ]
 
 
+def test_headers_and_trailers_of_equal_descriptions_are_compared(attention_package: Path, tmp_path: Path) -> None:
+    """The number of the format, at byte 4, is what no public bundle of specification 9 settles."""
+    one, two = (compile_model(attention_package, tmp_path / n / "m.mlmodelc") for n in ("a", "b"))
+    data = (two / "coremldata.bin").read_bytes()
+    (two / "coremldata.bin").write_bytes(data[:4] + b"\5" + data[5:])
+    (difference,) = compare_compiled(one, two)
+    assert (difference.file, difference.what) == (
+        "coremldata.bin",
+        "the headers differ, first at their byte 4: 09 and 05",
+    )
+    (two / "coremldata.bin").write_bytes(data[:-16])
+    (difference,) = compare_compiled(one, two)
+    assert difference.what == "the trailers differ, first at their byte 0: f6 and nothing"
+
+
 def test_the_page_has_every_rule() -> None:
     """Each rule with its sources; contested ones say so."""
     page = rules_page()

@@ -79,6 +79,13 @@ def test_floats_are_c99_hexadecimal(value: float, text: str) -> None:
     assert float.fromhex(text) == value
 
 
+@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("-2.25e-3", -2.25e-3), ("10", 10.0), ("0x1.8p+1", 3.0)])
+def test_floats_are_read_in_either_notation(text: str, value: float) -> None:
+    """Other writers than Apple's use decimals; digits without 0x are never taken for hexadecimal ones."""
+    op = read_text(body(f"fp64 c = const()[val = fp64({text})];")).functions["main"].block.ops[0]
+    assert op.attributes["val"].data == value
+
+
 def test_scalars_are_written_in_two_dialects() -> None:
     """Up to specification 8 a scalar is a tensor of no axes, from 9 on it is bare."""
     one = Value(TensorType("int32"), np.array(1, np.int32))

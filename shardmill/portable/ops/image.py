@@ -52,18 +52,18 @@ def _resize(x: Tensor, height: int, width: int, mode: str) -> Tensor:
     return _linear(rows, -1, grid_points(x.shape[-1], width, mode))
 
 
-@kernel("upsample_nearest_neighbor", exact=True)
+@kernel("upsample_nearest_neighbor", exact=True, grows=True)
 def upsample_nearest_neighbor(x: Tensor, scale_factor_height: float = 1, scale_factor_width: float = 1) -> Tensor:
     height, width = math.floor(x.shape[-2] * scale_factor_height), math.floor(x.shape[-1] * scale_factor_width)
     return _nearest(_nearest(x, -2, height), -1, width)
 
 
-@kernel("resize_nearest_neighbor", exact=True)
+@kernel("resize_nearest_neighbor", exact=True, grows=True)
 def resize_nearest_neighbor(x: Tensor, target_size_height: int, target_size_width: int) -> Tensor:
     return _nearest(_nearest(x, -2, target_size_height), -1, target_size_width)
 
 
-@kernel("upsample_bilinear")
+@kernel("upsample_bilinear", grows=True)
 def upsample_bilinear(
     x: Tensor,
     scale_factor_height: float = 1,
@@ -77,14 +77,14 @@ def upsample_bilinear(
     return _resize(x, height, width, "UNALIGN_CORNERS" if half_pixel_centers in (None, True) else "DEFAULT")
 
 
-@kernel("resize_bilinear")
+@kernel("resize_bilinear", grows=True)
 def resize_bilinear(
     x: Tensor, target_size_height: int = 1, target_size_width: int = 1, sampling_mode: str = "DEFAULT"
 ) -> Tensor:
     return _resize(x, target_size_height, target_size_width, sampling_mode)
 
 
-@kernel("resize")
+@kernel("resize", grows=True)
 def resize(
     x: Tensor, shape: Ints, resized_dims: int, interpolation_mode: str = "LINEAR", sampling_mode: str = "DEFAULT"
 ) -> Tensor:
@@ -104,7 +104,7 @@ def crop(x: Tensor, crop_height: Ints, crop_width: Ints) -> Tensor:
     return x[..., top : x.shape[-2] - bottom, left : x.shape[-1] - right]
 
 
-@kernel("crop_resize")
+@kernel("crop_resize", grows=True)
 def crop_resize(
     x: Tensor,
     roi: Tensor | None = None,
@@ -173,7 +173,7 @@ def _sample_box(image: Tensor, ys: Tensor, xs: Tensor, pad_value: float) -> Tens
     return torch.where(outside, torch.tensor(pad_value), out) if pad_value or bool(outside.any()) else out
 
 
-@kernel("affine")
+@kernel("affine", grows=True)
 def affine(
     x: Tensor,
     transform_matrix: Tensor,

@@ -61,7 +61,8 @@ class Kernel:
 
     `exact`: the results are copies of inputs, so there is nothing to round. `data_shape`: the shape of the result
     depends on data even when every plain argument is constant. `shape_only`: the result depends on its inputs'
-    shapes alone. `impure`: every call may give something else, so that constants don't make it one.
+    shapes alone. `impure`: every call may give something else, so that constants don't make it one. `grows`: plain
+    arguments decide how large the result is.
     """
 
     kind: str
@@ -71,20 +72,26 @@ class Kernel:
     data_shape: bool = False
     shape_only: bool = False
     impure: bool = False
+    grows: bool = False
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(
-    *kinds: str, exact: bool = False, data_shape: bool = False, shape_only: bool = False, impure: bool = False
+    *kinds: str,
+    exact: bool = False,
+    data_shape: bool = False,
+    shape_only: bool = False,
+    impure: bool = False,
+    grows: bool = False,
 ) -> Callable[[F], F]:
     """Registers a function as the kernel of the named operation types."""
 
     def register(call: F) -> F:
         params = _params(call)
         for kind in kinds:
-            KERNELS[kind] = Kernel(kind, call, params, exact, data_shape, shape_only, impure)
+            KERNELS[kind] = Kernel(kind, call, params, exact, data_shape, shape_only, impure, grows)
         return call
 
     return register

@@ -16,22 +16,22 @@ def _generator(seed: int) -> torch.Generator | None:
     return torch.Generator().manual_seed(seed) if seed >= 0 else None
 
 
-@kernel("random_uniform", impure=True)
+@kernel("random_uniform", impure=True, grows=True)
 def random_uniform(shape: Ints, low: float = 0.0, high: float = 1.0, seed: int = -1) -> Tensor:
     return low + (high - low) * torch.rand(list(shape), generator=_generator(seed))
 
 
-@kernel("random_normal", impure=True)
+@kernel("random_normal", impure=True, grows=True)
 def random_normal(shape: Ints, mean: float = 0.0, stddev: float = 1.0, seed: int = -1) -> Tensor:
     return mean + stddev * torch.randn(list(shape), generator=_generator(seed))
 
 
-@kernel("random_bernoulli", impure=True)
+@kernel("random_bernoulli", impure=True, grows=True)
 def random_bernoulli(shape: Ints, prob: float = 0.5, seed: int = -1) -> Tensor:
     return (torch.rand(list(shape), generator=_generator(seed)) < prob).to(torch.float32)
 
 
-@kernel("random_categorical", impure=True)
+@kernel("random_categorical", impure=True, grows=True)
 def random_categorical(x: Tensor, mode: str = "logits", size: int = 1, seed: int = -1) -> Tensor:
     weights = x if mode == "probs" else torch.softmax(x, -1)
     flat = torch.multinomial(weights.reshape(-1, x.shape[-1]), size, replacement=True, generator=_generator(seed))

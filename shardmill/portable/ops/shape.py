@@ -72,7 +72,7 @@ def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Ints
     return torch.split(x, x.shape[axis] // num_splits, axis)
 
 
-@kernel("tile", exact=True)
+@kernel("tile", exact=True, grows=True)
 def tile(x: Tensor, reps: Ints) -> Tensor:
     return x.repeat(*reps) if reps else x
 
@@ -174,7 +174,7 @@ def slice_update(
     return out
 
 
-@kernel("pad", exact=True)
+@kernel("pad", exact=True, grows=True)
 def pad(x: Tensor, pad: Ints, mode: str = "constant", constant_val: float = 0.0) -> Tensor:
     pairs = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
     if mode == "constant":
@@ -203,7 +203,7 @@ def band_part(x: Tensor, lower: int = -1, upper: int = -1) -> Tensor:
     return torch.where(keep, x, torch.zeros((), dtype=x.dtype))
 
 
-@kernel("fill", exact=True)
+@kernel("fill", exact=True, grows=True)
 def fill(shape: Ints, value: Tensor | None = None) -> Tensor:
     sizes = [int(s) for s in shape]
     return torch.zeros(sizes) if value is None else value.reshape([1] * len(sizes)).expand(sizes).contiguous()
@@ -214,13 +214,13 @@ def fill_like(ref_tensor: Tensor, value: Tensor | None = None) -> Tensor:
     return fill(ref_tensor.shape, value)
 
 
-@kernel("range_1d")
+@kernel("range_1d", grows=True)
 def range_1d(end: float, start: float, step: float) -> Tensor:
     values = torch.arange(start, end, step)
     return values.to(torch.float32) if values.is_floating_point() else values.to(torch.int32)
 
 
-@kernel("one_hot", exact=True)
+@kernel("one_hot", exact=True, grows=True)
 def one_hot(
     indices: Tensor, one_hot_vector_size: int, axis: int = -1, on_value: float = 1, off_value: float = 0
 ) -> Tensor:
