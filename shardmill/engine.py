@@ -86,6 +86,10 @@ class Engine:
         logits = [head({"hidden": hidden})[0, :, :, 0] for head in self.heads]  # each [V_j, T]
         return np.concatenate(logits).T
 
+    def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
+        """`forward` without the logits: the LM head does not run."""
+        self.hidden(tokens, slots, positions)
+
     def hidden(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """The last layer's output [1, d, T, 1]."""
         x = self.table[list(tokens)].astype(np.float32).T[None, :, :, None]  # [1, d, T, 1]

@@ -15,7 +15,10 @@ Logits = NDArray[np.float32]
 
 
 class Engine(Protocol):
-    """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`."""
+    """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`.
+
+    It may also have a method `write` like `forward`, but without logits, for passes that nobody asks for any.
+    """
 
     @property
     def slots(self) -> int:

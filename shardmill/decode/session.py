@@ -5,9 +5,11 @@ hidden by its position and overwritten by the next call. Calls are padded to a c
 takes the slots that follow and never leaves the slots there are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from shardmill.decode.engine import Engine, Logits
 from shardmill.decode.errors import DecodeError, PromptTooLongError
@@ -21,7 +23,8 @@ class Prefill:
     """A prompt in the slots, or as much of it as was run so far.
 
     Attributes:
-        row: logits [V] after its last token. held: its tokens in the slots, `reused` of them from before.
+        row: logits [V] after its last token, [0] while that has not been run.
+        held: its tokens in the slots, `reused` of them from before.
         passes: engine calls made. width: of the last one.
     """
 
@@ -132,11 +135,12 @@ class Session:
         while done < len(prompt):
             count = min(self.room(), len(prompt) - done)
             width = self.pass_width(count)
-            rows = self.feed(prompt[done : done + count])
-            self.commit(count)
+            tokens = prompt[done : done + count]
             done += count
+            row = self.feed(tokens)[-1] if done == len(prompt) else self._write(tokens)
+            self.commit(count)
             passes += 1
-            yield Prefill(rows[-1], done, reused, passes, width)
+            yield Prefill(row, done, reused, passes, width)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Runs `tokens` after the committed ones; logits [len(tokens), V]. Nothing is committed yet.
@@ -144,17 +148,13 @@ class Session:
         Raises:
             DecodeError: more tokens than `room()`.
         """
-        if not 1 <= len(tokens) <= self.room():
-            raise DecodeError(f"{len(tokens)} tokens do not fit into a pass, {self.room()} do")
-        width = self.pass_width(len(tokens))
-        rows = self._forward([*tokens, *[tokens[-1]] * (width - len(tokens))], len(self._tokens))
+        rows: Logits = self._forward(self._padded(tokens), len(self._tokens))
         self._fed = list(tokens)
         return rows[: len(tokens)]
 
     def refeed(self, index: int) -> Logits:
         """Runs the `index`-th token of the last `feed` once more, alone; logits [V]."""
-        rows = self._forward([self._fed[index]], len(self._tokens) + index)  # [1, V]
-        row: Logits = rows[0]
+        row: Logits = self._forward([self._fed[index]], len(self._tokens) + index)[0]
         return row
 
     def commit(self, count: int) -> None:
@@ -177,10 +177,21 @@ class Session:
         self._fed = []
         return length
 
-    def _forward(self, tokens: Sequence[int], position: int) -> Logits:
+    def _write(self, tokens: Sequence[int]) -> Logits:
+        """`feed` for tokens whose logits nobody asks for; an engine may do without them. Returns none: [0]."""
+        self._forward(self._padded(tokens), len(self._tokens), getattr(self._engine, "write", None))
+        self._fed = list(tokens)
+        return np.empty(0, np.float32)
+
+    def _padded(self, tokens: Sequence[int]) -> list[int]:
+        if not 1 <= len(tokens) <= self.room():
+            raise DecodeError(f"{len(tokens)} tokens do not fit into a pass, {self.room()} do")
+        return [*tokens, *[tokens[-1]] * (self.pass_width(len(tokens)) - len(tokens))]
+
+    def _forward(self, tokens: Sequence[int], position: int, call: Callable[..., Any] | None = None) -> Any:
         self._slide(self._layout.first_visible(position))
         positions = range(position, position + len(tokens))
-        return self._engine.forward(tokens, [self._layout.slot(p) for p in positions], positions)
+        return (call or self._engine.forward)(tokens, [self._layout.slot(p) for p in positions], positions)
 
     def _slide(self, first: int) -> None:
         if first > self._first:

@@ -105,3 +105,20 @@ def test_wrong_requests_are_named() -> None:
     session.feed([2])
     with pytest.raises(DecodeError, match="2 tokens to commit"):
         session.commit(2)
+
+
+def test_passes_whose_logits_nobody_asks_for_do_without_them() -> None:
+    """All passes of a prompt but the last, where the engine can; slots and logits are the same."""
+    engine, plain = ScriptedEngine(), ScriptedEngine()
+    written: list[int] = []
+
+    def write(tokens: list[int], slots: list[int], positions: list[int]) -> None:
+        written.extend(positions)
+        ScriptedEngine.forward(engine, tokens, slots, positions)
+
+    engine.write = write  # type: ignore[attr-defined]
+    prompt = list(range(1, 11))
+    row, expected = Session(engine).prefill(prompt).row, Session(plain).prefill(prompt).row
+    assert np.array_equal(row, expected)
+    assert written == list(range(8))
+    assert engine.calls == plain.calls
