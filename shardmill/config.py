@@ -37,7 +37,7 @@ class Source:
     """Where the checkpoint comes from: a folder, or a Hugging Face repository at a pinned commit."""
 
     path: Annotated[str | None, Field(description="Folder in Hugging Face layout, relative to the project.")] = None
-    repo: Annotated[str | None, Field(description="owner/name on the hub.")] = None
+    repo: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub.")] = None
     revision: Annotated[str | None, Field(description="Commit of the repository, 40 hexadecimal digits.")] = None
 
 

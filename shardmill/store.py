@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -80,7 +80,8 @@ class Store:
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
         """Runs `work` in a scratch folder and turns that into the entry."""
         self.root.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="tmp-", dir=self.root))
+        scratch = self.root / f"tmp-{uuid.uuid4().hex}"
+        scratch.mkdir()  # not mkdtemp, whose folders nobody else may read: builds may be shared
         try:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)

@@ -26,6 +26,7 @@ ENDINGS = {
     "stop": "a stop string came",
 }
 DRAFTERS = "none, ngram, suffix, learned, mixed or draft_model"
+POLICIES = "cost_model, adaptive_k or always"
 EFFECT = "Changes the speed only; but draft_model at a temperature also what a seed gives."
 Precision = Annotated[
     Literal["fp32", "fp16"],
@@ -41,24 +42,28 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")] = "ngram",
     draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
+    policy: Annotated[str, typer.Option(help=f"How much is drafted: {POLICIES}.")] = "cost_model",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
     precision: Precision = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
     """Continue a text with a built model."""
-    from shardmill.decode import Options, Sampling, Session, text_after
+    from shardmill.decode import Options, Sampling, Session, create_policy, text_after
     from shardmill.decode import generate as decode
 
     check_drafter(drafter, draft_build)
+    check_policy(policy)
     text = read_prompt(prompt, prompt_file)
     manifest = read_manifest(build)
     tokenizer = load_tokenizer(build, manifest)
     tokens: list[int] = tokenizer.encode(text).ids
     sampling = Sampling(temperature=temperature, seed=seed)
+    session = Session(load_engine(build, precision))
     events = decode(
         drafter=make_drafter(drafter, draft_build, manifest.get("vocab"), precision),
-        session=Session(load_engine(build, precision)),
+        policy=create_policy(policy, session.widths),
+        session=session,
         prompt=tokens,
         max_new_tokens=max_new_tokens,
         eos=manifest["eos_token_ids"],
@@ -102,6 +107,14 @@ def check_drafter(name: str, draft_build: Path | None) -> None:
             raise ShardmillError("drafter draft_model needs a draft model: name a second build with --draft-build")
     elif name not in KNOWN:
         raise ShardmillError(f"no drafter is called {name!r}: use one of {', '.join(KNOWN)}")
+
+
+def check_policy(name: str) -> None:
+    """Raises the error of a wrong --policy before a model is loaded."""
+    from shardmill.decode import POLICIES as KNOWN
+
+    if name not in KNOWN:
+        raise ShardmillError(f"no draft policy is called {name!r}: use one of {', '.join(KNOWN)}")
 
 
 def load_tokenizer(build: Path, manifest: dict[str, Any]) -> Tokenizer:

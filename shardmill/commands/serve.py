@@ -9,8 +9,10 @@ import typer
 
 from shardmill.commands.generate import (
     DRAFTERS,
+    POLICIES,
     Precision,
     check_drafter,
+    check_policy,
     engine_name,
     load_engine,
     load_tokenizer,
@@ -32,6 +34,14 @@ def serve(
     ] = None,
     drafter: Annotated[str, typer.Option(help=f"For requests that name none: {DRAFTERS}.")] = "ngram",
     draft_build: Annotated[Path | None, typer.Option(help="The draft model's build folder.")] = None,
+    policy: Annotated[str, typer.Option(help=f"How much is drafted: {POLICIES}.")] = "cost_model",
+    draft_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that learned and mixed begin with, if there is one, and that is written at the end. "
+            "It holds token sequences of the requests."
+        ),
+    ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")] = 64,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")] = None,
@@ -47,6 +57,7 @@ def serve(
     from shardmill.serve.settings import Limits, Settings
 
     check_drafter(drafter, draft_build)
+    check_policy(policy)
     limits = Limits(
         queue=queue,
         prompt_tokens=max_prompt_tokens,
@@ -55,7 +66,14 @@ def serve(
         grace_seconds=grace_seconds,
     )
     settings = Settings(
-        host=host, port=port, api_key=api_key or None, drafter=drafter, guard_margin=guard_margin, limits=limits
+        host=host,
+        port=port,
+        api_key=api_key or None,
+        drafter=drafter,
+        policy=policy,
+        draft_table=draft_table,
+        guard_margin=guard_margin,
+        limits=limits,
     )
     if not settings.is_loopback and settings.api_key is None:
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)

@@ -7,6 +7,7 @@ Knows nothing of Core ML files and imports nothing else of shardmill: all it ask
 from shardmill.decode.constraint import Constraint, GrammarTokenizer, JsonSchema
 from shardmill.decode.cost_model import measure_widths
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
+from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.engine import Engine
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
@@ -30,6 +31,7 @@ __all__ = [
     "Engine",
     "FinishReason",
     "GenerationResult",
+    "LearnedDrafter",
     "GrammarTokenizer",
     "JsonSchema",
     "Options",

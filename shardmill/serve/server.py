@@ -57,7 +57,9 @@ def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str
     try:
         model = load()
         metrics = Metrics()
-        worker = Worker(model, metrics, queue=settings.limits.queue)
+        worker = Worker(
+            model, metrics, queue=settings.limits.queue, policy=settings.policy, draft_table=settings.draft_table
+        )
         server = make_server(model, worker, metrics, settings, lambda: announce(greeting(model, settings, listener)))
         worker.start()
         try:

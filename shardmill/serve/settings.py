@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -37,7 +38,8 @@ class Settings:
     Attributes:
         port: 0 lets the system choose one.
         api_key: what clients must send as `Authorization: Bearer KEY`; None: nothing.
-        drafter: used by requests that name none.
+        drafter: used by requests that name none. policy: how much is drafted.
+        draft_table: file that the drafter `learned` begins with, if there is one, and is saved to at the end.
         guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
             logits are less than this apart are run again alone; 0: none.
     """
@@ -46,6 +48,8 @@ class Settings:
     port: int = 8000
     api_key: str | None = None
     drafter: str = "ngram"
+    policy: str = "cost_model"
+    draft_table: Path | None = None
     guard_margin: float = 0.0
     limits: Limits = field(default_factory=Limits)
 

@@ -11,12 +11,14 @@ import math
 import threading
 import time
 from collections import deque
+from pathlib import Path
 
 from shardmill.decode import (
     DecodeError,
     Drafter,
     DraftPolicy,
     GenerationResult,
+    LearnedDrafter,
     Session,
     TokenEvent,
     create_drafter,
@@ -41,13 +43,16 @@ class Worker:
     """Answers jobs with a model.
 
     Args:
-        queue: jobs that may wait while one runs.
+        queue: jobs that may wait while one runs. policy: how much is drafted, by name.
+        draft_table: what `learned` begins with, if there is such a file; `close` writes it.
 
     Raises:
-        DecodeError: the draft model has another vocabulary.
+        DecodeError: the draft model has another vocabulary, no policy has that name, or the table is none.
     """
 
-    def __init__(self, model: Model, metrics: Metrics, *, queue: int) -> None:
+    def __init__(
+        self, model: Model, metrics: Metrics, *, queue: int, policy: str = "cost_model", draft_table: Path | None = None
+    ) -> None:
         self._model = model
         self._metrics = metrics
         self._limit = queue
@@ -58,7 +63,12 @@ class Worker:
         self._seconds = 1.0  # what a request takes; a running average
         self._costs = measure_widths(model.engine)  # also the first, slow calls of each width
         self._session = Session(model.engine)
+        self._policy, self._draft_table = policy, draft_table
+        self._learned = LearnedDrafter()
+        if draft_table is not None and draft_table.exists():
+            self._learned.load(draft_table)
         self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
+        self._helpers_for("learned")
         if model.draft_session is not None:
             self._helpers_for("draft_model")  # a draft model that does not fit is told before anyone asks
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -110,6 +120,8 @@ class Worker:
         self.cancel_running()
         self.refuse()
         self._thread.join(timeout)
+        if self._draft_table is not None and not self._thread.is_alive():
+            self._learned.save(self._draft_table)
 
     def cancel_running(self) -> None:
         """Ends the running job after its current pass."""
@@ -180,8 +192,10 @@ class Worker:
         """The resident drafter of that name, and the policy that has learned what its drafts are worth."""
         if name not in self._helpers:
             model = self._model
-            drafter = create_drafter(name, draft_session=model.draft_session, vocab=model.engine.vocab)
-            policy = create_policy("cost_model", self._session.widths, costs=self._costs)
+            drafter = create_drafter(
+                name, draft_session=model.draft_session, vocab=model.engine.vocab, learned=self._learned
+            )
+            policy = create_policy(self._policy, self._session.widths, costs=self._costs)
             self._helpers[name] = drafter, policy
         return self._helpers[name]
 

@@ -71,7 +71,9 @@ def running(model: Model, settings: Settings | None = None, send_buffer: int = 0
     """
     settings = settings or Settings(port=0)
     metrics = Metrics()
-    worker = Worker(model, metrics, queue=settings.limits.queue)
+    worker = Worker(
+        model, metrics, queue=settings.limits.queue, policy=settings.policy, draft_table=settings.draft_table
+    )
     listener = bind(settings)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

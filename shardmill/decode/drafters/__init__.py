@@ -16,22 +16,30 @@ __all__ = ["DRAFTERS", "EMPTY", "PLAIN", "Draft", "Drafter", "RequestInfo", "cre
 
 DRAFTERS = ("none", "ngram", "suffix", "learned", "mixed", "draft_model")
 
-_BY_NAME: dict[str, Callable[[], Drafter]] = {
-    "none": NoDrafter,
-    "ngram": NgramDrafter,
-    "suffix": SuffixDrafter,
-    "learned": LearnedDrafter,
+_BY_NAME: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {
+    "none": lambda _: NoDrafter(),
+    "ngram": lambda _: NgramDrafter(),
+    "suffix": lambda _: SuffixDrafter(),
+    "learned": lambda learned: learned or LearnedDrafter(),
     # The table knows contexts of up to three tokens: the automaton is for longer ones.
-    "mixed": lambda: MixedDrafter([SuffixDrafter(shortest=4), LearnedDrafter()]),
+    "mixed": lambda learned: MixedDrafter([SuffixDrafter(shortest=4), learned or LearnedDrafter()]),
 }
 
 
-def create_drafter(name: str, *, draft_session: Session | None = None, vocab: int | None = None) -> Drafter:
+def create_drafter(
+    name: str,
+    *,
+    draft_session: Session | None = None,
+    vocab: int | None = None,
+    learned: LearnedDrafter | None = None,
+) -> Drafter:
     """A fresh drafter with its default settings.
 
     Args:
         draft_session: for `draft_model`: a session on the draft model's engine.
         vocab: for `draft_model`: the target's vocabulary; by default the draft model's.
+        learned: for `learned` and `mixed`: the one that they shall use, with its table. Drafters that share one may
+            not serve two requests at a time.
 
     Raises:
         DecodeError: no drafter has that name, or `draft_model` lacks its session.
@@ -42,4 +50,4 @@ def create_drafter(name: str, *, draft_session: Session | None = None, vocab: in
         return DraftModelDrafter(draft_session, vocab=vocab or draft_session.engine.vocab)
     if name not in _BY_NAME:
         raise DecodeError(f"no drafter is called {name!r}: use one of {', '.join(DRAFTERS)}")
-    return _BY_NAME[name]()
+    return _BY_NAME[name](learned)

@@ -12,19 +12,23 @@ _MASK = (1 << BITS) - 1
 
 
 def save_table(path: Path, table: FollowTable) -> None:
-    """Writes the table to exactly `path`, by way of a temporary file beside it."""
+    """Writes the table to exactly `path`, by way of a temporary file beside it. Raises DecodeError where it can't."""
     rows = list(table.rows())
     keys = [[key >> i * BITS & _MASK for i in range(TAIL)] for _, key, _, _ in rows]
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        np.savez_compressed(
-            file,
-            kind=np.array([r[0] for r in rows], dtype=np.int8),
-            key=np.array(keys, dtype=np.int32).reshape(-1, TAIL),
-            token=np.array([r[2] for r in rows], dtype=np.int32),
-            count=np.array([r[3] for r in rows], dtype=np.int32),
-        )
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            np.savez_compressed(
+                file,
+                kind=np.array([r[0] for r in rows], dtype=np.int8),
+                key=np.array(keys, dtype=np.int32).reshape(-1, TAIL),
+                token=np.array([r[2] for r in rows], dtype=np.int32),
+                count=np.array([r[3] for r in rows], dtype=np.int32),
+            )
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DecodeError(f"{path}: the draft table can't be written: {error.strerror}") from error
 
 
 def load_table(path: Path, into: FollowTable) -> FollowTable:
