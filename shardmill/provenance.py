@@ -1,4 +1,5 @@
-"""Attestation: model.json's files as subjects, the checkpoint's files as materials, every step with its action key.
+"""Attestation: model.json's files and the gates' verdicts as subjects, the checkpoint's files as materials, every step
+with its action key.
 
 The form is an in-toto statement (https://in-toto.io/Statement/v1) with SLSA's provenance predicate
 (https://slsa.dev/provenance/v1). Nothing in it varies from run to run; what is not known is absent.
@@ -29,7 +30,7 @@ def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[st
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "predicateType": "https://slsa.dev/provenance/v1",
-        "subject": [{"name": n, "digest": {"sha256": s}} for n, s in subjects(model, manifest)],
+        "subject": [{"name": n, "digest": {"sha256": s}} for n, s in (*subjects(model, manifest), *verdicts(steps))],
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
@@ -58,6 +59,13 @@ def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, st
             yield f"{entry['path']}/{name}", sha
 
 
+def verdicts(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(path, sha256) of what the gates said, given the receipts by step."""
+    for name, receipt in steps.items():
+        if "verdict" in receipt.get("outputs", {}):
+            yield f"{name}.json", receipt["outputs"]["verdict"]
+
+
 def extra_files(model: Mapping[str, Any], build: Path) -> Iterator[str]:
     """Files in the folders of programs and packages that model.json does not name, as paths relative to the build."""
     programs = [part["program"] for part in model["parts"]]
@@ -73,23 +81,29 @@ def mismatches(build: Path) -> tuple[int, list[tuple[str, str]]]:
     """(files checked, [(path, what is wrong)]) of a finished build. Raises ShardmillError where there is none."""
     model = read_manifest(build, COMPLETE)
     (manifest, found), *named = subjects(model, build / "model.json")
+    attestation = attested(build / "provenance.json")
     wrong = [(name, "not named by model.json") for name in extra_files(model, build)]
-    if found != attested(build / "provenance.json", manifest):
+    if found != attestation.get(manifest):
         wrong.append((manifest, "not the bytes that provenance.json names"))
-    for name, sha in named:
+    known = {manifest, *dict(named)}
+    gates = [(name, sha) for name, sha in attestation.items() if name not in known]
+    wrong += [*_changed(build, named, "model.json"), *_changed(build, gates, "provenance.json")]
+    return 1 + len(named) + len(gates), wrong
+
+
+def _changed(build: Path, files: Sequence[tuple[str, str]], says: str) -> Iterator[tuple[str, str]]:
+    for name, sha in files:
         path = build / name
         if not path.is_file():
-            wrong.append((name, "missing"))
+            yield name, "missing"
         elif hash_file(path) != sha:
-            wrong.append((name, "not the bytes that model.json names"))
-    return len(named) + 1, wrong
+            yield name, f"not the bytes that {says} names"
 
 
-def attested(provenance: Path, name: str) -> str | None:
-    """The sha256 that a provenance.json gives of a file; None where it gives none, or is damaged or gone."""
+def attested(provenance: Path) -> dict[str, str]:
+    """The sha256 that a provenance.json gives of each file, by path; none where it is damaged or gone."""
     try:
         statement = json.loads(provenance.read_text(encoding="utf-8"))
-        found: dict[str, str] = {row["name"]: row["digest"]["sha256"] for row in statement["subject"]}
+        return {row["name"]: row["digest"]["sha256"] for row in statement["subject"]}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found.get(name)
+        return {}

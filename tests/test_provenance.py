@@ -24,7 +24,9 @@ def write_build(folder: Path) -> tuple[Path, Path, list[Path]]:
     canonical.write_json(folder / "model.json", manifest())
     receipts = [folder / f"{name}.receipt.json" for name in STEPS]
     for path, name in zip(receipts, STEPS, strict=True):
-        canonical.write_json(path, {"step": name, "key": name})
+        gate = name.startswith(("residency/", "parity/"))
+        outputs = {"verdict": canonical.digest(name)} if gate else {"package": "f" * 64}
+        canonical.write_json(path, {"step": name, "key": name, "outputs": outputs})
     return folder / "source.receipt.json", folder / "model.json", receipts
 
 
@@ -33,7 +35,7 @@ def made(tmp_path: Path) -> dict[str, Any]:
     return statement(*write_build(tmp_path))
 
 
-def test_every_file_of_the_model_is_a_subject(made: dict[str, Any], tmp_path: Path) -> None:
+def test_every_file_of_the_model_and_every_verdict_is_a_subject(made: dict[str, Any], tmp_path: Path) -> None:
     subjects = {row["name"]: row["digest"]["sha256"] for row in made["subject"]}
     assert subjects == {
         "model.json": hashlib.sha256((tmp_path / "model.json").read_bytes()).hexdigest(),
@@ -43,6 +45,7 @@ def test_every_file_of_the_model_is_a_subject(made: dict[str, Any], tmp_path: Pa
         "compiled/head_0.mlmodelc/model.mil": "5" * 64,
         "packages/head_0.mlpackage/Manifest.json": "3" * 64,
         "packages/head_0.mlpackage/a/b": "4" * 64,
+        **{f"{name}.json": canonical.digest(name) for name in ("residency/head_0", "parity/head_0", "parity/stack")},
     }
 
 

@@ -1,4 +1,4 @@
-"""`shardmill verify`: are a build's files the ones that its model.json names?"""
+"""`shardmill verify`: are a build's files the ones that its model.json and its provenance name?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def verify(build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")]) -> None:
-    """Hash model.json and every file that it names, and compare. Exit code 1 if one is missing or changed."""
+    """Hash model.json, every file that it names and the gates' verdicts. Exit code 1 if one is missing or changed."""
     from shardmill.provenance import mismatches
 
     checked, wrong = mismatches(build)

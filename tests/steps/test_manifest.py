@@ -156,6 +156,20 @@ def test_a_manifest_that_nothing_attests_is_found(build: Path, fault: str) -> No
     assert mismatches(build)[1] == [("model.json", "not the bytes that provenance.json names")]
 
 
+def test_a_verdict_that_was_edited_is_found(build: Path) -> None:
+    """What a gate said is attested with the files that it let through."""
+    written(build)
+    (build / "parity").mkdir()
+    (build / "parity/stack.json").write_text("holds")
+    sha = hashlib.sha256(b"holds").hexdigest()
+    canonical.write_json(build / "parity/stack.receipt.json", {"outputs": {"verdict": sha}})
+    receipts = [build / "parity/stack.receipt.json"]
+    provenance.run(build / "source.receipt.json", build / "model.json", receipts, build / "provenance.json")
+    assert mismatches(build)[1] == []
+    (build / "parity/stack.json").write_text("holds!")
+    assert mismatches(build)[1] == [("parity/stack.json", "not the bytes that provenance.json names")]
+
+
 def test_a_file_too_many_is_found(build: Path) -> None:
     """What Snakemake leaves in a folder is none."""
     written(build)
