@@ -24,6 +24,9 @@ from .steps import MAX_ELEMENTS, check_number, check_shape, without_data
 
 Shape = tuple[int, ...]
 COMPUTED_ELEMENTS = 4096  # larger values are not shapes
+# coremltools' tests load programs whose default shapes these can't take, and predict with others.
+LENIENT = ("crop_resize", "reverse_sequence", "scatter", "slice_update")
+MIXED = ("matmul",)  # of floats and integers coremltools declares the type of the one that is no constant
 
 
 class _Unknown(Exception):
@@ -90,12 +93,13 @@ def _results(op: Op, env: Mapping[str, Any]) -> Sequence[Any]:
         for out, result in zip(op.outputs, results, strict=True):
             if isinstance(out.type, TensorType):
                 check_shape(result, out.type, out.name)
-                _check_kind(result, out.type, out.name)
+                if op.kind not in MIXED:
+                    _check_kind(result, out.type, out.name)
         return results
     except _Unknown:
         return nothing
     except Exception as error:
-        if _tells_nothing(error):
+        if op.kind in LENIENT or _tells_nothing(error):
             return nothing
         line = (str(error).splitlines() or [""])[0]
         line = line if isinstance(error, (RuntimeError, ValueError)) and line else f"{type(error).__name__} {line}"

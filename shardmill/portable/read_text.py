@@ -6,6 +6,8 @@ nesting and literal sizes are bounded, so no input takes more than a little time
 
 from __future__ import annotations
 
+from types import EllipsisType
+
 import numpy as np
 
 from . import program as ir
@@ -141,11 +143,11 @@ class _Reader(Scanner):
             dtype = self._scalar(self.name()).dtype
             self.expect(",")
             self.expect("[")
-            shape = self.several(self.extent, "]")
+            extents = self.several(self.extent, "]")
             self.expect(">")
-            if len(shape) > MAX_RANK:
-                raise self.fail(f"a tensor has rank {len(shape)}")
-            return ir.TensorType(dtype, shape)
+            if len(extents) > MAX_RANK:
+                raise self.fail(f"a tensor has rank {len(extents)}")
+            return ir.TensorType(dtype, tuple(None if n is ... else n for n in extents), ... in extents)
         if word == "state":
             wrapped = self.type()
             self.expect(">")
@@ -156,6 +158,8 @@ class _Reader(Scanner):
             element = self.type()
             self.expect(",")
             length = self.extent()
+            if length is ...:
+                raise self.fail("a list has one length")
             self.expect(">")
             return ir.ListType(element, length)
         elements = self.several(self.type, ">")
@@ -165,9 +169,12 @@ class _Reader(Scanner):
             return ir.TupleType(elements)
         raise self.fail(f"unknown type '{word}'")
 
-    def extent(self) -> int | None:
+    def extent(self) -> int | EllipsisType | None:
+        """None: unknown; an ellipsis: as many unknown ones as there are."""
         if self.accept("?"):
             return None
+        if self.accept("..."):
+            return ...
         number = self.integer()
         if number < 0:
             raise self.fail("a negative extent")

@@ -11,7 +11,7 @@ from .errors import ProgramError
 MAX_NESTING = 64  # of blocks, types and values: no real program comes near
 TOKEN = re.compile(
     r"""\s*( "(?:[^"\\]|\\.)*"                            # string
-          | ->
+          | -> | \.\.\.
           | [-+]? (?: 0x[0-9a-fA-F.]+p[-+]?\d+ | inf | nan | \d[\d.]* (?: e[-+]?\d+ )? ) \b  # number
           | [A-Za-z_@][\w.@/$]*                         # name
           | [\[\](){}<>,;=?] )""",

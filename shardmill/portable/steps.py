@@ -7,7 +7,6 @@ the type that the program declares for them; in fp16 mode that includes rounding
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -127,11 +126,21 @@ def evaluate(step: Step, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
 def call_kernel(kernel: Kernel, values: Sequence[Any]) -> Any:
     """What a kernel gives. Of one whose arguments decide how large that is, the size is found out first."""
     if kernel.grows:
-        with suppress(NotImplementedError), torch.device("meta"):  # where torch can't tell without data
-            ghosts = kernel.call(*(without_data(value) for value in values))
-            for ghost in ghosts if isinstance(ghosts, (tuple, list)) else (ghosts,):
-                check_size(ghost, f"the result of {kernel.kind}")
+        for ghost in _ghosts(kernel, values):
+            check_size(ghost, f"the result of {kernel.kind}")
     return kernel.call(*values)
+
+
+def _ghosts(kernel: Kernel, values: Sequence[Any]) -> Sequence[Tensor]:
+    """Results without data; none where torch can't tell without."""
+    try:
+        with torch.device("meta"):
+            ghosts = kernel.call(*(without_data(value) for value in values))
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, NotImplementedError) or "meta" in str(error):
+            return ()
+        raise
+    return ghosts if isinstance(ghosts, (tuple, list)) else (ghosts,)
 
 
 def without_data(argument: Any) -> Any:

@@ -58,7 +58,9 @@ class Style:
         if isinstance(kind, ir.TensorType):
             if self.bare and not kind.shape and not kind.variadic:
                 return kind.dtype
-            return f"tensor<{kind.dtype}, [{', '.join('?' if d is None else str(d) for d in kind.shape)}]>"
+            extents = ["?" if d is None else str(d) for d in kind.shape]
+            extents = [*extents[:-1], "..."] if kind.variadic else extents  # no public sample of Apple's has one
+            return f"tensor<{kind.dtype}, [{', '.join(extents)}]>"
         if isinstance(kind, ir.StateType):
             return f"state<{self.type(kind.wrapped)}>"
         if isinstance(kind, ir.ListType):

@@ -51,3 +51,26 @@ def test_a_value_that_no_memory_holds_is_refused() -> None:
     text = body("tensor<fp32, [?, ?]> b = tile(reps = tensor<int32, [2]>([1048576, 1048576]), x = x);")
     with pytest.raises(ProgramError, match=r"'tile'.*\[16777216, 16777216\] is larger"):
         infer_shapes(read_text(text).functions["main"], {"x": (16, 16)})
+
+
+def test_writes_whose_default_shapes_do_not_fit_are_not_refused() -> None:
+    """coremltools' tests load such programs and predict with other shapes; other operations are refused."""
+    update = (
+        "tensor<fp32, [?, ?]> b = {}(begin = tensor<int32, [2]>([0, 0]), end = tensor<int32, [2]>([4, 1]), "
+        "update = relu1, x = x);"
+    )
+    relu = "tensor<fp32, [?, ?]> relu1 = relu(x = x); "
+    found = infer_shapes(read_text(body(relu + update.format("slice_update"))).functions["main"], {"x": (4, 3)})
+    assert "b" not in found
+    wrong = body(relu + "tensor<fp32, [?, ?]> b = matmul(x = x, y = relu1);")
+    with pytest.raises(ProgramError, match="'matmul'"):
+        infer_shapes(read_text(wrong).functions["main"], {"x": (4, 3)})
+
+
+def test_a_product_of_floats_and_integers_may_be_declared_integer() -> None:
+    """coremltools declares the type of the operand that is no constant."""
+    text = body(
+        'tensor<int32, [?, ?]> n = cast(dtype = string("int32"), x = x); '
+        "tensor<int32, [?, ?]> b = matmul(x = n, y = tensor<fp32, [2, 1]>([[0x1p+0], [0x1p+0]]));"
+    )
+    assert infer_shapes(read_text(text).functions["main"], {"x": (3, 2)})["b"] == (3, 1)

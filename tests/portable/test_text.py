@@ -134,6 +134,16 @@ def test_enumerated_shapes_are_listed_under_keys() -> None:
     assert isinstance(read_text(text), Program)
 
 
+def test_an_unknown_rank_survives() -> None:
+    """The notation is ours: no public sample has one."""
+    text = body("tensor<fp32, [...]> y = fill(shape = x, value = fp32(0x1p+0));")
+    (op,) = read_text(text).functions["main"].block.ops
+    assert op.outputs[0].type == TensorType("fp32", (None,), variadic=True)
+    assert "tensor<fp32, [...]> y" in write_text(read_text(text), 9, {})
+    with pytest.raises(ProgramError, match="a list has one length"):
+        read_text(body("list<tensor<fp32, [2]>, ...> y = make_list(x = x);"))
+
+
 @pytest.mark.parametrize(
     "line",
     [
