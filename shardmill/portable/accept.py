@@ -1,8 +1,8 @@
 """What Core ML is known to refuse when it loads a model; the portable engine refuses it then, too.
 
 - What check.py finds: values of which the program does not say the same everywhere.
-- A default shape that the description does not allow, or that an operation can't take (coremltools'
-  test_stack_dynamic_range_dim).
+- A default shape that the description does not allow, or that a join can't take (coremltools'
+  test_stack_dynamic_range_dim); a fixed shape that any operation can't take.
 - What placement rules of confidence A or B say does not load: see REFUSED. Reports by one party on one machine stay
   errors of `shardmill lint`.
 """
