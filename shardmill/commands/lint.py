@@ -45,6 +45,6 @@ def lint(
         console = Console(markup=False, highlight=False)
         if rows:
             console.print(table)
-        console.print(f"{path}: {errors} errors, {len(rows) - errors} remarks, all predicted")
+        console.print(f"{path}: {errors} errors, {len(rows) - errors} remarks, all predicted", soft_wrap=True)
     if errors:
         raise typer.Exit(1)
