@@ -92,7 +92,8 @@ def resize(
         axis = x.dim() - resized_dims + i
         count = int(shape[len(shape) - resized_dims + i]) or x.shape[axis]
         if interpolation_mode == "NEAREST_NEIGHBOR":
-            x = x.index_select(axis, grid_points(x.shape[axis], count, sampling_mode).floor().to(torch.int64))
+            points = grid_points(x.shape[axis], count, sampling_mode)
+            x = x.index_select(axis, (points - 0.5).ceil().to(torch.int64))  # of two as near the first: 2x repeats
         else:
             x = _linear(x, axis, grid_points(x.shape[axis], count, sampling_mode))
     return x
