@@ -5,7 +5,7 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from shardmill import workflow as sm
+from shardmill.pipeline import snakefile as sm
 
 min_version("9.27")
 

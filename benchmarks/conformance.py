@@ -15,11 +15,11 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "portable"))
 
 from tests.conformance.suites import (  # noqa: E402
     RESULTS,
-    ROOT,
     SUITES,
     Case,
     read_cases,
@@ -31,7 +31,7 @@ from tests.conformance.suites import (  # noqa: E402
 INTRODUCTION = (
     "coremltools' own tests of PyTorch operations (through TorchScript, the frontend that shardmill converts with), "
     "of stateful models and of MIL operations, unmodified, on the portable engine in fp32 mode. Written down by "
-    "`benchmarks/conformance.py`; [`tests/conformance/plugin.py`](../tests/conformance/plugin.py) says what the tests "
+    "`benchmarks/conformance.py`; [`portable/tests/conformance/plugin.py`](../portable/tests/conformance/plugin.py) says what the tests "
     "are told about their surroundings."
 )
 MEANING = (

@@ -143,8 +143,8 @@ class Bench:
 
     def identical(self, part: Part) -> dict[str, bool]:
         """What is the same in the packages of both methods; predictions of the first of the compared parts only."""
-        plain, stamped = (self.output(method, part) for method in METHODS)
-        same = {"bytes": tree_hash(plain) == tree_hash(stamped)}  # so operations and weights too
+        trace, stamped = (self.output(method, part) for method in METHODS)
+        same = {"bytes": tree_hash(trace) == tree_hash(stamped)}  # so operations and weights too
         if (part.start, part.end) == COMPARED[0]:
             for method in METHODS:
                 self.run(f"predict_{method}", part)
@@ -192,8 +192,8 @@ class Bench:
 
 def per_layer(parts: Sequence[dict[str, Any]], growth: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What one layer more takes: plain from the smallest part to the largest compared, stamped over the growth."""
-    plain = [row["plain"] | {"layers": row["layers"][1] - row["layers"][0]} for row in parts]
-    return {"plain": slope(plain), "stamped": slope(growth)}
+    trace = [row["plain"] | {"layers": row["layers"][1] - row["layers"][0]} for row in parts]
+    return {"plain": slope(trace), "stamped": slope(growth)}
 
 
 def slope(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -207,7 +207,7 @@ def worker(method: str, file: Path, source: Path, output: Path, templates: Path,
     """One conversion: what a step of the pipeline does."""
     part = plan.load_part(file)
     if part.kind == "embedding":
-        from shardmill.convert.stamped_table import write_table
+        from shardmill.convert.table import write_table
 
         write_table(part, source, output, threads)
     elif method.startswith("predict_"):
@@ -217,9 +217,9 @@ def worker(method: str, file: Path, source: Path, output: Path, templates: Path,
 
         convert_stamped(part, source, "int8", output, templates, threads)
     else:
-        from shardmill.convert import package, plain, weights
+        from shardmill.convert import package, trace, weights
 
-        package.save(plain.convert(part, weights.PartWeights(part, source), "int8"), output)
+        package.save(trace.convert(part, weights.PartWeights(part, source), "int8"), output)
 
 
 def predict(part: Part, path: Path, answers: Path) -> None:
@@ -227,10 +227,10 @@ def predict(part: Part, path: Path, answers: Path) -> None:
     import coremltools as ct
     import numpy as np
 
-    from shardmill import host
-    from shardmill.convert.plain import input_shapes, sized
+    from shardmill import machine as host_machine
+    from shardmill.convert.trace import input_shapes, sized
 
-    with host.load_programs_as("fp16"):
+    with host_machine.load_programs_as("fp16"):
         model = ct.models.MLModel(str(path))
     random, state, found = np.random.default_rng(0), model.make_state(), []
     for tokens in (1, part.tokens):
@@ -279,12 +279,12 @@ def print_parts(console: Console, figures: dict[str, Any]) -> None:
     table = Table("layers", "", "plain", "stamped", "stamped, no template", "plain / stamped")
     for row in figures["parts"]:
         for key in MEASURES:
-            plain, stamped, cold = (row[method][key] for method in ("plain", "stamped", "cold"))
-            numbers = (f"{number:.2f}" for number in (plain, stamped, cold, plain / stamped))
+            trace, stamped, cold = (row[method][key] for method in ("plain", "stamped", "cold"))
+            numbers = (f"{number:.2f}" for number in (trace, stamped, cold, trace / stamped))
             table.add_row(str(row["layers"]), key, *numbers)
     for key in MEASURES if "per_layer" in figures else ():
-        plain, stamped = (figures["per_layer"][method][key] for method in ("plain", "stamped"))
-        table.add_row("per layer", key, f"{plain:.2f}", f"{stamped:.2f}", "", f"{plain / stamped:.1f}")
+        trace, stamped = (figures["per_layer"][method][key] for method in ("plain", "stamped"))
+        table.add_row("per layer", key, f"{trace:.2f}", f"{stamped:.2f}", "", f"{trace / stamped:.1f}")
     console.print(table)
     console.print(f"packages identical: {[row['identical'] for row in figures['parts']]}")
 

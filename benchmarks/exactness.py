@@ -25,21 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from shardmill import host
+from shardmill import machine
 from shardmill.bench.prompts import of_tasks
-from shardmill.decode import (
-    POLICIES,
-    Options,
-    Session,
-    TokenEvent,
-    create_drafter,
-    create_policy,
-    generate,
-    run,
-)
-from shardmill.decode.cost_model import measure_widths
-from shardmill.engine import Engine
+from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
+from shardmill.decode.policies.cost_model import measure_widths
 from shardmill.quiet import quiet_coremltools
+from shardmill.runtime.engine import Engine
 
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 LENGTHS = (50, None, 400, 800)  # tokens; None: the prompt as it is
@@ -119,7 +110,7 @@ def load(build: Path, precision: str) -> tuple[Engine, Engine]:
     content = manifest(build)
     heads = [part for part in content["parts"] if part["kind"] == "head"]
     first = next(part for part in content["parts"] if part["kind"] == "layers")
-    with quiet_coremltools(), host.load_programs_as(precision):
+    with quiet_coremltools(), machine.load_programs_as(precision):
         return Engine(content, build), Engine({**content, "parts": [first, *heads]}, build)
 
 

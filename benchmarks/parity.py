@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardmill import config
-from shardmill.host import machine
+from shardmill.machine import machine
 
 ROOT = Path(__file__).parent.parent
 GATES = ("reference.", "parity", "benchmark", "model.json", "provenance.json", "report.html", "logs")

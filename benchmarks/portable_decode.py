@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import portable_coreml
 import torch
-
-import shardmill.portable
 
 WIDTHS = (1, 4)
 FILLED = 200  # positions in the cache when the clock runs
@@ -35,7 +34,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("fp32", "fp16"), default="fp32")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    shardmill.portable.install(args.precision)
+    portable_coreml.install(args.precision)
     runs: list[Callable[[], None]] = []
     for width in WIDTHS:
         runs += [portable_pass(args.build, width), eager_pass(args.checkpoint, width)]

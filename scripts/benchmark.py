@@ -1,6 +1,6 @@
 """Measures the built model's speed."""
 
-from shardmill.steps import benchmark
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import benchmark
 
 execute(benchmark.run, snakemake)  # noqa: F821 (Snakemake defines it)

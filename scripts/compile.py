@@ -1,6 +1,6 @@
 """Compiles one package."""
 
-from shardmill.steps import compile
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import compile
 
 execute(compile.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Converts one part to a canonical Core ML package."""
 
-from shardmill.steps import convert
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import convert
 
 execute(convert.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Writes the host's embedding table."""
 
-from shardmill.steps import embedding
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import embedding
 
 execute(embedding.run, snakemake)  # noqa: F821 (Snakemake defines it)

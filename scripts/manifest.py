@@ -1,6 +1,6 @@
 """Writes model.json."""
 
-from shardmill.steps import manifest
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import manifest
 
 execute(manifest.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Compares one part with transformers."""
 
-from shardmill.steps import parity
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import parity
 
 execute(parity.run_part, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Compares the whole stack with transformers."""
 
-from shardmill.steps import parity_stack
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import parity_stack
 
 execute(parity_stack.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Writes provenance.json."""
 
-from shardmill.steps import provenance
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import provenance
 
 execute(provenance.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Runs transformers on the parity text."""
 
-from shardmill.steps import reference
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import reference
 
 execute(reference.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Writes report.html."""
 
-from shardmill.steps import report
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import report
 
 execute(report.run, snakemake)  # noqa: F821 (Snakemake defines it)

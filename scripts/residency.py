@@ -1,6 +1,6 @@
 """Judges where one part's operations run."""
 
-from shardmill.steps import residency
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import residency
 
 execute(residency.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -1,6 +1,6 @@
 """Writes the plan and the parts."""
 
-from shardmill.steps import split
-from shardmill.steps.job import execute
+from shardmill.pipeline.job import execute
+from shardmill.pipeline.steps import split
 
 execute(split.run, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill import canonical
 from shardmill.checkpoint.headers import TensorInfo
+from shardmill.files import write_json
 from shardmill.models.architecture import Architecture, Graph, Names
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
@@ -84,7 +84,7 @@ def load_part(path: Path) -> Part:
 
 def write_part(path: Path, part: Part) -> None:
     """Writes parts/P.json."""
-    canonical.write_json(path, asdict(part))
+    write_json(path, asdict(part))
 
 
 def draft_parts(config: Config, a: Architecture, tensors: Mapping[str, TensorInfo], names: Names) -> tuple[Part, ...]:

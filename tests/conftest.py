@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
+import portable_coreml
 import pytest
 import tiny
 from stored import Outcome
 
-import shardmill.portable
-from shardmill.store import Store
+from shardmill.pipeline.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def untied(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> tiny.
 @pytest.fixture
 def fp32() -> Iterator[None]:
     """The portable engine in fp32, where this is no Mac."""
-    shardmill.portable.install(precision="fp32")
+    portable_coreml.install(precision="fp32")
     yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.manifest import runtime_manifest
+from shardmill.runtime.manifest import runtime_manifest
 
 
 def manifest(**changes: Any) -> dict[str, Any]:

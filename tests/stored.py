@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.store import Action, Store
+from shardmill.pipeline.store import Action, Store
 
 Made = Mapping[str, Path]
 

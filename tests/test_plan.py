@@ -11,8 +11,9 @@ import pytest
 import tiny
 from safetensors.torch import load_file, save_file
 
-from shardmill import canonical, plan
+from shardmill import plan
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.files import digest, dumps
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def parts(source: Path) -> dict[str, plan.Part]:
 
 
 def contents(parts: dict[str, plan.Part]) -> dict[str, str]:
-    return {name: canonical.digest(part.content) for name, part in parts.items()}
+    return {name: digest(part.content) for name, part in parts.items()}
 
 
 def test_every_byte_of_every_layer_is_in_exactly_one_part(parts: dict[str, plan.Part], source: Path) -> None:
@@ -124,13 +125,13 @@ def test_a_changed_layer_costs_its_part_and_no_other(
 )
 def test_what_decides_a_package_is_content(parts: dict[str, plan.Part], change: dict[str, object]) -> None:
     part = parts["layers_00_02"]
-    assert canonical.digest(replace(part, **change).content) != canonical.digest(part.content)  # type: ignore[arg-type]
+    assert digest(replace(part, **change).content) != digest(part.content)  # type: ignore[arg-type]
 
 
 def test_a_name_is_no_content(parts: dict[str, plan.Part]) -> None:
     """The same rows under another number, as another count of slices would have them."""
     part = parts["head_1"]
-    assert canonical.digest(replace(part, name="head_3").content) == canonical.digest(part.content)
+    assert digest(replace(part, name="head_3").content) == digest(part.content)
 
 
 def test_the_graph_s_numbers_are_content_and_the_host_s_are_not(
@@ -139,7 +140,7 @@ def test_the_graph_s_numbers_are_content_and_the_host_s_are_not(
     """Rotary frequencies are the host's: a config with other ones keeps its packages."""
     part = parts["layers_00_02"]
     other = replace(part, graph=replace(part.graph, rms_norm_eps=1e-6))
-    assert canonical.digest(other.content) != canonical.digest(part.content)
+    assert digest(other.content) != digest(part.content)
     folder = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
     tiny.hf_config(original=32).save_pretrained(folder)
     moved, summary = tiny.split(tiny.fetched(folder, tmp_path / "source"))
@@ -175,4 +176,4 @@ def test_plan_json_holds_what_the_host_needs(source: Path) -> None:
     ]
     assert all(row["weight_bytes"] < summary["weight_file_limit"] == 2**31 for row in summary["parts"])
     assert summary["eos_token_ids"] == [0]
-    canonical.dumps(summary)
+    dumps(summary)

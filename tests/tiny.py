@@ -141,7 +141,7 @@ def fetched(checkpoint: Path, dest: Path) -> Path:
 
 def split(source: Path, **changes: Any) -> tuple[dict[str, plan.Part], dict[str, Any]]:
     """Parts by name and plan.json's content."""
-    from shardmill.steps.split import split
+    from shardmill.pipeline.steps.split import split
 
     files = json.loads((source / "source.json").read_text())["files"]
     parts, content = split(
@@ -152,10 +152,10 @@ def split(source: Path, **changes: Any) -> tuple[dict[str, plan.Part], dict[str,
 
 def convert(part: plan.Part, source: Path, path: Path, quantization: str = "int8") -> Path:
     """The canonical package of a part, by coremltools alone."""
-    from shardmill.convert import package, plain
+    from shardmill.convert import package, trace
     from shardmill.convert.weights import PartWeights
 
-    package.save(plain.convert(part, PartWeights(part, source), quantization), path)
+    package.save(trace.convert(part, PartWeights(part, source), quantization), path)
     return path
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from shardmill import host
+from shardmill import machine
 from shardmill.bench import prompts as asking
 from shardmill.bench.client import Client, connected
 from shardmill.bench.energy import Meter, meter
@@ -25,8 +25,8 @@ from shardmill.bench.replay import replay
 from shardmill.bench.server import command, running
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
-from shardmill.fingerprint import package_versions
-from shardmill.manifest import read_manifest
+from shardmill.pipeline.fingerprint import package_versions
+from shardmill.runtime.manifest import read_manifest
 
 Say = Callable[[str], None]
 log = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ def benchmark(
         pairs, prefills = take(client, [*asked.sweep, *asked.tasks], drafters, settings, say)
     figures = summary(pairs, prefills, asked, manifest["widths"])
     return {
-        "engine": host.engine(),
-        "machine": host.machine() | ({"threads": server.threads, "precision": precision} if server.threads else {}),
+        "engine": machine.engine(),
+        "machine": machine.machine() | ({"threads": server.threads, "precision": precision} if server.threads else {}),
         "versions": package_versions(PACKAGES),
         "settings": asdict(settings) | {"drafters": drafters, "widths": manifest["widths"]},
         "start": start,

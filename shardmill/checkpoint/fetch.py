@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardmill.canonical import dumps, replacing, write_json
 from shardmill.checkpoint.cache import HashCache, file_state
 from shardmill.checkpoint.hashing import hash_files
 from shardmill.checkpoint.hub import HubAccess, download
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import RECORD_FILE, checked_file
 from shardmill.errors import CheckpointError
+from shardmill.files import dumps, replacing, write_json
 
 
 def fetch(

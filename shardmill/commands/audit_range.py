@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmill.commands.generate import load_tokenizer, read_text
-from shardmill.manifest import read_manifest
+from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardmill.fp16_audit import Row
+    from shardmill.gates.fp16_range import Row
 
 COLUMNS = ("layer", "program", "operation", "output", "largest", "headroom", "overflows", "NaN")
 
@@ -33,11 +33,12 @@ def audit_range(
     """
     from rich.console import Console
 
-    from shardmill import engine, host
+    from shardmill import machine
     from shardmill.errors import ShardmillError
     from shardmill.quiet import quiet_coremltools
+    from shardmill.runtime import engine
 
-    if not host.is_portable():
+    if not machine.is_portable():
         raise ShardmillError("audit-range looks inside the portable engine, which does not run on a Mac; use Linux")
     text = read_text(prompts)
     ids = load_tokenizer(build, read_manifest(build)).encode(text).ids
@@ -45,16 +46,16 @@ def audit_range(
         raise ShardmillError(f"{prompts} holds no text to run")
     with quiet_coremltools():
         loaded = engine.load(build, "fp16")
-        from shardmill import fp16_audit
+        from shardmill.gates import fp16_range
     tokens = ids[: loaded.slots]
-    rows = fp16_audit.audit(loaded, tokens)
+    rows = fp16_range.audit(loaded, tokens)
     if as_json:
-        typer.echo(json.dumps(fp16_audit.as_json(rows)))
+        typer.echo(json.dumps(fp16_range.as_json(rows)))
     else:
         console = Console(markup=False, highlight=False)
-        show(console, "Each layer's largest value", fp16_audit.by_layer(rows))
-        show(console, "The operations nearest to the end of fp16", fp16_audit.worst(rows)[:operations])
-        console.print(summary(rows, len(tokens), fp16_audit.first_to_leave(rows)))
+        show(console, "Each layer's largest value", fp16_range.by_layer(rows))
+        show(console, "The operations nearest to the end of fp16", fp16_range.worst(rows)[:operations])
+        console.print(summary(rows, len(tokens), fp16_range.first_to_leave(rows)))
     if any(row.leaves for row in rows):
         raise typer.Exit(1)
 

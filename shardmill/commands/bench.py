@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.generate import Precision
-from shardmill.manifest import read_manifest
+from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,12 +53,12 @@ def bench(
     if draft:
         read_manifest(draft)
     settings = checked({name: value for name, value in wanted.items() if value not in (None, [], ())})
-    from shardmill import canonical
     from shardmill.bench.speed import benchmark
+    from shardmill.files import write_json
 
     measured = benchmark(build, settings, draft, precision, say=partial(typer.echo, err=True))
     file = output or build / "benchmark/speed.json"
-    canonical.write_json(file, measured)
+    write_json(file, measured)
     if as_json:
         typer.echo(json.dumps(measured))
     else:

@@ -13,13 +13,13 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go.")] = False,
 ) -> None:
     """Remove stored artifacts that no build refers to, and what killed runs left."""
-    from shardmill import collect
     from shardmill.errors import ShardmillError
-    from shardmill.lock import hold_lock
+    from shardmill.pipeline import gc
+    from shardmill.pipeline.lock import hold_lock
 
     if not (builds / ".store").is_dir():
         raise ShardmillError(f"{builds}: no store there (.store); give the folder that holds the builds")
     hold_lock(str(builds))
-    found = collect.collect(builds, dry_run)
+    found = gc.collect(builds, dry_run)
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from shardmill.errors import ShardmillError
-from shardmill.manifest import read_manifest
+from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from shardmill.decode import Drafter, GenerationResult, PrefillEvent, TokenEvent
-    from shardmill.engine import Engine
+    from shardmill.runtime.engine import Engine
 
 ENDINGS = {
     "eos": "the model ended the text",
@@ -132,9 +132,9 @@ def load_engine(build: Path, precision: str) -> Engine:
     """The built model; a spinner on a terminal meanwhile."""
     from rich.console import Console
 
-    from shardmill import engine
     from shardmill.quiet import quiet_coremltools
-    from shardmill.threads import choose_threads
+    from shardmill.runtime import engine
+    from shardmill.runtime.threads import choose_threads
 
     spinner = Console(stderr=True).status(f"loading {build}")
     with spinner, quiet_coremltools():
@@ -145,9 +145,9 @@ def load_engine(build: Path, precision: str) -> Engine:
 
 def engine_name() -> str:
     """What runs the programs here: coreml or portable."""
-    from shardmill import host
+    from shardmill import machine
 
-    return host.engine()["name"]
+    return machine.engine()["name"]
 
 
 def make_drafter(name: str, draft_build: Path | None, vocab: int | None, precision: str) -> Drafter:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from portable_coreml.files.contents import Contents, Feature, Function, Weights
     from rich.table import Table
-
-    from shardmill.inspect import Contents, Feature, Function, Weights
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -23,9 +22,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a program's inputs, outputs, states, operations and weights."""
+    from portable_coreml.files.contents import read
     from rich.console import Console
-
-    from shardmill.inspect import read
 
     with Console(stderr=True).status(f"reading {package}"):
         contents = read(package)

@@ -26,8 +26,8 @@ def lint(
     from shardmill.quiet import quiet_coremltools
 
     with quiet_coremltools():
-        from shardmill.portable.lint import lint as judge
-        from shardmill.portable.placement import Target
+        from portable_coreml.judge.lint import lint as judge
+        from portable_coreml.judge.placement import Target
 
         rows = judge(path, Target(chip, ios))  # coremltools is imported when the model is read
     errors = sum(row.severity == "error" for row in rows)

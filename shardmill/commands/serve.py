@@ -17,7 +17,7 @@ from shardmill.commands.generate import (
     load_engine,
     load_tokenizer,
 )
-from shardmill.manifest import read_manifest
+from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
     from shardmill.serve.model import Model
@@ -82,9 +82,9 @@ def serve(
 
 def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
     """A build folder as something to serve or to talk to."""
-    from shardmill import host
-    from shardmill.canonical import digest
+    from shardmill import machine
     from shardmill.decode import Session
+    from shardmill.files import digest
     from shardmill.serve.model import Model
     from shardmill.serve.template import load_template
 
@@ -98,5 +98,5 @@ def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
         eos=tuple(manifest["eos_token_ids"]),
         draft_session=Session(load_engine(draft_build, precision)) if draft_build else None,
         fingerprint=digest(manifest),
-        threads=host.threads(),
+        threads=machine.threads(),
     )

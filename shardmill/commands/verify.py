@@ -10,7 +10,7 @@ import typer
 
 def verify(build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")]) -> None:
     """Hash model.json, every file that it names and the gates' verdicts. Exit code 1 if one is missing or changed."""
-    from shardmill.provenance import mismatches
+    from shardmill.pipeline.provenance import mismatches
 
     checked, wrong = mismatches(build)
     for name, what in wrong:

@@ -19,16 +19,17 @@ def why(
     from rich.console import Console
     from rich.table import Table
 
-    from shardmill import config, why, workflow
+    from shardmill import config
     from shardmill.errors import ConfigError
-    from shardmill.store import Store
+    from shardmill.pipeline import snakefile, why
+    from shardmill.pipeline.store import Store
 
     settings = config.load(configfile or config.find(build.name))
     if settings.model != build.name:
         raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
-    for problem in workflow.file_problems(settings):
+    for problem in snakefile.file_problems(settings):
         raise ConfigError(f"{settings.model}: {problem}")
-    verdicts = why.forecast(settings, workflow.settings(settings), build, Store(build.parent / ".store"))
+    verdicts = why.forecast(settings, snakefile.settings(settings), build, Store(build.parent / ".store"))
     table = Table(box=None, pad_edge=False)
     for column in ("step", "", "because of"):
         table.add_column(column)

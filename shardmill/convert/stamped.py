@@ -11,7 +11,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from shardmill.convert import package, stamped_sample, stamped_weights
+from shardmill.convert import package, stream
+from shardmill.convert.template import sample
 from shardmill.plan import Part
 
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
@@ -29,11 +30,11 @@ def convert_stamped(
     """
     import coremltools as ct
 
-    template = stamped_sample.template(part, quantization, cache)
+    template = sample.template(part, quantization, cache)
     start, layers = (0, 1) if part.kind == "head" else (part.start, part.end - part.start)
-    spec = template.compose(start, layers, stamped_sample.widths(part))
-    blobs, weights = stamped_weights.place(spec, part)
+    spec = template.compose(start, layers, sample.widths(part))
+    blobs, weights = stream.place(spec, part)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)
-    stamped_weights.write(path / WEIGHT_FILE, blobs, weights, source, threads)
+    stream.write(path / WEIGHT_FILE, blobs, weights, source, threads)
     package.canonicalize(path)

@@ -5,7 +5,7 @@ Knows nothing of Core ML files and imports nothing else of shardmill: all it ask
 """
 
 from shardmill.decode.constraint import Constraint, GrammarTokenizer, JsonSchema
-from shardmill.decode.cost_model import measure_widths
+from shardmill.decode.distribution import SEEDS, Sampling
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.engine import Engine
@@ -13,9 +13,9 @@ from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
-from shardmill.decode.policies import POLICIES, create_policy
-from shardmill.decode.policy import DraftPolicy
-from shardmill.decode.sampling import SEEDS, Sampling
+from shardmill.decode.policies.base import DraftPolicy
+from shardmill.decode.policies.by_name import POLICIES, create_policy
+from shardmill.decode.policies.cost_model import measure_widths
 from shardmill.decode.session import Session
 from shardmill.decode.text import Detokenize, text_after
 

@@ -10,14 +10,14 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.decode.accept import agreement
-from shardmill.decode.calibrate import UNSTATED
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
 from shardmill.decode.drafters.none import NoDrafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.options import Options
-from shardmill.decode.policies import create_policy
-from shardmill.decode.policy import DraftPolicy, PassReport, worth_drafting
+from shardmill.decode.policies.base import DraftPolicy, PassReport, worth_drafting
+from shardmill.decode.policies.by_name import create_policy
+from shardmill.decode.policies.calibrate import UNSTATED
 from shardmill.decode.sampler import Sampler
 from shardmill.decode.session import Prefill, Session
 from shardmill.decode.text import TextStream

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardmill.decode.constraint import Constraint
-from shardmill.decode.sampling import Sampling
+from shardmill.decode.distribution import Sampling
 from shardmill.decode.text import Detokenize
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.decode.constraint import Constraint
+from shardmill.decode.distribution import Probabilities, Sampling, adjust, draw, nucleus, probabilities
 from shardmill.decode.engine import Logits
 from shardmill.decode.errors import DecodeError
-from shardmill.decode.sampling import Probabilities, Sampling, adjust, draw, nucleus, probabilities
 
 _RACE = 2  # of the streams of a request's randomness; rejection draws from 0, the draft model from 1
 

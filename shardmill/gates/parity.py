@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shardmill.engine import NEVER, Floats, Program, attention_mask, write_mask
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference, Weights, project
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
-from shardmill.host import is_portable, load_programs_as
+from shardmill.machine import is_portable, load_programs_as
 from shardmill.plan import Part
+from shardmill.runtime.engine import NEVER, Floats, Program, attention_mask, write_mask
 
 
 def relative_error(value: Any, expected: Any) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.gates.thresholds import Measurement
-from shardmill.host import is_portable
+from shardmill.machine import is_portable
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs
 WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations that a plan gives no device
@@ -59,7 +59,7 @@ def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[d
 
 def predict(package: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
     """By the placement rules."""
-    from shardmill.portable.placement import judge_package
+    from portable_coreml.judge.placement import judge_package
 
     verdicts = judge_package(package)
     shape = f"T=1..{tokens}" if tokens > 1 else "T=1"

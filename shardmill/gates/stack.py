@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from shardmill.engine import Engine, Floats
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference, Weights, run
 from shardmill.gates.speculation import mismatches
 from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights
-from shardmill.host import is_portable, load_programs_as
+from shardmill.machine import is_portable, load_programs_as
 from shardmill.plan import Part
+from shardmill.runtime.engine import Engine, Floats
 
 CLEAR_MARGIN = 0.1  # nat: below it the two best tokens are as good as equal
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tiny
 
-from shardmill.manifest import FORMAT, in_place
+from shardmill.runtime.manifest import FORMAT, in_place
 from tests.serve.fake import byte_tokenizer
 
 from .scripted import NAME, VOCAB

@@ -16,7 +16,7 @@ import tiny
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from shardmill import cli, host
+from shardmill import cli, machine
 from shardmill.bench import speed
 from shardmill.bench.client import Client
 from shardmill.bench.energy import Meter
@@ -232,7 +232,7 @@ def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest
     assert start["ready_seconds"] > start["first_request_seconds"] > 0 and start["later_request_seconds"] > 0
     assert (start["prompt_tokens"], start["new_tokens"]) == (20, 16)
     assert set(got["versions"]) == {"coremltools", "numpy", "shardmill", "torch"}
-    assert got["engine"] == host.engine() and got["machine"]["processor"]
+    assert got["engine"] == machine.engine() and got["machine"]["processor"]
     assert not {"threads", "precision"} & set(got["machine"])  # the scripted engine has no choice
     assert got["settings"]["drafters"] == ["none", "ngram"] and got["settings"]["widths"] == [1, 4]
     assert len(got["sweep"]) == 4 and len(got["tasks"]) == 2

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shardmill.portable.blob import RECORD, RECORD_BYTES
+from portable_coreml.files.blob import RECORD, RECORD_BYTES
 
 
 def spread(package: Path, size: int) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import coremltools as ct
 import numpy as np
+import portable_coreml
 import pytest
 import tiny
 
-import shardmill.portable
 from shardmill import plan
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert import package
@@ -79,7 +79,7 @@ def test_manifests_name_their_entries_after_the_content(built: tiny.Build) -> No
 
 
 def predicted(path: Path) -> np.ndarray:
-    shardmill.portable.install(precision="fp32")
+    portable_coreml.install(precision="fp32")
     model = ct.models.MLModel(str(path), compute_units=ct.ComputeUnit.CPU_AND_NE)
     x = np.random.default_rng(0).standard_normal((1, tiny.HIDDEN, 3, 1)).astype(np.float32)
     result: np.ndarray = model.predict({"hidden": x})["logits"]

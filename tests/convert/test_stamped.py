@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.convert import package, plain, stamped_sample, weights
+from shardmill.convert import package, trace, weights
 from shardmill.convert.stamped import convert_stamped
+from shardmill.convert.template import sample
 from shardmill.errors import CheckpointError
 from shardmill.plan import Part
 
@@ -58,7 +59,7 @@ def test_package_is_plain_coremltools_byte_for_byte(
     kind: str, start: int, end: int, quantization: str, checkpoint: Path, cache: Path, tmp_path: Path
 ) -> None:
     part = part_of(checkpoint, kind, start, end)
-    package.save(plain.convert(part, weights.PartWeights(part, checkpoint), quantization), tmp_path / "plain.mlpackage")
+    package.save(trace.convert(part, weights.PartWeights(part, checkpoint), quantization), tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, quantization, tmp_path / "stamped.mlpackage", cache)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
     assert modes(tmp_path / "stamped.mlpackage") == modes(tmp_path / "plain.mlpackage")
@@ -90,7 +91,7 @@ def test_checkpoints_of_other_dtypes_give_the_plain_weights(
 ) -> None:
     part = rewritten(head_part(checkpoint, 0, 32), checkpoint, tmp_path / "source", dtype)
     source = tmp_path / "source"
-    package.save(plain.convert(part, weights.PartWeights(part, source), "int8"), tmp_path / "plain.mlpackage")
+    package.save(trace.convert(part, weights.PartWeights(part, source), "int8"), tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", cache)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
@@ -132,17 +133,17 @@ def test_templates_are_kept_between_processes_and_damaged_ones_made_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    original = stamped_sample.convert
+    original = sample.convert
 
     def counted(*arguments: object) -> bytes:
         made.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stamped_sample, "convert", counted)
+    monkeypatch.setattr(sample, "convert", counted)
     part, hashes = head_part(checkpoint, 0, 32), set()
 
     def convert(name: str) -> int:
-        stamped_sample.known_template.cache_clear()  # as a new process would start
+        sample.known_template.cache_clear()  # as a new process would start
         made.clear()
         convert_stamped(part, checkpoint, "int8", tmp_path / name, tmp_path / "cache")
         hashes.add(tree_hash(tmp_path / name))
@@ -161,7 +162,7 @@ def test_a_template_serves_every_width_and_part_of_its_kind_only(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(stamped_sample, "known_template", lambda *kind: asked.append(kind))
+    monkeypatch.setattr(sample, "known_template", lambda *kind: asked.append(kind))
     part = layers_part(checkpoint, 1, 3)
     wider = replace(part, graph=replace(part.graph, hidden=128, ffn=512))
     same = [part, layers_part(checkpoint, 2, 6), wider]
@@ -173,7 +174,7 @@ def test_a_template_serves_every_width_and_part_of_its_kind_only(
         replace(part, graph=replace(part.graph, rms_norm_eps=1e-6)),
     ]
     for each in (*same, *other):
-        stamped_sample.template(each, "int8", None)
-    stamped_sample.template(part, "fp16", None)
+        sample.template(each, "int8", None)
+    sample.template(part, "fp16", None)
     assert len(set(asked[: len(same)])) == 1
     assert len(set(asked)) == 1 + len(other) + 1

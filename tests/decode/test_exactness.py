@@ -8,8 +8,8 @@ import pytest
 import tiny
 
 from shardmill.decode import verify as verify_module
-from shardmill.manifest import runtime_manifest
 from shardmill.plan import write_part
+from shardmill.runtime.manifest import runtime_manifest
 
 from .script import load_script
 from .test_mutants import bonus_from_the_wrong_row

@@ -8,7 +8,7 @@ from shardmill.decode import DecodeError, Session, create_drafter, run
 from shardmill.decode import verify as verify_module
 from shardmill.decode.accept import Verdict
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
-from shardmill.decode.policy import AlwaysDraft
+from shardmill.decode.policies.base import AlwaysDraft
 
 from .scripted import OracleDrafter, ScriptedEngine, repetitive
 

@@ -12,10 +12,10 @@ import tiny
 import torch
 from torch import Tensor
 
-from shardmill import engine
 from shardmill.gates import parity, reference, stack, thresholds
 from shardmill.gates.weights import PackageWeights
-from shardmill.manifest import in_place
+from shardmill.runtime import engine
+from shardmill.runtime.manifest import in_place
 
 POSITIONS = 24
 Rows = list[dict[str, Any]]

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardmill import engine
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates import parity
 from shardmill.models import phi3
+from shardmill.runtime import engine
 
 from . import judged
 

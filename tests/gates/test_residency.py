@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import portable_coreml
 import pytest
 import tiny
+from portable_coreml.files.bundle import compile_model
 
-import shardmill.portable
 from shardmill.errors import GateError
 from shardmill.gates import residency
 from shardmill.gates.residency import Row, measured_status, measurements
 from shardmill.gates.thresholds import judge
-from shardmill.portable.bundle import compile_model
 
 ANE, CPU, GPU = "MLNeuralEngineComputeDevice", "MLCPUComputeDevice", "MLGPUComputeDevice"
 
@@ -79,7 +79,7 @@ def test_our_own_programs_are_predicted_to_be_resident(built: tiny.Build, name: 
 def test_a_plan_s_operations_have_the_names_of_the_prediction_s(built: tiny.Build, tmp_path: Path) -> None:
     """Or the two can't be compared: a write to a state has no output to be named by."""
     predicted, _ = residency.predict(built.packages["layers_00_02"], 4)
-    shardmill.portable.install("fp32")
+    portable_coreml.install("fp32")
     bundle = compile_model(built.packages["layers_00_02"], tmp_path / "m.mlmodelc")
     measured = list(residency.measure(bundle, "T=1"))
     assert [(r.function, r.output) for r in measured] == [(r.function, r.output) for r in predicted]

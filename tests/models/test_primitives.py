@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import portable_coreml
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm, apply_rotary_pos_emb, eager_attention_forward
 
-import shardmill.portable
 from shardmill.models.primitives import GatedMLP, RMSNorm, attend, fp16_factors, projection, rotate, scale, write_cache
 
 CHANNELS, TOKENS = 96, 4
@@ -94,7 +94,7 @@ def test_rmsnorm_survives_fp16(norm_program: Path, case: str) -> None:
     """Every result rounded to fp16, against transformers in fp32 on the same inputs."""
     import coremltools as ct
 
-    shardmill.portable.install(precision="fp16")
+    portable_coreml.install(precision="fp16")
     model = ct.models.MLModel(str(norm_program), compute_units=ct.ComputeUnit.CPU_AND_NE)
     x = FP16_CASES[case].clamp(-65504, 65504).half().float()
     y = torch.from_numpy(model.predict({"x": x.T[None, :, :, None].numpy()})["y"]).float()[0, :, :, 0].T
@@ -105,7 +105,7 @@ def test_rmsnorm_survives_fp16(norm_program: Path, case: str) -> None:
 def test_rmsnorm_of_zeros_is_zero_in_fp16(norm_program: Path) -> None:
     import coremltools as ct
 
-    shardmill.portable.install(precision="fp16")
+    portable_coreml.install(precision="fp16")
     model = ct.models.MLModel(str(norm_program), compute_units=ct.ComputeUnit.CPU_AND_NE)
     assert not np.any(model.predict({"x": np.zeros((1, CHANNELS, 1, 1), np.float32)})["y"])
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from shardmill import config, store, workflow
-from shardmill.steps import (
+from shardmill import config
+from shardmill.pipeline import snakefile, store
+from shardmill.pipeline.steps import (
     benchmark,
     convert,
     embedding,
@@ -26,13 +27,13 @@ from shardmill.steps import (
     residency,
     split,
 )
-from shardmill.steps import compile as compiling
+from shardmill.pipeline.steps import compile as compiling
 
 
 def run(root: Path, content: dict[str, Any]) -> list[str]:
     """Builds a config under `root`/build up to the gates; names of the steps that worked, in order."""
     settings = config.parse(content)
-    plain = workflow.settings(settings)
+    plain = snakefile.settings(settings)
     build, shop = root / "build" / settings.model, str(root / "build/.store")
     record, summary = build / "source.receipt.json", build / "plan.json"
     with recording(build) as worked:
@@ -84,7 +85,7 @@ def measure(root: Path, content: dict[str, Any]) -> None:
     summary, record, table = build / "plan.json", build / "source.receipt.json", build / "embedding.safetensors"
     manifest.run(summary, record, packages, receipts[0], bundles, receipts[1], table, receipt(table), made, [])
     speed = build / "benchmark/speed.json"
-    asked = workflow.settings(settings)["benchmark"]
+    asked = snakefile.settings(settings)["benchmark"]
     benchmark.run(made, Path(asked["text"]), [], speed, receipt(speed), str(root / "build/.store"), asked)
 
 

@@ -12,8 +12,9 @@ import pytest
 import tiny
 from safetensors.torch import load_file, save_file
 
-from shardmill import canonical, config, fingerprint, why, workflow
-from shardmill.store import Store
+from shardmill import config, files
+from shardmill.pipeline import fingerprint, snakefile, why
+from shardmill.pipeline.store import Store
 
 from . import driver
 
@@ -87,7 +88,7 @@ def verdicts(root: Path, content: dict[str, Any]) -> list[why.Verdict]:
     """All that `shardmill why` says."""
     parsed = config.parse(content)
     build = root / "build" / parsed.model
-    return why.forecast(parsed, workflow.settings(parsed), build, Store(root / "build/.store"))
+    return why.forecast(parsed, snakefile.settings(parsed), build, Store(root / "build/.store"))
 
 
 def test_nothing_changed(root: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_store_that_may_only_be_read(root: Path, monkeypatch: pytest.MonkeyPat
     def refuse(path: Path, content: object) -> None:
         raise PermissionError(f"{path} may only be read")
 
-    monkeypatch.setattr(canonical, "write_json", refuse)
+    monkeypatch.setattr(files, "write_json", refuse)
     assert forecast(root, settings()) == set()
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.steps import report
 from shardmill.report.read import read_pieces
-from shardmill.steps import report
 from tests.report import sample
 
 TENSORS = [{"shape": [96]}, {"shape": [1024, 96]}]

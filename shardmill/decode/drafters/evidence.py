@@ -1,4 +1,4 @@
-"""What contexts are worth as evidence of the next token: weights fitted by benchmarks/fit_evidence.py.
+"""What contexts are worth as evidence of the next token: weights fitted by tools/fit_evidence.py.
 
 A token's score is the sum of what its contexts add (follow.py), each times a trust that depends on how long a
 context is known in the text itself and in the table, and of a bonus for tokens that the text already holds. The

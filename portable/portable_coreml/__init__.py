@@ -1,0 +1,55 @@
+"""Portable Core ML: compiles, loads, runs and judges ML Programs on a machine without Core ML.
+
+`install()` makes coremltools' own Python API work there: MLModel.predict, make_state, CompiledMLModel,
+compile_model, MLComputePlan. On a Mac it does nothing. Values are computed on the CPU with torch, in one of two
+precisions:
+- fp32: everything in float32; fp16 tensors and states of the program are held in float32, constants exactly as
+  stored;
+- fp16: the result of every operation declared fp16 is rounded to fp16 (computed in float32 or wider, rounded once),
+  and a token's results do not depend on how many tokens are fed with it.
+
+It depends on nothing of shardmill, the project it was written for.
+"""
+
+from __future__ import annotations
+
+from portable_coreml.errors import ExecutionError, InputError, PortableError, ProgramError, UnsupportedOp
+from portable_coreml.hook import native_present, put
+from portable_coreml.run.observe import FirstNonFinite, NonFinite, trace
+
+__all__ = [
+    "ExecutionError",
+    "FirstNonFinite",
+    "InputError",
+    "NonFinite",
+    "PortableError",
+    "ProgramError",
+    "UnsupportedOp",
+    "install",
+    "precision",
+    "trace",
+]
+
+
+def precision() -> str:
+    """What models loaded from now on compute in: "fp32", or "fp16", as Core ML itself does."""
+    if native_present():
+        return "fp16"
+    from portable_coreml import proxy
+
+    return proxy.precision()
+
+
+def install(precision: str = "fp32") -> bool:
+    """Makes coremltools predict with the portable engine; False, and nothing done, where Core ML is present.
+
+    May be called again: `precision` ("fp32" or "fp16") holds for models loaded afterwards. Works before and after
+    coremltools was imported.
+    """
+    if native_present():
+        return False
+    from portable_coreml import proxy
+
+    proxy.set_precision(precision)
+    put(proxy.module())
+    return True

@@ -1,0 +1,163 @@
+"""MLComputePlan and MLModelStructure on the portable engine.
+
+Where Core ML answers from its compiler, this answers from the rule book (placement/): every device and cost named
+here is predicted, which `ComputePlanProxy.evidence` says. An operation that no rule knows has no device usage, as
+where Core ML can't tell. Eligible is not chosen: an eligible operation supports the Neural Engine; it prefers it
+unless a rule says that the dispatcher leaves the whole function on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from portable_coreml.errors import ProgramError
+from portable_coreml.files.model import LoadedModel, pick_function
+from portable_coreml.judge.loadable import default_shapes
+from portable_coreml.judge.placement.cost import cost_shares
+from portable_coreml.judge.placement.judge import Verdicts, judge_model
+from portable_coreml.judge.placement.subject import Target, label, subjects
+from portable_coreml.judge.shapes import infer_shapes
+from portable_coreml.program import Block, Named, Op, Program
+
+NOT_CHOSEN = ("W5",)  # rules by which the dispatcher leaves eligible operations on the CPU
+
+
+class DeviceProxy:
+    """Base of the compute device proxies; coremltools subclasses them for remote devices."""
+
+
+class CPUComputeDeviceProxy(DeviceProxy):
+    pass
+
+
+class GPUComputeDeviceProxy(DeviceProxy):
+    pass
+
+
+class NeuralEngineComputeDeviceProxy(DeviceProxy):
+    """A Neural Engine that this machine does not have: it stands in predicted compute plans."""
+
+    def get_total_core_count(self) -> int:
+        return 16  # every Mac with Apple silicon but the Ultra models
+
+
+class ComputePlanProxy:
+    """The predicted plan of one model."""
+
+    evidence = "predicted"
+
+    def __init__(self, model: LoadedModel | None = None, compute_units: str = "ALL") -> None:
+        self._model = model
+        self._units = compute_units
+        self.model_structure = None if model is None else model_structure(model.program)
+        verdicts = Verdicts((), ()) if model is None else judge_model(model, Target())
+        self._status = {(row.function, row.output): row.status for row in verdicts.rows}
+        self._on_cpu = {found.function for found in verdicts.findings if found.rule in NOT_CHOSEN}
+        self._costs: dict[tuple[str, str], float] | None = None
+
+    def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
+        """Predicted devices of an operation of `model_structure`; None where it has none or none is known."""
+        from coremltools.models.compute_plan import MLComputePlanDeviceUsage  # noqa: PLC0415 - imports this module's classes
+
+        status = self._status.get(operation.__proxy__, "unknown")
+        if status in ("unknown", "no_device"):
+            return None
+        cpu, gpu, engine = devices()
+        supported = [cpu] + [gpu] * (self._units in ("ALL", "CPU_AND_GPU"))
+        if status != "eligible" or self._units not in ("ALL", "CPU_AND_NE"):
+            return MLComputePlanDeviceUsage(cpu, supported)
+        preferred = cpu if operation.__proxy__[0] in self._on_cpu else engine
+        return MLComputePlanDeviceUsage(preferred, [*supported, engine])
+
+    def get_compute_device_usage_for_neuralnetwork_layer(self, layer: Any) -> None:
+        """The portable engine has no neural network models."""
+
+    def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
+        """Predicted share of the function's work at its default shapes (placement/cost.py); None for an operation
+        without a device, and where shares can't be told.
+        """
+        from coremltools.models.compute_plan import MLComputePlanCost  # noqa: PLC0415
+
+        if self._costs is None:
+            self._costs = {} if self._model is None else costs(self._model)
+        share = self._costs.get(operation.__proxy__)
+        return None if share is None else MLComputePlanCost(share)
+
+
+def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
+    """(function, label) of an operation -> its share of the function's work. Without functions that can't be told."""
+    found: dict[tuple[str, str], float] = {}
+    for subject in subjects(model, Target()):
+        name = subject.function.name
+        try:
+            shapes = infer_shapes(subject.function, default_shapes(*pick_function(model, name)))
+        except ProgramError:
+            continue  # not a function that Core ML would load: there is no plan for it
+        found |= {(name, operation): share for operation, share in cost_shares(subject, shapes).items()}
+    return found
+
+
+def compute_plan(model: LoadedModel, compute_units: str) -> Any:
+    """An MLComputePlan for a model."""
+    from coremltools.models.compute_plan import MLComputePlan  # noqa: PLC0415
+
+    return MLComputePlan(ComputePlanProxy(model, compute_units))
+
+
+def devices() -> list[Any]:
+    """CPU, GPU and Neural Engine. Only the first is present on a machine without Core ML."""
+    from coremltools.models import compute_device as device  # noqa: PLC0415
+
+    return [
+        device.MLCPUComputeDevice(CPUComputeDeviceProxy()),
+        device.MLGPUComputeDevice(GPUComputeDeviceProxy()),
+        device.MLNeuralEngineComputeDevice(NeuralEngineComputeDeviceProxy()),
+    ]
+
+
+def model_structure(program: Program) -> Any:
+    """A program as coremltools' MLModelStructure."""
+    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+
+    functions = {
+        name: plan.MLModelStructureProgramFunction(_named(function.inputs), _block(function.block, name))
+        for name, function in program.functions.items()
+    }
+    return plan.MLModelStructure(None, plan.MLModelStructureProgram(functions), None)
+
+
+def _named(items: tuple[Named, ...]) -> list[Any]:
+    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+
+    return [plan.MLModelStructureProgramNamedValueType(i.name, plan.MLModelStructureProgramValueType()) for i in items]
+
+
+def _block(block: Block, function: str) -> Any:
+    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+
+    return plan.MLModelStructureProgramBlock(
+        _named(block.inputs), [_operation(op, function) for op in block.ops], list(block.outputs)
+    )
+
+
+def _operation(op: Op, function: str) -> Any:
+    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+
+    inputs = {
+        key: plan.MLModelStructureProgramArgument(
+            [
+                plan.MLModelStructureProgramBinding(b, None)
+                if isinstance(b, str)
+                else plan.MLModelStructureProgramBinding(None, plan.MLModelStructureProgramValue())
+                for b in bindings
+            ]
+        )
+        for key, bindings in op.inputs.items()
+    }
+    return plan.MLModelStructureProgramOperation(
+        inputs=inputs,
+        operator_name=op.kind,
+        outputs=_named(op.outputs),
+        blocks=[_block(block, function) for block in op.blocks],
+        __proxy__=(function, label(op)),
+    )

@@ -1,0 +1,23 @@
+"""Loads a model from disk: an .mlpackage, an .mlmodel with an ML Program, or a compiled .mlmodelc bundle.
+
+What it returns is the description that Core ML would show, the program, and where its weight files are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from portable_coreml.errors import ProgramError
+from portable_coreml.files.bundle import read_bundle
+from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, root_spec
+
+
+def load_model(path: Path) -> LoadedModel:
+    """Raises ProgramError, naming the file, where `path` is not a readable ML Program."""
+    if not path.exists():
+        raise ProgramError(f"{path}: no such model")
+    if (path / "coremldata.bin").is_file():
+        return read_bundle(path)
+    spec_path = root_spec(path) if path.is_dir() else path
+    spec = parse_spec(spec_path)
+    return LoadedModel(path, spec_path.parent, int(spec.specificationVersion), spec.description, read_spec(spec, path))

@@ -1,0 +1,235 @@
+"""Rules on operations: what the Neural Engine does not have, and what is said to go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portable_coreml.judge.placement.rule import Breach, Check, Rule, Scope, Source
+from portable_coreml.judge.placement.rules.shapes import ANEFORGE_QUIRKS, APPLE_RULES, DISPATCH
+from portable_coreml.judge.placement.subject import Subject, label
+from portable_coreml.program import Op
+
+ANEFORGE_OPS = Source("ANEForge", "docs/op-catalog.md")
+UNSUPPORTED = frozenset(
+    [
+        "lstm",
+        "gru",
+        "rnn",
+        "scatter",
+        "scatter_nd",
+        "scatter_along_axis",
+        "one_hot",
+        "non_zero",
+        "range_1d",
+        "shape",
+        "band_part",
+        "sliding_windows",
+        "reduce_prod",
+        "mod",
+        "reverse_sequence",
+        "asin",
+        "acos",
+        "tan",
+        "sinh",
+        "cosh",
+        "atanh",
+        "acosh",
+        "asinh",
+    ]
+)
+UNSUPPORTED_PREFIXES = ("random_", "list_")
+ORDERING = ("reduce_argmax", "reduce_argmin", "argsort", "topk")
+EFFICIENT_FACTORS = (2, 3, 5)
+
+
+def _unsupported(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        if op.kind in UNSUPPORTED or op.kind.startswith(UNSUPPORTED_PREFIXES) or op.kind == "make_list":
+            yield Breach(label(op), f"{op.kind} is not supported on any chip")
+
+
+def _control_flow(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        if op.kind in ("cond", "while_loop"):
+            yield Breach(label(op), f"{op.kind} is control flow")
+        elif op.kind in ("slice_by_index", "slice_by_size") and _is_computed(subject, op, "begin"):
+            yield Breach(label(op), f"the begin of {op.kind} is computed at run time")
+
+
+def _is_computed(subject: Subject, op: Op, argument: str) -> bool:
+    bound = op.inputs.get(argument, ())
+    return any(isinstance(name, str) and not subject.is_constant(name) for name in bound)
+
+
+def _ordering(subject: Subject) -> Iterator[Breach]:
+    returned = set(subject.function.block.outputs)
+    for op in subject.runtime_ops:
+        for name, kind in subject.results(op):
+            used = name in returned or name in subject.consumers
+            if op.kind in ORDERING and kind.dtype.startswith(("int", "uint")) and used:
+                yield Breach(label(op), f"{op.kind} gives the indices '{name}' ({kind.dtype})")
+
+
+def _kinds(*kinds: str, why: str) -> Check:
+    def check(subject: Subject) -> Iterator[Breach]:
+        for op in subject.runtime_ops:
+            if op.kind in kinds:
+                yield Breach(label(op), f"{op.kind}: {why}")
+
+    return check
+
+
+def _runtime_gather(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        if op.kind in ("gather", "gather_nd", "gather_along_axis") and _is_computed(subject, op, "indices"):
+            yield Breach(label(op), "its indices are computed at run time, as an embedding lookup's are")
+
+
+def _linear(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        if op.kind == "linear":
+            yield Breach(label(op), "a linear operation; a 1x1 convolution is the engine's own projection")
+
+
+def _computed_weight(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        if op.kind == "conv" and _is_computed(subject, op, "weight"):
+            yield Breach(label(op), "its weights are computed at run time")
+
+
+def _last_axis_slice(subject: Subject) -> Iterator[Breach]:
+    if subject.target.chip >= 4:  # noqa: PLR2004 - the crop unit of M4 is another one
+        return
+    for op in subject.runtime_ops:
+        begin = subject.literal(op, "begin") if op.kind in ("slice_by_index", "slice_by_size") else None
+        if begin is not None and begin.size and begin.reshape(-1)[-1] != 0:
+            yield Breach(label(op), f"it starts at {begin.reshape(-1)[-1]} on the last axis")
+
+
+def _strides(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        strides = subject.literal(op, "strides") if op.kind in ("conv", "max_pool", "avg_pool") else None
+        for value in [] if strides is None else strides.reshape(-1).tolist():
+            if not _has_small_factors(int(value)):
+                yield Breach(label(op), f"stride {value} is not a product of 2, 3 and 5")
+                break
+
+
+def _has_small_factors(value: int) -> bool:
+    for factor in EFFICIENT_FACTORS:
+        while value > 1 and value % factor == 0:
+            value //= factor
+    return value == 1
+
+
+RULES = (
+    Rule(
+        "O1",
+        "error",
+        "operation that the Neural Engine does not have",
+        "rewrite it with supported operations, or compute it on the host",
+        _unsupported,
+        "A",
+        (
+            DISPATCH,
+            ANEFORGE_OPS,
+            Source("apple/coremltools", "converters/mil/frontend/torch/ops.py, issues 337 and 1780"),
+        ),
+    ),
+    Rule(
+        "O2",
+        "error",
+        "control flow or data-dependent slice",
+        "unroll loops; replace a computed slice by a mask",
+        _control_flow,
+        "B",
+        (ANEFORGE_OPS, DISPATCH),
+    ),
+    Rule(
+        "O3",
+        "error",
+        "argmax, argsort or topk indices",
+        "return the logits and take the argmax on the host",
+        _ordering,
+        "B",
+        (
+            Source("videlalvaro/ane-book", "book/journal/048 and 079"),
+            Source("john-rocky/CoreML-LLM", "docs/EXPERIMENTS.md"),
+            Source("roboflow/rf-detr", "pull request 1495"),
+        ),
+        contested="751K lists topk (k = 40, 32000 wide) as supported on M4 with macOS 27; ANEForge from A14, "
+        "with k other than 3 and 4",
+    ),
+    Rule(
+        "O4",
+        "warn",
+        "cumsum",
+        "multiply by a constant lower-triangular matrix",
+        _kinds("cumsum", why="runs on the CPU through Core ML"),
+        "B",
+        (DISPATCH, Source("john-rocky/CoreML-LLM", "docs/QWEN35_ROADMAP.md")),
+    ),
+    Rule(
+        "O5",
+        "error",
+        "gather with run-time indices",
+        "look embeddings up on the host",
+        _runtime_gather,
+        "B",
+        (
+            DISPATCH,
+            Source("apple/coremltools", "issue 1103"),
+            Source("hollance/neural-engine", "docs/unsupported-layers.md"),
+        ),
+    ),
+    Rule(
+        "O6",
+        "info",
+        "linear instead of a 1x1 convolution",
+        "write projections as nn.Conv2d with kernel 1",
+        _linear,
+        "A",
+        (APPLE_RULES, Source("apple/ml-ane-transformers"), DISPATCH),
+        contested="linear and matmul are eligible on M4 (751K): a preference, not a limit",
+    ),
+    Rule(
+        "O7",
+        "warn",
+        "convolution weights computed at run time",
+        "make the weights constants, or write a matmul",
+        _computed_weight,
+        "C",
+        (Source("skyfallsin/apple-neural-engine-field-guide"), ANEFORGE_QUIRKS),
+        Scope(chips="M3 Max, private interface"),
+    ),
+    Rule(
+        "O8",
+        "warn",
+        "scaled_dot_product_attention",
+        "write attention as matmul, softmax, matmul",
+        _kinds("scaled_dot_product_attention", why="overflows in fp16 on iOS 26 and is eligible at some sizes only"),
+        "B",
+        (Source("pytorch/executorch", "issue 15833"), APPLE_RULES, Source("vx-lang/Vx", "issue 437")),
+        Scope("macOS 26 and newer"),
+        contested="751K lists it as eligible at 1x8x128x64",
+    ),
+    Rule(
+        "O13",
+        "warn",
+        "slice that starts inside the last axis",
+        "slice another axis, or require M4",
+        _last_axis_slice,
+        "C",
+        (ANEFORGE_OPS, Source("ANEForge", "numeric-cliffs.md")),
+        Scope(chips="M1 to M3"),
+    ),
+    Rule(
+        "O14",
+        "info",
+        "stride with a factor other than 2, 3 and 5",
+        "choose a stride that is a product of 2, 3 and 5",
+        _strides,
+        "A",
+        (APPLE_RULES,),
+    ),
+)

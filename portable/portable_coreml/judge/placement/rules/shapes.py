@@ -1,0 +1,169 @@
+"""Rules on ranks, extents and the alignment of the last axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from portable_coreml.dtypes import BY_NAME
+from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
+from portable_coreml.judge.placement.subject import Subject, label
+
+APPLE_RULES = Source("apple/coreai-models", "skills/skills/model-authoring/references/neural_engine_rules.md")
+ANEFORGE_QUIRKS = Source("ANEForge", "docs/developer/op-quirks.md")
+ANEFORGE_CAPS = Source("ANEForge", "docs/capabilities.md")
+DISPATCH = Source("751K", "notes/coreml_dispatch.md")
+
+MAX_RANK = 5
+MAX_EXTENT = 65536
+MAX_SPATIAL_BEFORE_M4 = 16384
+MAX_CONTRACTION = 32768
+ALIGNMENT_BYTES = 64
+STATE_WIDTH_MULTIPLE = 32
+FIRST_WIDE_CHIP = 4
+COMPUTE = frozenset({"conv", "matmul", "linear", "scaled_dot_product_attention", "softmax", "layer_norm"})
+
+
+def _rank_over_five(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        for name, kind in [*subject.operands(op), *subject.results(op)]:
+            if len(kind.shape) > MAX_RANK:
+                yield Breach(label(op), f"'{name}' has rank {len(kind.shape)}")
+                break
+
+
+def _rank_five_compute(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        if op.kind in COMPUTE and any(len(kind.shape) == MAX_RANK for _, kind in subject.operands(op)):
+            yield Breach(label(op), f"{op.kind} works on a tensor of rank 5")
+
+
+def _extent_over_limit(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        for name, kind in [*subject.operands(op), *subject.results(op)]:
+            large = [axis for axis, n in enumerate(kind.shape) if n is not None and n > MAX_EXTENT]
+            if large:
+                channels = large == [1] and _is_pointwise_product(subject, name)
+                yield Breach(
+                    label(op), f"'{name}' has an extent of {kind.shape[large[0]]}", "warn" if channels else None
+                )
+                break
+
+
+def _is_pointwise_product(subject: Subject, name: str) -> bool:
+    """Whether a value is the result of a 1x1 convolution, whose output channels Core ML may tile itself."""
+    op = subject.producers.get(name)
+    weight = None if op is None or op.kind != "conv" else subject.argument_type(op, "weight")
+    return weight is not None and all(n == 1 for n in weight.shape[2:])
+
+
+def _spatial_over_limit(subject: Subject) -> Iterator[Breach]:
+    severity = "error" if subject.target.chip < FIRST_WIDE_CHIP else "info"
+    for op in subject.runtime_ops:
+        for name, kind in subject.results(op):
+            if any(n is not None and n > MAX_SPATIAL_BEFORE_M4 for n in kind.shape[2:]):
+                yield Breach(label(op), f"'{name}' has a height or width over {MAX_SPATIAL_BEFORE_M4}", severity)
+
+
+def _long_contraction(subject: Subject) -> Iterator[Breach]:
+    for op in subject.runtime_ops:
+        kind = subject.argument_type(op, "x") if op.kind in ("matmul", "linear") else None
+        if kind is None or not kind.shape:
+            continue
+        flag = subject.literal(op, "transpose_x")
+        inner = kind.shape[-2] if flag is not None and bool(flag) and len(kind.shape) > 1 else kind.shape[-1]
+        if inner is not None and inner > MAX_CONTRACTION:
+            yield Breach(label(op), f"the contraction is {inner} long")
+
+
+def _unaligned_io(subject: Subject) -> Iterator[Breach]:
+    for feature in [*subject.inputs, *subject.outputs]:
+        width = feature.shape[-1] if feature.shape else 0
+        if width and width * BY_NAME[feature.dtype].bits // 8 % ALIGNMENT_BYTES:
+            yield Breach(
+                "", f"'{feature.name}' has a last axis of {width} {feature.dtype} values, which is padded to 64 bytes"
+            )
+
+
+def _unaligned_state(subject: Subject) -> Iterator[Breach]:
+    for name, kind in subject.states.items():
+        width = kind.shape[-1] if kind.shape else None
+        if width is not None and width % STATE_WIDTH_MULTIPLE:
+            yield Breach("", f"state '{name}' is {width} wide")
+
+
+RULES = (
+    Rule(
+        "S1",
+        "error",
+        "tensor rank over 5",
+        "reshape to at most 5 axes; 4 (N, C, H, W) is what the engine computes in",
+        _rank_over_five,
+        "A",
+        (APPLE_RULES, ANEFORGE_QUIRKS, DISPATCH),
+    ),
+    Rule(
+        "S2",
+        "warn",
+        "compute operation on rank 5",
+        "keep compute operations at rank 4 or less",
+        _rank_five_compute,
+        "B",
+        (
+            Source("Anemll", "agent.md"),
+            Source("john-rocky/CoreML-LLM", "docs/QWEN35_NEXT_SESSION.md"),
+            Source("pytorch/executorch", "examples/apple/coreml/llama/readme.md"),
+        ),
+        Scope("iOS 18 to 26", "M-series"),
+    ),
+    Rule(
+        "S3",
+        "error",
+        "an extent over 65536",
+        "split the axis; a vocabulary is split into parts of at most 65536",
+        _extent_over_limit,
+        "B",
+        (DISPATCH, ANEFORGE_CAPS, Source("maderix/ANE", "pull request 26")),
+        contested="output channels of a 1x1 convolution over 65536 are reported resident (videlalvaro/ane-book, "
+        "journal 048; "
+        "john-rocky/CoreML-LLM, LMSPLIT_FINALISE), so there it is a warning",
+    ),
+    Rule(
+        "S4",
+        "info",
+        "height or width over 16384",
+        "before M4 the limit is 16384: split the axis, or require M4",
+        _spatial_over_limit,
+        "B",
+        (ANEFORGE_CAPS, Source("751K", "notes/hal_analysis.md"), Source("microsoft/onnxruntime", "issue 19543")),
+        Scope(chips="M1 to M3: 16384; M4 and newer: 65536"),
+    ),
+    Rule(
+        "S5",
+        "error",
+        "matmul contraction over 32768",
+        "split the contraction and add the parts",
+        _long_contraction,
+        "C",
+        (DISPATCH,),
+        Scope("macOS 27", "M4"),
+    ),
+    Rule(
+        "S7",
+        "warn",
+        "last axis of an input or output is not a multiple of 64 bytes",
+        "put an axis of at least 32 fp16 values last, or accept the padding",
+        _unaligned_io,
+        "A",
+        (APPLE_RULES, Source("Apple", "machinelearning.apple.com/research/neural-engine-transformers")),
+    ),
+    Rule(
+        "S8",
+        "error",
+        "state width is not a multiple of 32",
+        "pad the state's last axis to a multiple of 32",
+        _unaligned_state,
+        "B",
+        (Source("apple/coremltools", "issue 2631"),),
+        Scope("macOS 15 and newer", "M4"),
+    ),
+)

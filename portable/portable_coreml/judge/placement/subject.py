@@ -1,0 +1,149 @@
+"""What rules are checked against: one function of a model, with the questions that rules ask already answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from portable_coreml.files.blob import resolve
+from portable_coreml.files.features import Feature, feature_of
+from portable_coreml.files.model import LoadedModel, pick_function
+from portable_coreml.program import Function, Op, StateType, TensorType, Value, blobs
+
+NO_DEVICE = frozenset({"const", "read_state"})  # and every constexpr_*: they have no device in a compute plan (O15)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine to judge for: generation of the M-series chip, and whether it runs iOS."""
+
+    chip: int = 4
+    ios: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One function and its surroundings. `weight_bytes`: size of all weight files that the program refers to."""
+
+    function: Function
+    inputs: tuple[Feature, ...]
+    outputs: tuple[Feature, ...]
+    spec_version: int
+    function_count: int
+    weight_bytes: int
+    target: Target = field(default_factory=Target)
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Every operation, nested blocks included."""
+        return tuple(self.function.block.walk())
+
+    @cached_property
+    def runtime_ops(self) -> tuple[Op, ...]:
+        """The operations that run on some device: neither constants nor state reads."""
+        return tuple(op for op in self.ops if has_device(op))
+
+    @cached_property
+    def states(self) -> Mapping[str, TensorType]:
+        return {p.name: p.type.wrapped for p in self.function.inputs if isinstance(p.type, StateType)}
+
+    @cached_property
+    def types(self) -> Mapping[str, TensorType]:
+        """Tensor type of every value by name, states included."""
+        items = [*self.function.inputs, *(out for op in self.ops for out in op.outputs)]
+        found = {item.name: item.type for item in items if isinstance(item.type, TensorType)}
+        return found | dict(self.states)
+
+    @cached_property
+    def producers(self) -> Mapping[str, Op]:
+        return {out.name: op for op in self.ops for out in op.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Op, ...]]:
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for name in input_names(op):
+                found.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in found.items()}
+
+    @cached_property
+    def flexible(self) -> bool:
+        """Whether an input has a range of shapes."""
+        return any(low != high for f in self.inputs for low, high in f.ranges)
+
+    def is_constant(self, name: str) -> bool:
+        op = self.producers.get(name)
+        return op is not None and (op.kind == "const" or op.kind.startswith("constexpr_"))
+
+    def operands(self, op: Op) -> Iterator[tuple[str, TensorType]]:
+        """(name, type) of an operation's run-time tensor inputs."""
+        for name in input_names(op):
+            if not self.is_constant(name) and name in self.types:
+                yield name, self.types[name]
+
+    def results(self, op: Op) -> Iterator[tuple[str, TensorType]]:
+        for out in op.outputs:
+            if isinstance(out.type, TensorType):
+                yield out.name, out.type
+
+    def literal(self, op: Op, argument: str) -> np.ndarray | None:
+        """The value of an argument if it is an immediate constant, directly or through a const operation."""
+        bindings = op.inputs.get(argument, ())
+        value = bindings[0] if bindings else op.attributes.get(argument)
+        if isinstance(value, str):
+            producer = self.producers.get(value)
+            value = producer.attributes.get("val") if producer is not None and producer.kind == "const" else None
+        return value.data if isinstance(value, Value) and isinstance(value.data, np.ndarray) else None
+
+    def argument_type(self, op: Op, argument: str) -> TensorType | None:
+        """The type of an argument, whether it is bound to a name or to a literal."""
+        bindings = op.inputs.get(argument, ())
+        value = bindings[0] if bindings else op.attributes.get(argument)
+        if isinstance(value, str):
+            return self.types.get(value)
+        return value.type if isinstance(value, Value) and isinstance(value.type, TensorType) else None
+
+
+def has_device(op: Op) -> bool:
+    """Whether a compute plan names a device for this operation (O15)."""
+    return op.kind not in NO_DEVICE and not op.kind.startswith("constexpr_")
+
+
+def input_names(op: Op) -> Iterator[str]:
+    """Names that an operation's arguments are bound to."""
+    for bindings in op.inputs.values():
+        for binding in bindings:
+            if isinstance(binding, str):
+                yield binding
+
+
+def label(op: Op) -> str:
+    """How findings name an operation: its first output, or what it writes to."""
+    if op.outputs:
+        return op.outputs[0].name
+    written = [binding for binding in op.inputs.get("input", ()) if isinstance(binding, str)]
+    return next(iter([*written, *input_names(op)]), op.kind)
+
+
+def subjects(model: LoadedModel, target: Target) -> Iterator[Subject]:
+    """One Subject per function of a model."""
+    for name in model.program.functions:
+        function, description = pick_function(model, name)
+        yield Subject(
+            function,
+            tuple(feature_of(m) for m in description.input),
+            tuple(feature_of(m) for m in description.output),
+            model.spec_version,
+            len(model.program.functions),
+            weight_bytes(model, function),
+            target,
+        )
+
+
+def weight_bytes(model: LoadedModel, function: Function) -> int:
+    """Total size of the weight files that a function refers to; files that are missing count nothing."""
+    paths = {resolve(blob.path, model.model_dir) for blob in blobs(function)}
+    return sum(path.stat().st_size for path in paths if path.is_file())

@@ -1,0 +1,235 @@
+"""The classes of coremltools' native module, on the portable engine.
+
+Names and signatures are those that coremltools 9.0's Python code calls (models/model.py, _compiled_model.py,
+utils.py); `module()` builds the module object that install() puts in place of `coremltools.libcoremlpython`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from portable_coreml import compute_plan
+from portable_coreml.dtypes import BY_NAME
+from portable_coreml.errors import ExecutionError, InputError, PortableError
+from portable_coreml.files.blob import resolve, weight_loader
+from portable_coreml.files.bundle import compile_model
+from portable_coreml.files.features import Signature, to_tensor
+from portable_coreml.files.load import load_model
+from portable_coreml.files.model import MAX_SPEC_VERSION, LoadedModel, pick_function
+from portable_coreml.judge.loadable import check_loadable
+from portable_coreml.run.execute import Executable, declared_types
+
+PRECISIONS = ("fp32", "fp16")
+_settings = {"precision": "fp32"}
+
+
+def set_precision(precision: str) -> None:
+    """The precision of models loaded from now on."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
+    _settings["precision"] = precision
+
+
+def precision() -> str:
+    """The precision of models loaded from now on."""
+    return _settings["precision"]
+
+
+class MLStateProxy:
+    """The states of one conversation with a model."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self.values = executable.new_state()
+
+    def _check(self, name: str) -> None:
+        if name not in self.values:
+            raise InputError(f"the model has no state '{name}'; its states are {sorted(self.values)}")
+
+    def read_state(self, name: str) -> np.ndarray:
+        """A copy of a state: float16 in fp16 mode, float32 in fp32 mode."""
+        self._check(name)
+        array = self.values[name].numpy()
+        half = self._executable.half and self._executable.states[name].dtype == "fp16"
+        return array.astype(np.float16 if half else array.dtype, copy=True)
+
+    def write_state(self, name: str, value: Any) -> None:
+        """Replaces a state by a copy of `value`. Raises InputError if the shape differs."""
+        self._check(name)
+        array, kind = np.asarray(value), self._executable.states[name]
+        if array.shape != tuple(self.values[name].shape):
+            raise InputError(f"state '{name}' has shape {list(self.values[name].shape)}, not {list(array.shape)}")
+        self.values[name] = to_tensor(array, kind, name, self._executable.half).clone().to(BY_NAME[kind.dtype].torch)
+
+
+class MLModelProxy:
+    """A loaded model."""
+
+    def __init__(
+        self,
+        path: str,
+        compute_units: str = "ALL",
+        function_name: str = "",
+        optimization_hints: Mapping[str, str] | None = None,
+        asset: Any = None,
+    ) -> None:
+        start = time.perf_counter_ns()
+        self._model = asset.model() if asset is not None else load_model(Path(path))
+        function, description = pick_function(self._model, function_name)
+        check_loadable(self._model, function, description)
+        loader = weight_loader(self._model.model_dir)
+        self._executable = Executable(function, loader, _settings["precision"])
+        self._signature = Signature(function, description, self._executable.inputs, self._executable.half)
+        self._types = declared_types(function)
+        self._load_ns = time.perf_counter_ns() - start
+        self._predict_ns: int | None = None
+        self._compiled: str | None = None
+
+    def predict(self, data: Mapping[str, Any], state: MLStateProxy | None = None) -> dict[str, Any]:
+        """Outputs by name. A stateful model predicts without a state from zeros, and forgets."""
+        start = time.perf_counter_ns()
+        inputs = self._signature.convert(data)
+        states = state.values if state is not None else self._executable.new_state()
+        values = self._run(inputs, states)
+        results = self._signature.results(self._executable.outputs, values, self._types)
+        self._predict_ns = time.perf_counter_ns() - start
+        return results
+
+    def _run(self, inputs: dict[str, Tensor], states: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        try:
+            return self._executable.run(inputs, states)
+        except PortableError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ExecutionError(f"Unable to compute the prediction using ML Program: {line}") from error
+
+    def batchPredict(self, batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:  # noqa: N802 - coremltools' name
+        return [self.predict(data) for data in batch]
+
+    def newState(self) -> MLStateProxy:  # noqa: N802 - coremltools' name
+        if not self._executable.states:
+            raise PortableError("the model has no states")
+        return MLStateProxy(self._executable)
+
+    def get_compiled_model_path(self) -> str:
+        """A compiled bundle of this model, made when first asked for and deleted when the process ends."""
+        if (self._model.path / "coremldata.bin").is_file():
+            return str(self._model.path)
+        if self._compiled is None:
+            self._compiled = compile_to_temporary(self._model.path)
+        return self._compiled
+
+    def get_load_duration_in_nano_seconds(self) -> int:
+        return self._load_ns
+
+    def get_last_predict_duration_in_nano_seconds(self) -> int | None:
+        return self._predict_ns
+
+    @staticmethod
+    def maximum_supported_specification_version() -> int:
+        return MAX_SPEC_VERSION
+
+    @staticmethod
+    def auto_set_specification_version(spec: Any) -> Any:
+        """ML Programs carry the version of their operation set, which can't be lowered; other models pass
+        unchanged.
+        """
+        return spec
+
+    @staticmethod
+    def compileModel(path: str) -> str:  # noqa: N802 - coremltools' name
+        """Compiles a package; the caller moves the bundle where it wants it, which leaves an empty folder to remove."""
+        source, folder = Path(path), Path(tempfile.mkdtemp(prefix="mlmodelc_"))
+        atexit.register(_remove_empty, folder)
+        return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))
+
+    @staticmethod
+    def create_model_asset_from_path(path: str) -> Any:
+        from coremltools.models.model import MLModelAsset  # noqa: PLC0415 - it imports this module's classes
+
+        return MLModelAsset(MLModelAssetProxy(Path(path)))
+
+    @staticmethod
+    def create_model_asset_from_memory(spec: bytes, blobs: Mapping[str, bytes]) -> Any:
+        from coremltools.models.model import MLModelAsset  # noqa: PLC0415
+
+        return MLModelAsset(MLModelAssetProxy(_unpack(spec, blobs)))
+
+    @staticmethod
+    def get_compute_plan(path: str, compute_units: str) -> Any:
+        return compute_plan.compute_plan(load_model(Path(path)), compute_units)
+
+    @staticmethod
+    def get_model_structure(path: str) -> Any:
+        return compute_plan.model_structure(load_model(Path(path)).program)
+
+    @staticmethod
+    def get_available_compute_devices() -> list[Any]:
+        return compute_plan.devices()[:1]
+
+    @staticmethod
+    def get_all_compute_devices() -> list[Any]:
+        return compute_plan.devices()[:1]
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def compile_to_temporary(source: Path) -> str:
+    """A bundle in a temporary directory that goes when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="mlmodelc_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))
+
+
+class MLModelAssetProxy:
+    """A model that can be loaded several times: a path to a package or bundle."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def model(self) -> LoadedModel:
+        return load_model(self._path)
+
+
+def _unpack(spec: bytes, blobs: Mapping[str, bytes]) -> Path:
+    """Writes an in-memory model where files can be opened; `blobs` maps blob paths to their bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="mlasset_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, data in blobs.items():
+        target = resolve(name, folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    (folder / "model.mlmodel").write_bytes(spec)
+    return folder / "model.mlmodel"
+
+
+def module() -> ModuleType:
+    """A module object with the names that coremltools imports from `libcoremlpython`."""
+    made = ModuleType("coremltools.libcoremlpython", __doc__)
+    names = {
+        "_MLModelProxy": MLModelProxy,
+        "_MLModelAssetProxy": MLModelAssetProxy,
+        "_MLComputePlanProxy": compute_plan.ComputePlanProxy,
+        "_MLCPUComputeDeviceProxy": compute_plan.CPUComputeDeviceProxy,
+        "_MLGPUComputeDeviceProxy": compute_plan.GPUComputeDeviceProxy,
+        "_MLNeuralEngineComputeDeviceProxy": compute_plan.NeuralEngineComputeDeviceProxy,
+        "_MLStateProxy": MLStateProxy,
+    }
+    for name, item in names.items():
+        setattr(made, name, item)
+    return made

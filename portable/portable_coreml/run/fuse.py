@@ -1,0 +1,160 @@
+"""Recognises the masked cache write and does it in place.
+
+Given  add(mul(read_state(s), sub(1, reduce_sum(mask, -1))), matmul(mask, new)), written back to s Result the rows
+of s that mask selects are overwritten by those of new, if mask is one-hot per column: that is what the formula then
+says, and it touches T rows instead of all S. Any other mask takes the formula.
+
+States are changed in place only if every write of the function has this form, so that no two states share memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portable_coreml.run.codegen import Line
+from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, round_half
+from portable_coreml.run.wide import WIDE
+
+States = dict[str, Tensor]
+ROWS = "\0rows "  # no MIL name begins so
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedWrite:
+    """One write: the state, the one-hot mask [.., S, T], the new rows [.., T, D] or transposed, the formula's type."""
+
+    state: str
+    mask: Ref
+    new: Arg
+    transposed: bool
+    dtype: str
+
+
+def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
+    """id of a write_state step -> what it writes; empty unless every write of the block has the form."""
+    makers = {out.name: step for step in block.steps for out in step.outputs}
+    uses = Counter(name for step in block.steps for name in _mentions(step.args)) + Counter(_mentions(block.outputs))
+    writes = [step for step in block.steps if step.kernel is None and step.op.kind == "write_state"]
+    found: dict[int, MaskedWrite] = {}
+    for step in writes:
+        match = _match(step, makers, uses)
+        if match is None or match.state in {m.state for m in found.values()} or _reads_before(step, block) > 1:
+            return {}
+        found[id(step)] = match
+    return {} if any(step.blocks for step in block.steps) else found
+
+
+def _reads_before(write: Step, block: Lowered) -> int:
+    """How often the state of a write is read before it: what another read gave must not change with the state."""
+    before = block.steps[: block.steps.index(write)]
+    return sum(step.op.kind == "read_state" and step.args[0] == write.args[0] for step in before)
+
+
+def _mentions(args: Sequence[Arg]) -> list[str]:
+    names: list[str] = []
+    for arg in args:
+        names += _mentions(arg) if isinstance(arg, tuple) else [arg.name] if isinstance(arg, Ref) else []
+    return names
+
+
+def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> MaskedWrite | None:
+    state, data = write.args
+    assert isinstance(state, Ref)
+    total = _maker(data, "add", makers, uses)
+    dtype = getattr(total.op.outputs[0].type, "dtype", "") if total is not None else ""
+    for old, fresh in _orders(total):
+        scaled, product = _maker(old, "mul", makers, uses), _maker(fresh, "matmul", makers, uses)
+        if scaled is None or product is None or _flag(product.args[2]) is not False:
+            continue
+        (mask, new), transposed = product.args[:2], _flag(product.args[3])
+        for read, keep in _orders(scaled):
+            source = _maker(read, "read_state", makers, uses)
+            if source is None or source.args[0] != state or not isinstance(keep, Ref) or not isinstance(mask, Ref):
+                continue
+            if transposed is not None and _is_complement(keep, mask, makers):
+                return MaskedWrite(state.name, mask, new, transposed, dtype)
+    return None
+
+
+def _maker(arg: Arg, kind: str, makers: Mapping[str, Step], uses: Mapping[str, int]) -> Step | None:
+    """The step of that kind that makes a value which nothing else uses."""
+    step = makers.get(arg.name) if isinstance(arg, Ref) and uses[arg.name] == 1 else None
+    return step if step is not None and step.op.kind == kind else None
+
+
+def _orders(step: Step | None) -> list[tuple[Arg, Arg]]:
+    return [] if step is None else [(step.args[0], step.args[1]), (step.args[1], step.args[0])]
+
+
+def _flag(arg: Arg) -> bool | None:
+    return bool(arg.value) if isinstance(arg, Const) else None
+
+
+def _is_complement(keep: Ref, mask: Ref, makers: Mapping[str, Step]) -> bool:
+    """Whether `keep` is 1 minus the sum of `mask` over its last axis."""
+    sub = makers.get(keep.name)
+    if sub is None or sub.op.kind != "sub" or not isinstance(sub.args[0], Const) or not isinstance(sub.args[1], Ref):
+        return False
+    total = makers.get(sub.args[1].name)
+    if total is None or total.op.kind != "reduce_sum" or not bool((sub.args[0].value == 1).all()):
+        return False
+    source, axes, keep_dims = total.args
+    if source != mask or not isinstance(axes, Const) or not isinstance(keep_dims, Const) or not keep_dims.value:
+        return False
+    kind = total.op.outputs[0].type
+    return axes.value in ([-1], [len(getattr(kind, "shape", ())) - 1])
+
+
+def masked_write_lines(
+    write: MaskedWrite, env: Mapping[str, Any], state: Tensor, seen: set[str], half: bool
+) -> list[Line] | None:
+    """The plan's lines for one write, given this run's values; None where shapes don't fit."""
+    state_rows, mask = env[write.mask.name].shape[-2], env[write.mask.name]
+    new = env[write.new.name] if isinstance(write.new, Ref) else None
+    if new is None or mask.numel() != mask.shape[-1] * state_rows or not _fits(write, new, state):
+        return None
+    rows = Ref(ROWS + write.mask.name)
+    lines = []
+    if rows.name not in seen:
+        seen.add(rows.name)
+        lines.append(Line((rows.name,), one_hot_rows, (write.mask,)))
+    lines.append(Line((), _writer(write, half), (rows, write.mask, write.new), tupled=True, needs_states=True))
+    return lines
+
+
+def _fits(write: MaskedWrite, new: Tensor, state: Tensor) -> bool:
+    """Whether the new rows have the state's shape but for their number."""
+    shape = list(new.mT.shape if write.transposed else new.shape)
+    return len(shape) == state.dim() and shape[:-2] == list(state.shape[:-2]) and shape[-1] == state.shape[-1]
+
+
+def one_hot_rows(mask: Tensor) -> Tensor | None:
+    """The row that each column of a mask [.., S, T] selects; None if a column is not one-hot or rows repeat."""
+    flat = mask.reshape(-1, mask.shape[-1])
+    largest, rows = flat.max(0)
+    ones = largest.tolist() == [1.0] * len(rows) and int(flat.count_nonzero()) == len(rows)
+    return rows if ones and len(set(rows.tolist())) == len(rows) else None
+
+
+def _writer(write: MaskedWrite, half: bool) -> Callable[..., tuple[()]]:
+    state, transposed = write.state, write.transposed
+    rounded = half and write.dtype == "fp16"
+    finish = round_half if rounded else lambda value: value
+    product = WIDE["matmul"].call if rounded else torch.matmul
+
+    def apply(states: States, rows: Tensor | None, mask: Tensor, new: Tensor) -> tuple[()]:
+        new = new.mT if transposed else new
+        if rows is not None:
+            states[state].index_copy_(-2, rows, new)
+        else:
+            keep = finish(1 - finish(mask.sum(-1, keepdim=True)))
+            states[state] = finish(finish(states[state] * keep) + finish(product(mask, new)))
+        return ()
+
+    return apply

@@ -1,0 +1,286 @@
+"""Lowers a function of the intermediate representation to steps: kernels with resolved arguments, constants folded.
+
+Everything that does not depend on the inputs happens here, once per loaded model: weights are read and dequantised,
+plain arguments become Python values, operations on constants are computed. Only the large matrices of products stay as
+they are stored (stored.py). What remains runs in program order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from portable_coreml.dtypes import BY_NAME
+from portable_coreml.errors import ProgramError, UnsupportedOp
+from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
+from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate
+from portable_coreml.run.ops import KERNELS, Kernel, Param
+from portable_coreml.run.products import WEIGHTS, by_columns, output_axis, product_kernel
+from portable_coreml.run.stored import SCALED, StoredMatrix, is_large, stored_matrix
+from portable_coreml.run.wide import WIDE
+
+CONTROL = frozenset({"cond", "while_loop"})
+STATE_OPS = frozenset({"read_state", "write_state"})
+Loader = Callable[[Value], np.ndarray]
+Known = Ref | Const | Value | Op  # what a name stands for; a Value or Op is a constant that nobody has asked for yet
+Scope = dict[str, Known]
+
+
+def to_held(array: np.ndarray, dtype: str) -> Tensor:
+    """A torch tensor of the type in which values of MIL type `dtype` are held."""
+    source = array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array
+    return torch.from_numpy(np.array(source)).to(BY_NAME[dtype].torch)
+
+
+def lower_function(function: Function, load: Loader, half: bool) -> Lowered:
+    """Steps of a function. `half`: results declared fp16 are rounded to fp16, folded constants included."""
+    return _Lowering(load, half).block(function.block, function.inputs, {})
+
+
+class _Lowering:
+    """State of one pass over a function: the loader and what is known of every name seen so far."""
+
+    def __init__(self, load: Loader, half: bool) -> None:
+        self.load = load
+        self.half = half
+
+    def block(self, block: Block, inputs: Sequence[Named], outer: Scope) -> Lowered:
+        scope: Scope = dict(outer)
+        captured: dict[str, None] = {}
+        own = {item.name for item in inputs}
+        scope.update({item.name: Ref(item.name) for item in inputs})
+        steps: list[Step] = []
+        for op in block.ops:
+            step = self._op(op, scope)
+            if step is not None:
+                steps.append(step)
+                own.update(out.name for out in step.outputs)
+                captured.update(dict.fromkeys(n for n in _ref_names(step.args) if n not in own))
+        results = tuple(self._tensor(name, scope, f"block result '{name}'") for name in block.outputs)
+        captured.update(dict.fromkeys(n for n in _ref_names(results) if n not in own))
+        return Lowered(tuple(item.name for item in inputs), tuple(steps), results, tuple(captured))
+
+    def _op(self, op: Op, scope: Scope) -> Step | None:
+        for out in op.outputs:
+            if out.name in scope:
+                raise ProgramError(f"the name '{out.name}' is defined twice")
+        if op.kind == "const":
+            scope[op.outputs[0].name] = _const_value(op)
+            return None
+        if op.kind in CONTROL:
+            return self._control(op, scope)
+        if op.kind in STATE_OPS:
+            return self._state(op, scope)
+        if op.kind in SCALED and is_large(self._literals(op, scope).get(SCALED[op.kind]), "int8"):
+            scope[op.outputs[0].name] = op
+            return None
+        return self._kernel_step(op, scope)
+
+    def _kernel_step(self, op: Op, scope: Scope) -> Step | None:
+        """A step of a kernel; None where the result is a constant, known to `scope` now."""
+        found = KERNELS.get(op.kind)
+        if found is None:
+            target = op.outputs[0].name if op.outputs else op.name
+            raise UnsupportedOp(f"operation '{op.kind}' (output '{target}') is not supported by the portable engine")
+        found = WIDE.get(op.kind, found) if self._is_rounded(op) else found
+        step = self._product(op, found, scope) or Step(op, found, self._args(op, found, scope), op.outputs)
+        if not any(_ref_names(step.args)) and not found.impure:
+            for out, value in zip(
+                op.outputs, evaluate(step, [_constant(a) for a in step.args], self.half), strict=True
+            ):
+                scope[out.name] = Const(value)
+            return None
+        scope.update({out.name: Ref(out.name) for out in op.outputs})
+        return step
+
+    def _product(self, op: Op, found: Kernel, scope: Scope) -> Step | None:
+        """A product with a constant matrix, which stays as it is stored if it is large; None for anything else."""
+        weight = op.inputs.get(WEIGHTS.get(op.kind, ""), ())
+        name = weight[0] if len(weight) == 1 and isinstance(weight[0], str) else None
+        source = None if name is None else scope.get(name)
+        if name is None or source is None or isinstance(source, Ref):
+            return None
+        place = Const(None)  # the weight's, among the arguments
+        args = self._args(op, found, {**scope, name: place})
+        out = output_axis(op.kind, dict(zip([p.name for p in found.params], args, strict=True)), _shape(source))
+        matrix = None if out is None else self._matrix(op, name, out, scope)
+        if matrix is None:
+            return None
+        args = tuple(Const(matrix) if arg is place else arg for arg in args)
+        kernel = product_kernel(op.kind, isinstance(matrix, StoredMatrix), self._is_rounded(op))
+        return Step(op, kernel, args, op.outputs)
+
+    def _is_rounded(self, op: Op) -> bool:
+        kind = op.outputs[0].type if op.outputs else None
+        return self.half and isinstance(kind, TensorType) and kind.dtype == "fp16"
+
+    def _matrix(self, op: Op, name: str, out: int, scope: Scope) -> StoredMatrix | Tensor | None:
+        """A constant as the matrix of a product whose output channels are its axis `out`."""
+        source = scope[name]
+        if isinstance(source, (Op, Value)):
+            literals = self._literals(source, scope) if isinstance(source, Op) else {}
+            stored = stored_matrix(source, literals, out, self.load, self.half)
+            if stored is not None:
+                return stored
+        dense = self._tensor(name, scope, f"the weight of {op.kind} '{op.name}'") if op.kind != "matmul" else None
+        if not isinstance(dense, Const) or not dense.value.is_floating_point():
+            return None
+        matrix = by_columns(dense.value)
+        scope[name] = Const(matrix)
+        return matrix
+
+    def _literals(self, op: Op, scope: Scope) -> dict[str, Value]:
+        """The arguments of an operation that are literals."""
+        bound = {name: b[0] for name, b in given(op).items() if len(b) == 1}
+        found = {name: scope.get(b) if isinstance(b, str) else b for name, b in bound.items()}
+        return {name: value for name, value in found.items() if isinstance(value, Value)}
+
+    def _args(self, op: Op, found: Kernel, scope: Scope) -> tuple[Arg, ...]:
+        bound = given(op)
+        known = {param.name for param in found.params}
+        for name in bound:
+            if name not in known:
+                raise UnsupportedOp(f"operation '{op.kind}' ('{op.name}'): argument '{name}' is not supported")
+        return tuple(self._arg(op, param, bound.get(param.name, ()), scope) for param in found.params)
+
+    def _arg(self, op: Op, param: Param, bindings: tuple[Binding, ...], scope: Scope) -> Arg:
+        where = f"argument '{param.name}' of {op.kind} '{op.name}'"
+        if not bindings:
+            if param.default is inspect.Parameter.empty:
+                raise ProgramError(f"{where} is missing")
+            return Const(param.default)
+        if param.kind == "tensors":
+            return tuple(self._tensor(b, scope, where) for b in bindings)
+        if param.kind == "plain":
+            if len(bindings) > 1:
+                items = [self._plain(b, scope, where) for b in bindings]
+                if any(isinstance(item, Ref) for item in items):
+                    raise UnsupportedOp(f"{where} is a list of computed values")
+                return Const([item.value for item in items if isinstance(item, Const)])
+            return self._plain(bindings[0], scope, where)
+        if len(bindings) > 1:
+            raise ProgramError(f"{where} is a list of {len(bindings)} values, not one")
+        return self._tensor(bindings[0], scope, where)
+
+    def _tensor(self, binding: Binding, scope: Scope, where: str) -> Ref | Const:
+        found = self._lookup(binding, scope, where)
+        if isinstance(found, Value):
+            if not isinstance(found.type, TensorType):
+                raise UnsupportedOp(f"{where}: only tensors are supported")
+            if found.type.dtype == "string":
+                raise ProgramError(f"{where} is a string, not a tensor")
+            made = Const(to_held(self.load(found), found.type.dtype))
+            if isinstance(binding, str):
+                scope[binding] = made
+            return made
+        return found
+
+    def _plain(self, binding: Binding, scope: Scope, where: str) -> Ref | Const:
+        found = self._lookup(binding, scope, where)
+        if isinstance(found, Value):
+            return Const(self._python(found, where))
+        if isinstance(found, Const) and isinstance(found.value, Tensor):
+            return Const(found.value.tolist())
+        return found
+
+    def _lookup(self, binding: Binding, scope: Scope, where: str) -> Ref | Const | Value:
+        if isinstance(binding, Value):
+            return binding
+        if binding not in scope:
+            raise ProgramError(f"{where} refers to '{binding}', which is not defined before it")
+        found = scope[binding]
+        if isinstance(found, Op):
+            self._kernel_step(found, scope)  # expands it
+            found = scope[binding]
+        assert not isinstance(found, Op)
+        return found
+
+    def _python(self, value: Value, where: str) -> Any:
+        """A literal as a plain value: a number, a string, or a list."""
+        if isinstance(value.type, TensorType):
+            return self.load(value).tolist()
+        if isinstance(value.type, ListType) and isinstance(value.data, tuple):
+            return [self._python(item, where) for item in value.data if isinstance(item, Value)]
+        raise UnsupportedOp(f"{where}: only tensors and lists are supported")
+
+    def _state(self, op: Op, scope: Scope) -> Step:
+        where = f"argument 'input' of {op.kind} '{op.name}'"
+        source = self._lookup(_single(op, "input"), scope, where)
+        if not isinstance(source, Ref):
+            raise ProgramError(f"{where} is not a state")
+        args: tuple[Arg, ...] = (source,)
+        if op.kind == "write_state":
+            args += (self._tensor(_single(op, "data"), scope, f"argument 'data' of {op.kind} '{op.name}'"),)
+        scope.update({out.name: Ref(out.name) for out in op.outputs})
+        return Step(op, None, args, op.outputs)
+
+    def _control(self, op: Op, scope: Scope) -> Step:
+        if op.kind == "cond":
+            heads: tuple[Arg, ...] = (self._tensor(_single(op, "pred"), scope, f"argument 'pred' of cond '{op.name}'"),)
+        else:
+            bound = op.inputs.get("loop_vars", ())
+            heads = tuple(self._tensor(b, scope, f"argument of while_loop '{op.name}'") for b in bound)
+        blocks = tuple(self.block(block, block.inputs, scope) for block in op.blocks)
+        if len(blocks) != 2:  # noqa: PLR2004 - then and else, or condition and body
+            raise ProgramError(f"{op.kind} '{op.name}' has {len(blocks)} blocks, not 2")
+        names = dict.fromkeys(name for block in blocks for name in block.captured)
+        scope.update({out.name: Ref(out.name) for out in op.outputs})
+        return Step(op, None, (heads, *(Ref(name) for name in names)), op.outputs, blocks)
+
+
+def _single(op: Op, name: str) -> Binding:
+    bindings = op.inputs.get(name, ())
+    if len(bindings) != 1:
+        raise ProgramError(f"{op.kind} '{op.name}' needs one argument '{name}'")
+    return bindings[0]
+
+
+def _shape(source: Const | Value | Op) -> tuple[int | None, ...]:
+    """A constant's; () for what is no tensor."""
+    if isinstance(source, Const):
+        return tuple(source.value.shape) if isinstance(source.value, Tensor) else ()
+    kind = source.outputs[0].type if isinstance(source, Op) else source.type
+    return kind.shape if isinstance(kind, TensorType) else ()
+
+
+def given(op: Op) -> dict[str, tuple[Binding, ...]]:
+    """An operation's arguments."""
+    if not op.kind.startswith("constexpr_"):
+        return dict(op.inputs)
+    among = {key: (value,) for key, value in op.attributes.items() if key != "name"}  # where iOS16 keeps them
+    return {**op.inputs, **among}
+
+
+def _const_value(op: Op) -> Value:
+    value = op.attributes.get("val")
+    if value is None:
+        bound = op.inputs.get("val", ())
+        value = bound[0] if bound and isinstance(bound[0], Value) else None
+    if value is None or len(op.outputs) != 1:
+        raise ProgramError(f"const '{op.name}' has no value")
+    declared = op.outputs[0].type
+    if isinstance(declared, TensorType) and declared != value.type:
+        raise ProgramError(f"const '{op.name}' is declared {declared}, its value is {value.type}")
+    return value
+
+
+def _ref_names(args: Sequence[Arg]) -> list[str]:
+    names: list[str] = []
+    for arg in args:
+        if isinstance(arg, tuple):
+            names += _ref_names(arg)
+        elif isinstance(arg, Ref):
+            names.append(arg.name)
+    return names
+
+
+def _constant(arg: Arg) -> Any:
+    if isinstance(arg, tuple):
+        return [_constant(item) for item in arg]
+    assert isinstance(arg, Const)
+    return arg.value

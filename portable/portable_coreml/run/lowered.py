@@ -1,0 +1,196 @@
+"""What a program consists of once it is lowered, and how one step of it is computed.
+
+A step is a kernel with resolved arguments: constants, or references to values of the run. Results are brought to
+the type that the program declares for them; in fp16 mode that includes rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portable_coreml.dtypes import BY_NAME
+from portable_coreml.errors import ExecutionError, PortableError
+from portable_coreml.program import Named, Op, TensorType
+from portable_coreml.run.ops import Kernel
+
+MAX_ELEMENTS = 1 << 28  # no activation comes near: 1 GiB as it is held
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value that exists only while the program runs."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Const:
+    """A value known now: a tensor in its held type, or a plain Python value."""
+
+    value: Any
+
+
+Arg = Ref | Const | tuple["Arg", ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation ready to run. `blocks` holds the lowered blocks of control flow; `args` then are what they
+    capture.
+    """
+
+    op: Op
+    kernel: Kernel | None
+    args: tuple[Arg, ...]
+    outputs: tuple[Named, ...]
+    blocks: tuple[Lowered, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A block ready to run: parameters, steps, results, and the names it takes from the blocks around it."""
+
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Arg, ...]
+    captured: tuple[str, ...] = ()
+
+    @cached_property
+    def dying(self) -> Mapping[int, list[str]]:
+        """Index of a step -> the values that nothing needs after it."""
+        kept = used(self.outputs)
+        last = last_mentions([used(step.args) | {out.name for out in step.outputs} for step in self.steps])
+        return {index: [name for name in names if name not in kept] for index, names in last.items()}
+
+
+def used(args: Sequence[Arg]) -> set[str]:
+    """Names of run-time values among arguments."""
+    names: set[str] = set()
+    for arg in args:
+        if isinstance(arg, tuple):
+            names |= used(arg)
+        elif isinstance(arg, Ref):
+            names.add(arg.name)
+    return names
+
+
+def last_mentions(mentions: Sequence[set[str]]) -> dict[int, list[str]]:
+    """Index of a step -> the names that no later one mentions, given what each mentions."""
+    last = {name: index for index, names in enumerate(mentions) for name in names}
+    by_index: dict[int, list[str]] = {}
+    for name, index in last.items():
+        by_index.setdefault(index, []).append(name)
+    return by_index
+
+
+def value_of(arg: Arg, env: Mapping[str, Any]) -> Any:
+    """The present value of an argument."""
+    if isinstance(arg, Const):
+        return arg.value
+    if isinstance(arg, Ref):
+        return env[arg.name]
+    return [value_of(item, env) for item in arg]
+
+
+def kernel_values(step: Step, env: Mapping[str, Any]) -> list[Any]:
+    """A kernel's arguments; plain ones that the program computed become Python values."""
+    assert step.kernel is not None
+    values = []
+    for param, arg in zip(step.kernel.params, step.args, strict=True):
+        value = value_of(arg, env)
+        values.append(value.tolist() if param.kind == "plain" and isinstance(value, Tensor) else value)
+    return values
+
+
+def evaluate(step: Step, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
+    """Runs one kernel and brings its results to their declared types. Raises ExecutionError naming the operation."""
+    assert step.kernel is not None
+    try:
+        results = call_kernel(step.kernel, values)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        check_number(results, step.outputs)
+        return tuple(settle(r, out, half) for r, out in zip(results, step.outputs, strict=True))
+    except PortableError:
+        raise
+    except Exception as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ExecutionError(f"operation '{step.op.kind}' (output '{step.outputs[0].name}') failed: {line}") from error
+
+
+def call_kernel(kernel: Kernel, values: Sequence[Any]) -> Any:
+    """What a kernel gives. Of one whose arguments decide how large that is, the size is found out first."""
+    if kernel.grows:
+        for ghost in _ghosts(kernel, values):
+            check_size(ghost, f"the result of {kernel.kind}")
+    return kernel.call(*values)
+
+
+def _ghosts(kernel: Kernel, values: Sequence[Any]) -> Sequence[Tensor]:
+    """Results without data; none where torch can't tell without."""
+    try:
+        with torch.device("meta"):
+            ghosts = kernel.call(*(without_data(value) for value in values))
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, NotImplementedError) or "meta" in str(error):
+            return ()
+        raise
+    return ghosts if isinstance(ghosts, (tuple, list)) else (ghosts,)
+
+
+def without_data(argument: Any) -> Any:
+    """An argument of a kernel with its tensors on torch's "meta" device."""
+    if isinstance(argument, Tensor):
+        return argument.to("meta")
+    if isinstance(argument, list) and any(isinstance(item, Tensor) for item in argument):
+        return [item.to("meta") for item in argument]
+    return argument
+
+
+def settle(result: Tensor, declared: Named, half: bool) -> Tensor:
+    """`result` in the held type of its declaration, rounded to fp16 where that is declared and `half` asks for it."""
+    kind = declared.type
+    if not isinstance(kind, TensorType) or kind.dtype == "string" or not isinstance(result, Tensor):
+        return result  # a class label or its probabilities
+    check_shape(result, kind, declared.name)
+    if half and kind.dtype == "fp16":
+        return round_half(result)
+    held = BY_NAME[kind.dtype].torch
+    return result if result.dtype == held else result.to(held)
+
+
+def round_half(value: Tensor) -> Tensor:
+    """The nearest fp16 value, held in float32."""
+    return value.half().float()  # to(dtype) twice takes twice as long
+
+
+def check_number(results: Sequence[Any], declared: Sequence[Named]) -> None:
+    """Raises ExecutionError where an operation gives another number of values than the program names."""
+    if len(results) != len(declared):
+        names = ", ".join(f"'{item.name}'" for item in declared) or "none"
+        raise ExecutionError(f"an operation gives {len(results)} values, the program names {len(declared)}: {names}")
+
+
+def check_size(result: Tensor, what: str) -> None:
+    """Raises ExecutionError where a value is absurdly large."""
+    if result.numel() > MAX_ELEMENTS:
+        raise ExecutionError(f"{what} of shape {list(result.shape)} is larger than {MAX_ELEMENTS} elements")
+
+
+def check_shape(result: Tensor, declared: TensorType, name: str) -> None:
+    """Raises ExecutionError where the shape computed contradicts the shape the program declares, or is absurd."""
+    check_size(result, f"value '{name}'")
+    if declared.variadic:
+        return
+    fits = len(result.shape) == len(declared.shape) and all(
+        want is None or want == got for want, got in zip(declared.shape, result.shape, strict=True)
+    )
+    if not fits:
+        raise ExecutionError(
+            f"value '{name}' has shape {list(result.shape)}, the program declares {list(declared.shape)}"
+        )

@@ -1,0 +1,176 @@
+"""Element-wise kernels: arithmetic, comparison, logic, rounding, activations, casts.
+
+Integer division truncates towards minus infinity for `floor_div` and `mod`, towards zero for `real_div`, as numpy
+and C do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from portable_coreml.dtypes import BY_NAME
+from portable_coreml.run.ops.registry import elementwise, kernel
+
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+elementwise(
+    {
+        "add": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "floor_div": torch.floor_divide,
+        "mod": torch.remainder,
+        "pow": torch.pow,
+        "equal": torch.eq,
+        "not_equal": torch.ne,
+        "greater": torch.gt,
+        "greater_equal": torch.ge,
+        "less": torch.lt,
+        "less_equal": torch.le,
+        "logical_and": torch.logical_and,
+        "logical_or": torch.logical_or,
+        "logical_xor": torch.logical_xor,
+    },
+    "x",
+    "y",
+)
+elementwise({"maximum": torch.maximum, "minimum": torch.minimum}, "x", "y", exact=True)
+elementwise(
+    {
+        "abs": torch.abs,
+        "acos": torch.acos,
+        "asin": torch.asin,
+        "atan": torch.atan,
+        "atanh": torch.atanh,
+        "ceil": torch.ceil,
+        "cos": torch.cos,
+        "cosh": torch.cosh,
+        "erf": torch.erf,
+        "exp": torch.exp,
+        "exp2": torch.exp2,
+        "floor": torch.floor,
+        "logical_not": torch.logical_not,
+        "round": torch.round,
+        "sign": torch.sign,
+        "sin": torch.sin,
+        "sinh": torch.sinh,
+        "sqrt": torch.sqrt,
+        "square": torch.square,
+        "tan": torch.tan,
+        "tanh": torch.tanh,
+        "relu": torch.relu,
+        "sigmoid": torch.sigmoid,
+        "silu": F.silu,
+        "softsign": F.softsign,
+        "softplus": F.softplus,
+    },
+    "x",
+)
+elementwise({"relu6": F.relu6}, "x")
+
+
+@kernel("identity", exact=True)
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+@kernel("real_div")
+def real_div(x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype in INTEGERS and y.dtype in INTEGERS:
+        return torch.div(x, y, rounding_mode="trunc")
+    return torch.div(x, y)
+
+
+@kernel("inverse")
+def inverse(x: Tensor, epsilon: float = 1e-4) -> Tensor:
+    return torch.reciprocal(x + epsilon)
+
+
+@kernel("log")
+def log(x: Tensor, epsilon: float = 1e-45) -> Tensor:
+    return torch.log(x + epsilon) if epsilon else torch.log(x)
+
+
+@kernel("rsqrt")
+def rsqrt(x: Tensor, epsilon: float = 1e-12) -> Tensor:
+    return torch.rsqrt(x + epsilon) if epsilon else torch.rsqrt(x)
+
+
+@kernel("clip")
+def clip(x: Tensor, alpha: float = -math.inf, beta: float = math.inf) -> Tensor:
+    return torch.clamp(x, alpha, beta)
+
+
+@kernel("threshold")
+def threshold(x: Tensor, alpha: float) -> Tensor:
+    return torch.clamp(x, min=alpha)
+
+
+@kernel("cast")
+def cast(x: Tensor, dtype: str) -> Tensor:
+    held = BY_NAME[dtype].torch
+    if dtype in ("int8", "uint8", "int16", "uint16") and x.is_floating_point():
+        return x.to(torch.int64).to(held)
+    return x.to(held)
+
+
+@kernel("select", exact=True)
+def select(cond: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(cond.to(torch.bool), a, b)
+
+
+@kernel("clamped_relu")
+def clamped_relu(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return torch.clamp(torch.where(x >= 0, x, x * alpha), max=beta)
+
+
+@kernel("elu")
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    return F.elu(x, alpha)
+
+
+@kernel("gelu")
+def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
+    if mode == "SIGMOID_APPROXIMATION":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
+
+
+@kernel("leaky_relu")
+def leaky_relu(x: Tensor, alpha: float = 0.01) -> Tensor:
+    return F.leaky_relu(x, alpha)
+
+
+@kernel("linear_activation")
+def linear_activation(x: Tensor, alpha: float, beta: float = 0.0) -> Tensor:
+    return x * alpha + beta
+
+
+@kernel("prelu")
+def prelu(x: Tensor, alpha: Tensor) -> Tensor:
+    return F.prelu(x, alpha)
+
+
+@kernel("scaled_tanh")
+def scaled_tanh(x: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    return alpha * torch.tanh(beta * x)
+
+
+@kernel("sigmoid_hard")
+def sigmoid_hard(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    return torch.clamp(alpha * x + beta, 0.0, 1.0)
+
+
+@kernel("softplus_parametric")
+def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    return alpha.view(shape) * F.softplus(beta.view(shape) * x)
+
+
+@kernel("thresholded_relu")
+def thresholded_relu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    return torch.where(x >= alpha, x, torch.zeros_like(x))

@@ -1,0 +1,139 @@
+"""Matrix products, convolutions and attention: the kernels that hold the weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from portable_coreml.run.ops.registry import Ints, Tensors, kernel
+
+CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@kernel("matmul")
+def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
+    x = x.transpose(-1, -2) if transpose_x and x.dim() > 1 else x
+    y = y.transpose(-1, -2) if transpose_y and y.dim() > 1 else y
+    if x.dtype != y.dtype:  # iOS17 multiplies integers with floating-point values
+        kind = x.dtype if x.is_floating_point() else y.dtype
+        return torch.matmul(x.to(kind), y.to(kind))
+    return torch.matmul(x, y)
+
+
+@kernel("linear")
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if weight.dtype != x.dtype:  # iOS17 takes an integer weight beside floating-point values
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    if not x.is_floating_point():
+        product = torch.matmul(x, weight.transpose(-1, -2))
+        return product if bias is None else product + bias
+    return F.linear(x, weight, bias)
+
+
+@kernel("einsum")
+def einsum(values: Tensors, equation: str) -> Tensor:
+    return torch.einsum(equation, *values)
+
+
+def same_padding(sizes: Ints, kernel_size: Ints, strides: Ints, dilations: Ints, lower: bool) -> list[int]:
+    """[before, after] per spatial axis so that the output extent is ceil(size / stride); the odd one goes after (or
+    before).
+    """
+    pads: list[int] = []
+    for size, k, stride, dilation in zip(sizes, kernel_size, strides, dilations, strict=True):
+        span = (k - 1) * dilation + 1
+        total = max((-(-size // stride) - 1) * stride + span - size, 0)
+        small, large = total // 2, total - total // 2
+        pads += [large, small] if lower else [small, large]
+    return pads
+
+
+def torch_pads(pads: Ints) -> list[int]:
+    """MIL's pads (first axis first) in the order of torch.nn.functional.pad (last axis first)."""
+    pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
+    return [extent for pair in reversed(pairs) for extent in pair]
+
+
+def resolve_pads(
+    x: Tensor, pad_type: str, pad: Ints | None, kernel_size: Ints, strides: Ints, dilations: Ints
+) -> list[int]:
+    """[before, after] per spatial axis of a convolution or pool. `pad_type`: valid, same, same_lower or custom."""
+    if pad_type == "custom":
+        return list(pad or [0] * (2 * len(kernel_size)))
+    if pad_type in ("same", "same_lower"):
+        return same_padding(x.shape[2:], kernel_size, strides, dilations, pad_type == "same_lower")
+    return [0] * (2 * len(kernel_size))
+
+
+@kernel("conv")
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    strides: Ints | None = None,
+    pad_type: str = "valid",
+    pad: Ints | None = None,
+    dilations: Ints | None = None,
+    groups: int = 1,
+) -> Tensor:
+    rank = x.dim() - 2
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    pads = resolve_pads(x, pad_type, pad, weight.shape[2:], strides, dilations)
+    if pads[0::2] == pads[1::2]:
+        return CONVS[rank](x, weight, bias, strides, pads[0::2], dilations, groups)
+    return CONVS[rank](F.pad(x, torch_pads(pads)), weight, bias, strides, 0, dilations, groups)
+
+
+@kernel("conv_transpose")
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    pad: Ints | None = None,
+    output_shape: Ints | None = None,
+    pad_type: str = "valid",
+    strides: Ints | None = None,
+    dilations: Ints | None = None,
+    groups: int = 1,
+) -> Tensor:
+    rank = x.dim() - 2
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    full = TRANSPOSED[rank](x, weight, bias, strides, 0, 0, groups, dilations)
+    spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilations, strict=True)]
+    if pad_type in ("same", "same_lower"):
+        # The gradient of a "same" convolution whose input had this transposed output's extents.
+        wanted = (
+            list(output_shape[-rank:]) if output_shape else [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
+        )
+        totals = [max(k - s, 0) for k, s in zip(spans, strides, strict=True)]
+        before = [t - t // 2 if pad_type == "same_lower" else t // 2 for t in totals]
+    else:
+        pads = list(pad or [0] * (2 * rank)) if pad_type == "custom" else [0] * (2 * rank)
+        before = pads[0::2]
+        cropped = [full.shape[2 + i] - pads[2 * i] - pads[2 * i + 1] for i in range(rank)]
+        wanted = list(output_shape[-rank:]) if output_shape else cropped
+    for axis, (start, size) in enumerate(zip(before, wanted, strict=True), 2):
+        missing = start + size - full.shape[axis]
+        if missing > 0:  # output_shape may ask for rows that no input reaches: they hold the bias alone
+            full = _extend(full, bias, axis, missing)
+        full = full.narrow(axis, start, size)
+    return full
+
+
+def _extend(full: Tensor, bias: Tensor | None, axis: int, missing: int) -> Tensor:
+    shape = list(full.shape)
+    shape[axis] = missing
+    fill = torch.zeros(shape) if bias is None else bias.view(1, -1, *[1] * (full.dim() - 2)).expand(shape)
+    return torch.cat([full, fill], axis)
+
+
+@kernel("scaled_dot_product_attention")
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    scores = torch.matmul(query, key.transpose(-1, -2)) * (1.0 / math.sqrt(query.shape[-1]))
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return torch.matmul(torch.softmax(scores, -1), value)

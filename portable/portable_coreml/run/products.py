@@ -1,0 +1,156 @@
+"""Products with constant matrices: 1x1 convolutions, linear layers, and every product whose matrix is large and left
+as it is stored (stored.py).
+
+A stored matrix is never made in float32 as a whole. Two ways:
+- In fixed point. A column of inputs is an integer of 32 bits times a power of two; its four bytes are multiplied with
+  the int8 matrix in integers, which is exact, so that only the last step rounds: the error is below that of a product
+  in float32, and the result for a token does not depend on how many are fed with it. It reads each weight once, a byte.
+- In blocks of rows, expanded to float32 one after the other: where weights are to be rounded to fp16, are not int8, or
+  inputs are not finite, and on processors whose int8 products are not exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portable_coreml.run.lowered import Arg, Const
+from portable_coreml.run.ops import KERNELS, Kernel
+from portable_coreml.run.stored import StoredMatrix
+
+BLOCK = 3 << 16  # elements expanded at a time by each thread: with their rounding they stay in its core's cache
+MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
+MOST_COLUMNS = 64  # with more, expanding the matrix costs little, and the integers would take much memory
+POINT = 30  # bits after the binary point of an input's integer
+LEAST = -90  # exponent of an input column, at least: below it lies nothing that a program computes with
+BYTES = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])
+CENTRE = 0x00808080  # makes the three lower bytes signed
+
+
+def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
+    """matrix @ x, [out, n] in float32, for x [in, n] in float32. A tensor is best held column by column.
+
+    `steady`: a column's result is the same whatever n is, to the last bit.
+    """
+    if isinstance(matrix, StoredMatrix):
+        return stored_product(matrix, x.contiguous())
+    if x.shape[1] == 1 and not steady:
+        return torch.mv(matrix, x[:, 0]).unsqueeze(1)
+    tokens = by_fours(x.t()) if steady else x.t()
+    return torch.mm(tokens, matrix.t())[: x.shape[1]].t()
+
+
+def by_fours(tokens: Tensor) -> Tensor:
+    """[n, in] with rows added so that n is a multiple of 4: BLAS adds up one, two or three rows in other ways."""
+    missing = -len(tokens) % 4
+    if len(tokens) == 1:
+        return tokens.expand(4, -1)
+    return torch.nn.functional.pad(tokens, (0, 0, 0, missing)) if missing else tokens
+
+
+def stored_product(matrix: StoredMatrix, x: Tensor) -> Tensor:
+    """The same with a stored matrix, steady up to MOST_COLUMNS columns."""
+    fits = len(x) <= MOST_INPUTS and 0 < x.shape[1] <= MOST_COLUMNS
+    if fits and matrix.values.dtype == torch.int8 and not matrix.half and int8_products_are_exact():
+        top = x.abs().amax(0)  # [n]
+        if math.isfinite(float(top.max())):
+            return fixed_point(matrix, x, top)
+    return blockwise(matrix, x)
+
+
+def fixed_point(matrix: StoredMatrix, x: Tensor, top: Tensor) -> Tensor:
+    """The product in integers; `top` [n] is each column's largest magnitude, finite."""
+    assert matrix.scale is not None
+    exponent = torch.frexp(top).exponent.clamp_(min=LEAST)  # |x| < 2^exponent
+    integers = (x * torch.exp2(POINT - exponent)).round_().to(torch.int32).reshape(-1)  # [in * n]
+    digits = integers.add_(CENTRE).bitwise_xor_(CENTRE).view(torch.int8)  # of each, the lowest byte first
+    sums = torch._int_mm(matrix.values, digits.view(len(x), -1))  # [out, 4 n]
+    whole = torch.mv(sums.to(torch.float32).view(-1, 4), BYTES).view(-1, x.shape[1])  # [out, n]
+    return whole.mul_(torch.exp2(exponent - POINT)).mul_(matrix.scale)
+
+
+@cache
+def int8_products_are_exact() -> bool:
+    """Whether this processor adds int8 products without saturating: those without VNNI add pairs in 16 bits."""
+    left = torch.tensor([127, -127], dtype=torch.int8).repeat_interleave(128)[:, None].expand(-1, 1024).contiguous()
+    right = torch.tensor([-128, 127] * 2, dtype=torch.int8).expand(1024, -1).contiguous()
+    expected = torch.matmul(left.to(torch.float64), right.to(torch.float64))
+    return bool((torch._int_mm(left, right) == expected).all())
+
+
+def blockwise(matrix: StoredMatrix, x: Tensor) -> Tensor:
+    """The product in float32, a block of rows at a time."""
+    values, scale = matrix.values, matrix.scale
+    count = max(1, BLOCK * torch.get_num_threads() // len(x))
+    scratch = torch.empty_like(values[:count], dtype=torch.float32)
+    halves = torch.empty_like(scratch, dtype=torch.float16)
+    tokens = by_fours(x.t()).contiguous()  # [n, in]
+    out = torch.empty(len(tokens), len(values))
+    for first in range(0, len(values), count):
+        rows = values[first : first + count]
+        block = scratch[: len(rows)].copy_(rows)
+        if scale is not None:
+            block.mul_(scale[first : first + count])
+            if matrix.half:
+                block.copy_(halves[: len(rows)].copy_(block))
+        torch.mm(tokens, block.t(), out=out[:, first : first + count])
+    return out[: x.shape[1]].t()
+
+
+def pointwise(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *_: Any, steady: bool) -> Tensor:
+    """A 1x1 convolution; a weight that is a tensor is [out, in, 1, ...]."""
+    columns = x.movedim(1, 0)  # [in, batch, *space]
+    matrix = weight.flatten(1) if isinstance(weight, Tensor) else weight
+    y = product(matrix, columns.reshape(len(columns), -1), steady).reshape(-1, *columns.shape[1:]).movedim(0, 1)
+    return y if bias is None else y + bias.view(-1, *[1] * (x.dim() - 2))
+
+
+def linear(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *, steady: bool) -> Tensor:
+    """x @ weight.T + bias."""
+    y = product(weight, x.float().reshape(-1, x.shape[-1]).t(), steady).t().reshape(*x.shape[:-1], -1)
+    return y if bias is None else y + bias
+
+
+def matmul(x: Tensor, y: StoredMatrix, transpose_x: bool, transpose_y: bool, *, steady: bool) -> Tensor:
+    """x @ y."""
+    return linear(x.mT if transpose_x and x.dim() > 1 else x, y, None, steady=steady)
+
+
+WEIGHTS = {"conv": "weight", "linear": "weight", "matmul": "y"}  # the argument that may be a constant matrix
+CALLS: dict[str, Callable[..., Tensor]] = {"conv": pointwise, "linear": linear, "matmul": matmul}
+
+
+def product_kernel(kind: str, stored: bool, steady: bool) -> Kernel:
+    """The kernel of an operation in WEIGHTS that takes its weight as a StoredMatrix or as a tensor."""
+    name = f"{'stored' if stored else 'steady' if steady else 'plain'}_{kind}"
+    return Kernel(name, partial(CALLS[kind], steady=steady), KERNELS[kind].params)
+
+
+def by_columns(weight: Tensor) -> Tensor:
+    """[out, in, ...] held column by column: with it a product with four columns takes little longer than with one."""
+    return weight.flatten(1).t().contiguous().t().view(weight.shape)
+
+
+def output_axis(kind: str, args: Mapping[str, Arg], sizes: Sequence[int | None]) -> int | None:
+    """Which axis of an operation's weight, of those sizes, has its output channels.
+
+    None where the operation is more than a product with a matrix: a window, strides, groups, a batch of weights.
+    """
+    plain = {name: arg.value if isinstance(arg, Const) else ... for name, arg in args.items()}
+    if kind == "conv":
+        return 0 if len(sizes) > 2 and set(sizes[2:]) == {1} and is_pointwise(plain) else None  # noqa: PLR2004 - has space
+    if len(sizes) != 2:  # noqa: PLR2004 - a matrix
+        return None
+    return 0 if kind == "linear" or plain["transpose_y"] else 1
+
+
+def is_pointwise(plain: Mapping[str, Any]) -> bool:
+    """Whether a convolution with a window of one element is no more than that, by its plain arguments."""
+    strides, pad = plain["strides"], plain["pad"] if plain["pad_type"] == "custom" else None
+    known = ... not in (strides, pad, plain["pad_type"], plain["groups"])
+    return known and plain["groups"] == 1 and not any(s != 1 for s in strides or ()) and not any(pad or ())

@@ -1,0 +1,82 @@
+"""Large constant matrices left as they are stored: int8 with one scale per output channel, or fp16.
+
+They stay mapped from the weight file, so a program of gigabytes takes no memory of its own and is shared between
+processes; products.py computes with them. A constant that does not have this form, or that something other than a
+product asks for, is expanded as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from portable_coreml.program import Op, TensorType, Value
+
+LARGE = 1 << 22  # elements; a smaller matrix is multiplied faster in float32, above all in fp16 mode
+SCALED = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
+Literals = Mapping[str, Value]
+Load = Callable[[Value], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMatrix:
+    """The matrix `values * scale`: values [out, in] in int8 or fp16, scale [out, 1] in float32 or None.
+
+    `half`: each weight is rounded to fp16, as the result of the operation that would expand it is.
+    """
+
+    values: Tensor
+    scale: Tensor | None
+    half: bool
+
+
+def is_large(literal: Value | None, dtype: str) -> bool:
+    """Whether a literal of that type is a matrix, or one with axes of size 1 after it, worth leaving where it is."""
+    if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype != dtype:
+        return False
+    sizes = [size or 0 for size in literal.type.shape]
+    return len(sizes) > 1 and prod(sizes) >= LARGE and prod(sizes[2:]) == 1
+
+
+def stored_matrix(source: Op | Value, literals: Literals, out: int, load: Load, half: bool) -> StoredMatrix | None:
+    """A literal in fp16, or an operation that expands int8 (`literals`: its arguments), as it is stored.
+
+    `out` is the output channels' axis. None where it is no large matrix, or has a zero point or scales of another axis.
+    """
+    if isinstance(source, Value):
+        return StoredMatrix(_matrix(load(source), out), None, False) if is_large(source, "fp16") else None
+    data, scale = literals.get(SCALED.get(source.kind, "")), literals.get("scale")
+    if data is None or scale is None or not is_large(data, "int8") or _is_shifted(literals, load):
+        return None
+    values, factors, declared = load(data), load(scale), source.outputs[0].type
+    if not _is_per_channel(values.shape, factors, literals.get("axis"), out, load):
+        return None
+    matrix = _matrix(values, out)
+    column = torch.from_numpy(factors.astype(np.float32)).reshape(-1, 1).expand(len(matrix), 1)
+    return StoredMatrix(matrix, column, half and isinstance(declared, TensorType) and declared.dtype == "fp16")
+
+
+def _matrix(values: np.ndarray, out: int) -> Tensor:
+    """A constant as [out, in], sharing its memory."""
+    matrix = torch.from_numpy(values.reshape(values.shape[:2]))
+    return matrix if out == 0 else matrix.t()
+
+
+def _is_shifted(literals: Literals, load: Load) -> bool:
+    """Whether there is a zero point other than 0."""
+    shifts = [literals[name] for name in ("offset", "zero_point") if name in literals]
+    return any(bool(np.any(load(shift))) for shift in shifts)
+
+
+def _is_per_channel(shape: tuple[int, ...], scale: np.ndarray, axis: Value | None, out: int, load: Load) -> bool:
+    """Whether a scale is one number, or one for each output channel."""
+    if scale.size == 1:
+        return True
+    if axis is not None:  # iOS16: a vector along `axis`
+        return scale.shape == (shape[out],) and int(load(axis)) % len(shape) == out
+    return scale.shape == tuple(size if i == out else 1 for i, size in enumerate(shape))

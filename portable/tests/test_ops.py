@@ -1,0 +1,166 @@
+"""Kernels against torch and numpy, one small program each: what a decoder emits, and the families beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((1, 6, 4, 5)).astype(np.float32)
+W = RNG.standard_normal((8, 6, 1, 1)).astype(np.float32)
+K = RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)
+B = RNG.standard_normal(4).astype(np.float32)
+T = torch.from_numpy
+
+CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "conv pointwise": (lambda mb, x: mb.conv(x=x, weight=W), lambda x: F.conv2d(x, T(W))),
+    "conv grouped, same, stride": (
+        lambda mb, x: mb.conv(x=x, weight=K, bias=B, groups=2, pad_type="same", strides=[2, 1]),
+        lambda x: F.conv2d(F.pad(x, [1, 1, 0, 1]), T(K), T(B), stride=(2, 1), groups=2),
+    ),
+    "conv asymmetric pad": (
+        lambda mb, x: mb.conv(x=x, weight=K, groups=2, pad_type="custom", pad=[0, 2, 1, 0]),
+        lambda x: F.conv2d(F.pad(x, [1, 0, 0, 2]), T(K), groups=2),
+    ),
+    "matmul transposed": (
+        lambda mb, x: mb.matmul(x=x, y=x, transpose_x=False, transpose_y=True),
+        lambda x: x @ x.mT,
+    ),
+    "softmax": (lambda mb, x: mb.softmax(x=x, axis=1), lambda x: x.softmax(1)),
+    "layer_norm": (
+        lambda mb, x: mb.layer_norm(x=x, axes=[-1], epsilon=1e-3),
+        lambda x: F.layer_norm(x, [5], eps=1e-3),
+    ),
+    "layer_norm on channels": (
+        lambda mb, x: mb.layer_norm(x=x, axes=[1], epsilon=1e-3),
+        lambda x: F.layer_norm(x.movedim(1, -1), [6], eps=1e-3).movedim(-1, 1),
+    ),
+    "rsqrt of squares": (
+        lambda mb, x: mb.mul(
+            x=x, y=mb.rsqrt(x=mb.reduce_mean(x=mb.square(x=x), axes=[1], keep_dims=True), epsilon=1e-5)
+        ),
+        lambda x: x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5),
+    ),
+    "silu": (lambda mb, x: mb.silu(x=x), F.silu),
+    "gelu tanh": (lambda mb, x: mb.gelu(x=x, mode="TANH_APPROXIMATION"), lambda x: F.gelu(x, approximate="tanh")),
+    "clip": (lambda mb, x: mb.clip(x=x, alpha=-0.5, beta=0.25), lambda x: x.clamp(-0.5, 0.25)),
+    "reductions": (
+        lambda mb, x: mb.concat(
+            values=[mb.reduce_max(x=x, axes=[1], keep_dims=True), mb.reduce_l2_norm(x=x, axes=[1], keep_dims=True)],
+            axis=1,
+        ),
+        lambda x: torch.cat([x.amax(1, keepdim=True), x.norm(dim=1, keepdim=True)], 1),
+    ),
+    "split and concat": (
+        lambda mb, x: mb.concat(values=mb.split(x=x, split_sizes=[1, 3, 2], axis=1)[::-1], axis=1),
+        lambda x: torch.cat([x[:, 4:], x[:, 1:4], x[:, :1]], 1),
+    ),
+    "concat interleaved": (
+        lambda mb, x: mb.concat(values=[x, mb.sub(x=x, y=1.0)], axis=1, interleave=True),
+        lambda x: torch.stack([x, x - 1], 2).flatten(1, 2),
+    ),
+    "slice with steps and masks": (
+        lambda mb, x: mb.slice_by_index(
+            x=x, begin=[0, 5, 1, 0], end=[1, 0, 3, 0], stride=[1, -2, 1, 1], end_mask=[False, False, False, True],
+            squeeze_mask=[True, False, False, False],
+        ),
+        lambda x: x[0, [5, 3, 1], 1:3],
+    ),
+    "slice of one axis": (
+        lambda mb, x: mb.slice_by_index(x=x, begin=[0, -4, 0, 0], end=[1, -1, 4, 5]),
+        lambda x: x[:, -4:-1],
+    ),
+    "pad reflect": (
+        lambda mb, x: mb.pad(x=x, pad=[1, 2, 2, 1], mode="reflect"),
+        lambda x: F.pad(x, [2, 1, 1, 2], mode="reflect"),
+    ),
+    "transpose, reshape, tile": (
+        lambda mb, x: mb.tile(x=mb.reshape(x=mb.transpose(x=x, perm=[0, 2, 1, 3]), shape=[4, -1]), reps=[1, 2]),
+        lambda x: x.transpose(1, 2).reshape(4, -1).repeat(1, 2),
+    ),
+    "reshape that keeps extents from the right": (
+        lambda mb, x: mb.reshape(x=x, shape=[0, 6, -1, 2, 0]),
+        lambda x: x.reshape(1, 6, 2, 2, 5),
+    ),
+    "cumsum exclusive reverse": (
+        lambda mb, x: mb.cumsum(x=x, axis=1, exclusive=True, reverse=True),
+        lambda x: x.flip(1).cumsum(1).flip(1) - x,
+    ),
+    "average pool without its padding": (
+        lambda mb, x: mb.avg_pool(
+            x=x, kernel_sizes=[3, 3], strides=[2, 2], pad_type="custom", pad=[1, 1, 1, 1],
+            exclude_padding_from_average=True,
+        ),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    ),
+    "max pool, ceil": (
+        lambda mb, x: mb.max_pool(x=x, kernel_sizes=[2, 2], strides=[2, 2], pad_type="valid", ceil_mode=True),
+        lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True),
+    ),
+    "bilinear, half pixels": (
+        lambda mb, x: mb.upsample_bilinear(x=x, scale_factor_height=2, scale_factor_width=3, align_corners=False),
+        lambda x: F.interpolate(x, scale_factor=(2, 3), mode="bilinear", align_corners=False),
+    ),
+    "pixel shuffle": (
+        lambda mb, x: mb.pixel_unshuffle(x=mb.reshape(x=x, shape=[1, 5, 6, 4]), downscale_factor=np.uint32(2)),
+        lambda x: F.pixel_unshuffle(x.reshape(1, 5, 6, 4), 2),
+    ),
+    "top-k values": (lambda mb, x: mb.topk(x=x, k=2, axis=3)[0], lambda x: x.topk(2, 3)[0]),
+    "gather": (lambda mb, x: mb.gather(x=x, indices=[2, -1], axis=1), lambda x: x[:, [2, 5]]),
+    "select": (
+        lambda mb, x: mb.select(cond=mb.greater(x=x, y=0.0), a=x, b=mb.exp(x=x)),
+        lambda x: x.where(x > 0, x.exp()),
+    ),
+    "attention": (
+        lambda mb, x: mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1), y=x),
+        lambda x: (x @ x.mT).softmax(-1) @ x,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_kernel_computes_what_torch_does(build_program: Callable[..., Any], name: str) -> None:
+    """Interpreted (first run), compiled (second run) and fp16 weights aside: torch's own result."""
+    from coremltools.converters.mil import Builder as mb
+
+    build, expected = CASES[name]
+    model = build_program(lambda x: build(mb, x), {"x": X.shape})
+    wanted = expected(T(X)).numpy()
+    for _ in range(2):
+        out = next(iter(model.predict({"x": X}).values()))
+        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_lstm_is_torchs(direction: str) -> None:
+    """Gate order (MIL: i, f, o, z; torch: i, f, g, o), both directions, final states."""
+    from portable_coreml.run.ops import KERNELS
+
+    torch.manual_seed(0)
+    both = direction == "bidirectional"
+    module = torch.nn.LSTM(6, 5, bidirectional=both).eval()
+    weights = {name: _reordered(value.detach()) for name, value in module.named_parameters()}
+    ways = ["l0", "l0_reverse"] if both else ["l0"]
+    x, h, c = torch.randn(7, 2, 6), torch.randn(len(ways), 2, 5), torch.randn(len(ways), 2, 5)
+    given = {"x": x, "initial_h": torch.cat(list(h), -1), "initial_c": torch.cat(list(c), -1), "direction": direction}
+    for way, suffix in zip(ways, ("", "_back"), strict=False):
+        given[f"weight_ih{suffix}"], given[f"weight_hh{suffix}"] = (
+            weights[f"weight_ih_{way}"],
+            weights[f"weight_hh_{way}"],
+        )
+        given[f"bias{suffix}"] = weights[f"bias_ih_{way}"] + weights[f"bias_hh_{way}"]
+    y, last_h, last_c = KERNELS["lstm"].call(**given, output_sequence=True)
+    wanted, (wanted_h, wanted_c) = module(x, (h, c))
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(last_h, torch.cat(list(wanted_h), -1))
+    torch.testing.assert_close(last_c, torch.cat(list(wanted_c), -1))
+
+
+def _reordered(weight: torch.Tensor) -> torch.Tensor:
+    i, f, g, o = weight.chunk(4)
+    return torch.cat([i, f, o, g])

@@ -1,0 +1,158 @@
+"""Products with constant matrices: as exact as in float32, the same for every width, whatever the processor."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from portable_coreml.run import products
+from portable_coreml.run.stored import StoredMatrix
+from torch import Tensor
+
+OUT, IN = 192, 640
+
+
+def matrix(half: bool = False) -> StoredMatrix:
+    """Random int8 weights with scales that fp16 holds."""
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randint(-128, 128, (OUT, IN), dtype=torch.int8, generator=generator)
+    scale = torch.rand(OUT, 1, generator=generator).add(0.1).mul(0.01).half().float()
+    return StoredMatrix(values, scale, half)
+
+
+def columns(count: int = 5) -> Tensor:
+    """Inputs of very different sizes, within a column and from one to the next."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(IN, count, generator=generator) * torch.exp(2 * torch.randn(IN, 1, generator=generator))
+    return x * 10.0 ** torch.arange(count)
+
+
+def exact(m: StoredMatrix, x: Tensor) -> Tensor:
+    """The product in float64, its weights rounded where the matrix says so."""
+    assert m.scale is not None
+    weights = m.values.double() * m.scale.double()
+    return (weights.half().double() if m.half else weights) @ x.double()
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """The worst column's relative error."""
+    return float(((found.double() - expected).norm(dim=0) / expected.norm(dim=0)).max())
+
+
+@pytest.fixture(params=["fixed point", "in blocks"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each of the two ways, the second as on a processor whose int8 products are not exact; blocks are small."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(products, "int8_products_are_exact", lambda: False)
+    elif not products.int8_products_are_exact():
+        pytest.skip("this processor's int8 products are not exact")
+    monkeypatch.setattr(products, "BLOCK", 7 * IN)
+    yield request.param
+
+
+def test_a_product_is_that_of_the_expanded_matrix(way: str) -> None:
+    """Within float32's rounding of it; in fixed point well below, outliers and all."""
+    m, x = matrix(), columns()
+    assert m.scale is not None
+    found = products.product(m, x, steady=False)
+    dense = error(m.values.float() * m.scale @ x, exact(m, x))
+    assert error(found, exact(m, x)) < (dense if way == "fixed point" else 3 * dense) < 3e-6
+
+
+def test_a_column_does_not_depend_on_the_others(way: str) -> None:
+    m, x = matrix(), columns(5)
+    together = products.product(m, x, steady=False)
+    for width in (1, 2, 3, 4):
+        assert torch.equal(products.product(m, x[:, :width], steady=False), together[:, :width])
+
+
+def test_a_matrix_held_by_columns_gives_the_same(way: str) -> None:
+    """As the weight of matmul(x, y) is: [in, out]."""
+    m, x = matrix(), columns()
+    turned = StoredMatrix(m.values.t().contiguous().t(), m.scale, m.half)
+    assert error(products.product(turned, x, steady=False), exact(m, x)) < 2e-6
+
+
+def test_fp16_mode_rounds_every_weight() -> None:
+    """So the product is the rounded matrix's, which is another by more than float32's rounding."""
+    m, x = matrix(half=True), columns()
+    found = products.product(m, x, steady=True)
+    assert error(found, exact(m, x)) < 2e-6
+    assert error(found, exact(matrix(), x)) > 1e-5
+
+
+def test_an_fp16_matrix_is_multiplied_as_it_is() -> None:
+    values, x = torch.randn(OUT, IN, generator=torch.Generator().manual_seed(1)).half(), columns()
+    found = products.product(StoredMatrix(values, None, half=True), x, steady=True)
+    assert error(found, values.double() @ x.double()) < 2e-6
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_stays_so(value: float) -> None:
+    x = columns(3)
+    x[5, 1] = value
+    found = products.product(matrix(), x, steady=False)
+    assert not found[:, 1].isfinite().any()
+    assert found[:, [0, 2]].isfinite().all()
+
+
+def test_zeros_and_the_ends_of_float32() -> None:
+    """A column of zeros gives zeros; tiny and huge columns keep their digits."""
+    m, x = matrix(), torch.zeros(IN, 4)
+    x[:, 1:] = columns(1) / columns(1).abs().max()
+    x[:, 2] *= 2.0**-85
+    x[:, 3] *= 2.0**110
+    found = products.product(m, x, steady=False)
+    assert not found[:, 0].any()
+    assert error(found[:, 1:], exact(m, x[:, 1:])) < 2e-6
+    least = products.product(m, x[:, 1:2] * 2.0**-140, steady=False)
+    assert float((least.double() - exact(m, x[:, 1:2] * 2.0**-140)).abs().max()) < 2.0**-100
+
+
+def test_many_columns_take_no_memory_for_integers() -> None:
+    """A picture's convolution may have thousands."""
+    m, x = matrix(), columns(1).expand(-1, products.MOST_COLUMNS + 1).contiguous()
+    assert error(products.product(m, x, steady=False), exact(m, x)) < 2e-6
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no int8 products that saturate")
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE_VNNI"])
+def test_saturating_int8_products_are_noticed(instructions: str) -> None:
+    """On a processor without VNNI oneDNN's int8 product is wrong for large values; the product here is right."""
+    code = (
+        "import torch; from portable_coreml.run import products as p\n"
+        "from portable_coreml.run.stored import StoredMatrix\n"
+        "q = torch.full((512, 4096), 127, dtype=torch.int8); x = torch.full((4096, 4), 1.0);"
+        "y = p.product(StoredMatrix(q, torch.ones(512, 1), False), x, False);"
+        "print(p.int8_products_are_exact(), bool((y == 127 * 4096).all()))"
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    is_exact, is_right = run.stdout.split()
+    assert is_right == "True"
+    assert instructions != "AVX2" or is_exact == "False"
+
+
+@pytest.mark.parametrize("sizes", [(160, 96), (96, 256), (40, 64), (768, 512)])
+def test_a_steady_product_with_a_tensor_is_the_same_for_every_width(sizes: tuple[int, int]) -> None:
+    """In fp16 mode the last bits decide how a value is rounded, and so what is drafted and what is not."""
+    generator = torch.Generator().manual_seed(2)
+    weight = products.by_columns(torch.randn(*sizes, generator=generator))
+    x = torch.randn(sizes[1], 4, generator=generator).half().float()
+    together = products.product(weight, x, steady=True)
+    torch.testing.assert_close(together, weight @ x, rtol=1e-5, atol=1e-4)
+    for width in (1, 2, 3):
+        assert torch.equal(products.product(weight, x[:, :width], steady=True), together[:, :width])
+
+
+def test_by_columns_changes_the_memory_and_nothing_else() -> None:
+    weight = torch.randn(6, 4, 1, 1)
+    held = products.by_columns(weight)
+    assert torch.equal(held, weight) and held.shape == weight.shape
+    assert held.flatten(1).t().is_contiguous()
+    assert products.by_columns(held).data_ptr() == held.data_ptr()

@@ -1,0 +1,190 @@
+"""Large matrices stay in their file: which ones, that predictions are the same, and that memory shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import portable_coreml
+import pytest
+import torch
+from portable_coreml.files.bundle import compile_model
+from portable_coreml.run import stored
+from portable_coreml.run.lowered import Const
+from portable_coreml.run.stored import StoredMatrix
+
+OUT, IN = 24, 16
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every matrix counts as large."""
+    monkeypatch.setattr(stored, "LARGE", 1)
+
+
+def quantised(shape: tuple[int, ...], axis: int) -> dict[str, np.ndarray]:
+    """data and scale of constexpr_blockwise_shift_scale, one scale per index of `axis`."""
+    rng = np.random.default_rng(0)
+    scales = tuple(size if i == axis else 1 for i, size in enumerate(shape))
+    data = rng.integers(-127, 128, shape).astype(np.int8)
+    return {"data": data, "scale": (rng.random(scales) * 0.01 + 0.001).astype(np.float16)}
+
+
+def conv(x: Any, mb: Any, **options: Any) -> Any:
+    """A 1x1 convolution by int8 weights."""
+    weight = mb.constexpr_blockwise_shift_scale(**quantised((OUT, IN, 1, 1), 0))
+    return mb.conv(x=x, weight=weight, bias=np.arange(OUT, dtype=np.float16), **options)
+
+
+def linear(x: Any, mb: Any) -> Any:
+    weight = mb.constexpr_blockwise_shift_scale(**quantised((OUT, IN), 0))
+    return mb.linear(x=x, weight=weight, bias=np.arange(OUT, dtype=np.float16))
+
+
+def matmul_out_first(x: Any, mb: Any) -> Any:
+    return mb.matmul(x=x, y=mb.constexpr_blockwise_shift_scale(**quantised((OUT, IN), 0)), transpose_y=True)
+
+
+def matmul_in_first(x: Any, mb: Any) -> Any:
+    return mb.matmul(x=x, y=mb.constexpr_blockwise_shift_scale(**quantised((IN, OUT), 1)))
+
+
+def affine(x: Any, mb: Any) -> Any:
+    """iOS16's operation, a zero point of zeros."""
+    known = quantised((OUT, IN, 1, 1), 0)
+    weight = mb.constexpr_affine_dequantize(
+        quantized_data=known["data"], zero_point=np.zeros(OUT, np.int8), scale=known["scale"].reshape(-1), axis=0
+    )
+    return mb.conv(x=x, weight=weight)
+
+
+def fp16(x: Any, mb: Any) -> Any:
+    return mb.conv(x=x, weight=np.random.default_rng(1).standard_normal((OUT, IN, 1, 1)).astype(np.float16))
+
+
+def wrong_axis(x: Any, mb: Any) -> Any:
+    """A scale per input channel is no factor of a row."""
+    return mb.linear(x=x, weight=mb.constexpr_blockwise_shift_scale(**quantised((OUT, IN), 1)))
+
+
+def shifted(x: Any, mb: Any) -> Any:
+    known = quantised((OUT, IN), 0)
+    offset = np.ones((OUT, 1), np.int8)
+    return mb.linear(x=x, weight=mb.constexpr_blockwise_shift_scale(**known, offset=offset))
+
+
+def added(x: Any, mb: Any) -> Any:
+    """Something else asks for the whole."""
+    weight = mb.constexpr_blockwise_shift_scale(**quantised((IN, IN), 0))
+    return mb.add(x=mb.linear(x=x, weight=weight), y=mb.reduce_sum(x=weight, axes=[0], keep_dims=True))
+
+
+IMAGE, ROWS = (1, IN, 3, 2), (2, 3, IN)
+STAY = {
+    "conv": (conv, IMAGE),
+    "affine": (affine, IMAGE),
+    "fp16": (fp16, IMAGE),
+    "linear": (linear, ROWS),
+    "matmul, transposed": (matmul_out_first, ROWS),
+    "matmul": (matmul_in_first, ROWS),
+    "beside another use": (added, ROWS),
+}
+EXPANDED = {
+    "strides": (lambda x, mb: conv(x, mb, strides=[2, 1]), IMAGE),
+    "padding": (lambda x, mb: conv(x, mb, pad_type="custom", pad=[1, 0, 0, 0]), IMAGE),
+    "groups": (lambda x, mb: conv(x, mb, groups=2), (1, 2 * IN, 3, 2)),
+    "scale of another axis": (wrong_axis, ROWS),
+    "zero point": (shifted, ROWS),
+}
+
+
+def built(build_program: Build, program: Callable[..., Any], shape: tuple[int, ...], path: Path) -> Path:
+    """A package of the program in fp16."""
+    import coremltools as ct
+    from coremltools.converters.mil import Builder as mb
+    from coremltools.converters.mil.mil import types
+
+    target = ct.target.iOS16 if program is affine else ct.target.iOS18
+    spec = mb.TensorSpec(shape=shape, dtype=types.fp16)
+    made = mb.program(input_specs=[spec], opset_version=target)(lambda x: program(x, mb))
+    ct.convert(made, convert_to="mlprogram", minimum_deployment_target=target, skip_model_load=True).save(str(path))
+    return path
+
+
+def loaded(path: Path, precision: str) -> Any:
+    import coremltools as ct
+
+    portable_coreml.install(precision)
+    load = ct.models.CompiledMLModel if path.suffix == ".mlmodelc" else ct.models.MLModel
+    return load(str(path))
+
+
+def stored_matrices(model: Any) -> list[StoredMatrix]:
+    """The matrices that a loaded package computes with as they are stored."""
+    args = [arg for step in model.__proxy__._executable.lowered.steps for arg in step.args]
+    return [arg.value for arg in args if isinstance(arg, Const) and isinstance(arg.value, StoredMatrix)]
+
+
+def run(model: Any, shape: tuple[int, ...]) -> np.ndarray:
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float16).astype(np.float32)
+    out = [next(iter(model.predict({"x": x}).values())) for _ in range(2)]
+    np.testing.assert_array_equal(out[0], out[1])  # the first run is interpreted, the second one compiled
+    return np.asarray(out[0], np.float32)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", [*STAY, *EXPANDED])
+def test_predictions_are_those_of_the_expanded_weights(
+    build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, precision: str
+) -> None:
+    """To rounding; from a bundle exactly as from a package; and what can stay in its file does."""
+    program, shape = {**STAY, **EXPANDED}[name]
+    package = built(build_program, program, shape, tmp_path / "m.mlpackage")
+    dense = loaded(package, precision)
+    assert not stored_matrices(dense)
+    monkeypatch.setattr(stored, "LARGE", 1)
+    model = loaded(package, precision)
+    assert len(stored_matrices(model)) == (name in STAY)
+    found, expected = run(model, shape), run(dense, shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-5 if precision == "fp32" else 2e-3, atol=1e-5)
+    bundle = compile_model(package, tmp_path / "m.mlmodelc")
+    np.testing.assert_array_equal(run(loaded(bundle, precision), shape), found)
+
+
+def test_a_stored_matrix_is_the_file_itself(small: None, build_program: Build, tmp_path: Path) -> None:
+    """Mapped, not read: loading a model of gigabytes takes no memory, and processes share it."""
+    package = built(build_program, linear, ROWS, tmp_path / "m.mlpackage")
+    model = loaded(package, "fp32")
+    (matrix,) = stored_matrices(model)
+    place = matrix.values.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= place < last:
+            assert line.endswith("weight.bin")
+            return
+    pytest.fail("nothing is mapped there")
+
+
+def test_a_weight_of_two_products_is_held_once(build_program: Build, tmp_path: Path) -> None:
+    """Though it is rearranged for them."""
+
+    def twice(x: Any, mb: Any) -> Any:
+        weight = mb.constexpr_blockwise_shift_scale(**quantised((IN, IN, 1, 1), 0))
+        return mb.conv(x=mb.conv(x=x, weight=weight), weight=weight)
+
+    model = loaded(built(build_program, twice, IMAGE, tmp_path / "m.mlpackage"), "fp32")
+    steps = model.__proxy__._executable.lowered.steps
+    constants = (arg.value for step in steps for arg in step.args if isinstance(arg, Const))
+    first, second = (value for value in constants if isinstance(value, torch.Tensor) and value.dim() > 1)
+    assert first.shape == second.shape == (IN, IN, 1, 1)
+    assert first.data_ptr() == second.data_ptr()
+
+
+def test_small_matrices_are_expanded(build_program: Build, tmp_path: Path) -> None:
+    """They are multiplied faster in float32."""
+    package = built(build_program, linear, ROWS, tmp_path / "m.mlpackage")
+    assert not stored_matrices(loaded(package, "fp32"))
+    assert stored.LARGE > 1_000_000

@@ -1,0 +1,116 @@
+"""The default policy: verify as many drafts as maximise expected tokens per second.
+
+The cost of each width is measured, at warm-up and with every pass; the chance of each draft follows from
+the drafter's confidence, corrected by what such confidence was worth so far, in this request and before.
+With k drafts a pass gives 1 + sum of the chances that the first 1, 2, .. k are all right, and takes the
+time of the narrowest width that holds k + 1 tokens. The idea is that of vLLM's adaptive verification:
+measure steps, maximise accepted tokens per second. What goes wrong all the same is bounded by a ledger of
+the time that drafting gained and lost, the drafter's own included.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from shardmill.decode.drafters.base import Draft
+from shardmill.decode.engine import Engine
+from shardmill.decode.policies.base import FLOOR, PassReport
+from shardmill.decode.policies.calibrate import UNSTATED, Calibration
+from shardmill.decode.policies.ledger import Ledger
+from shardmill.decode.policies.width_costs import WidthCosts
+
+_RECENT = 32  # passes that the drafter's and the guard's time is judged by
+_CREDIT = 1.0  # plain passes that drafting may lose beyond its account while acceptance is at the floor or above
+
+
+def measure_widths(engine: Engine, *, repeats: int = 4) -> dict[int, float]:
+    """Seconds of a call by width: the least of `repeats`, after one that is not counted. Resets the engine.
+
+    The widths take turns, so that a busy spell of the machine does not fall on one of them alone, and the least is
+    taken, as other work on the machine only ever adds time.
+    """
+    costs = dict.fromkeys(engine.widths, float("inf"))
+    for turn in range(repeats + 1):
+        for width in engine.widths:
+            engine.reset()
+            start = time.perf_counter()
+            engine.forward([0] * width, range(width), range(width))
+            if turn > 0:
+                costs[width] = min(costs[width], time.perf_counter() - start)
+    engine.reset()
+    return costs
+
+
+class CostModel:
+    """Chooses the draft length with the best expected tokens per second.
+
+    Args:
+        widths: the engine's.
+        costs: seconds by width, as `measure_widths` gives them; without, the first passes find them out.
+        floor: acceptance rate under which drafting is given up sooner where it loses time.
+    """
+
+    name = "cost_model"
+
+    def __init__(
+        self, widths: Sequence[int], *, costs: Mapping[int, float] | None = None, floor: float = FLOOR
+    ) -> None:
+        self._costs = WidthCosts(widths, costs)
+        self._calibration = Calibration()
+        self._ledger = Ledger()
+        self._floor = floor
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT)  # drafted, accepted
+        self._guard: deque[float] = deque([0.0], maxlen=_RECENT)  # seconds of re-verification per drafting pass
+        self._drafter: deque[float] = deque(maxlen=_RECENT)
+        self._asked = False  # in this request
+
+    def start(self, tokens: int) -> None:
+        """See `DraftPolicy`."""
+        self._calibration.start()
+        self._ledger.begin(tokens)
+        self._asked = False
+
+    def timed(self, width: int, seconds: float) -> None:
+        """See `DraftPolicy`."""
+        self._costs.add(width, seconds)
+
+    def limit(self, most: int) -> int:
+        """See `DraftPolicy`."""
+        asking = self._costs.in_passes(median(self._drafter)) if self._drafter else 0.0
+        return most if self._ledger.covers(asking) and not self._costs.needs_single else 0
+
+    def length(self, draft: Draft) -> int:
+        """See `DraftPolicy`."""
+        best, rate = 0, 1.0
+        guard = self._costs.in_passes(sum(self._guard) / len(self._guard))
+        credit = _CREDIT if self._acceptance() >= self._floor else 0.0
+        stated = draft.confidence or (UNSTATED,) * len(draft.tokens)
+        for k, accepted in enumerate(self._calibration.expected(stated), start=1):
+            cost = self._costs.ratio(k + 1) + guard
+            if (1 + accepted) / cost > rate and self._ledger.covers(cost - 1 - credit):
+                best, rate = k, (1 + accepted) / cost
+        return best
+
+    def observe(self, report: PassReport) -> None:
+        """See `DraftPolicy`."""
+        self._costs.add(report.width, report.seconds)
+        self._calibration.observe(report.confidence, report.right)
+        gain = -self._costs.in_passes(self._drafter_seconds(report)) if report.asked else 0.0
+        if report.drafted:
+            self._recent.append((report.drafted, report.accepted))
+            self._guard.append(report.guard_seconds)
+            extra = self._costs.ratio(report.width) - 1 + self._costs.in_passes(report.guard_seconds)
+            gain += report.accepted - extra
+        self._ledger.book(gain)
+
+    def _drafter_seconds(self, report: PassReport) -> float:
+        """What a proposal takes. The first one may hold work that is done once a request, so it tells nothing."""
+        if self._asked:
+            self._drafter.append(report.drafter_seconds)
+        self._asked = True
+        return median(self._drafter) if self._drafter else 0.0
+
+    def _acceptance(self) -> float:
+        drafted = sum(d for d, _ in self._recent)
+        return sum(a for _, a in self._recent) / drafted if drafted else 0.0

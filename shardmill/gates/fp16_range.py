@@ -1,0 +1,125 @@
+"""How near the activations of a built model come to the end of fp16, by layer and operation.
+
+Runs a text through all programs on the portable engine in fp16 mode, where an overflow is one that the device would
+have, too. Values that the host puts in to hide slots (the attention mask) are no activations and don't count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from portable_coreml import trace
+from portable_coreml.files.load import load_model
+from portable_coreml.files.model import pick_function
+from portable_coreml.program import Function
+from portable_coreml.run.fp16_range import RangeAudit, RangeRow
+
+from shardmill.gates.passes import cut
+from shardmill.runtime.engine import Engine, Program
+
+MASKS = ("attn_mask",)
+WEIGHT = re.compile(r"layers_(\d+)_")  # how a converted program names what belongs to layer N
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of one program; `layer` is None in the LM head. `first` is the index of the token in the text
+    whose pass first left fp16, or None; the rest is RangeRow's.
+    """
+
+    program: str
+    layer: int | None
+    kind: str
+    output: str
+    largest: float
+    headroom: float
+    overflows: int
+    nans: int
+    first: int | None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it overflowed or turned NaN."""
+        return bool(self.overflows or self.nans)
+
+
+def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
+    """One row per operation of every program, in the order of a pass, over passes of the widest width."""
+    programs = [*engine.layers, *engine.heads]
+    functions = [_function(program) for program in programs]
+    audits = [RangeAudit(function, MASKS) for function in functions]
+    for program, seen in zip(programs, audits, strict=True):
+        program.around = partial(trace, seen)
+    engine.reset()
+    starts = []
+    for step in cut(len(tokens), [max(engine.widths)]):
+        starts.append(step.tokens[0])
+        shared = engine.shared_inputs(step.positions, step.positions)
+        for seen in audits:
+            seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS})
+        engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)
+    found: list[Row] = []
+    for program, function, seen in zip(programs, functions, audits, strict=True):
+        layers = layer_of(function)
+        found += [_row(program.name, layers.get(row.output), row, starts) for row in seen.rows()]
+    return found
+
+
+def _function(program: Program) -> Function:
+    function, _ = pick_function(load_model(program.path), "")
+    return function
+
+
+def _row(program: str, layer: int | None, row: RangeRow, starts: Sequence[int]) -> Row:
+    content = asdict(row)
+    content["first"] = None if row.first is None else starts[row.first]
+    return Row(program=program, layer=layer, **content)
+
+
+def layer_of(function: Function) -> dict[str, int]:
+    """Output of an operation -> its layer, told by the weights that were used last. Operations before a layer's first
+    weight, after the addition that closes the layer before it, are that layer's.
+    """
+    found: dict[str, int] = {}
+    current: int | None = None
+    waiting: list[str] = []  # since the last addition
+    for op in function.block.walk():
+        names = [b for bindings in op.inputs.values() for b in bindings if isinstance(b, str)]
+        used = [int(match.group(1)) for name in names if (match := WEIGHT.match(name))]
+        outputs = [out.name for out in op.outputs]
+        if used and used[0] != current:
+            current = used[0]
+            found.update(dict.fromkeys(waiting, current))
+        waiting = [] if used or op.kind == "add" else [*waiting, *outputs]
+        if current is not None:
+            found.update(dict.fromkeys(outputs, current))
+    return found
+
+
+def worst(rows: Iterable[Row]) -> list[Row]:
+    """Rows by how near they are to leaving fp16: NaN, then overflow, then the least headroom."""
+    return sorted(rows, key=lambda row: (not row.nans, not row.overflows, row.headroom))
+
+
+def by_layer(rows: Iterable[Row]) -> list[Row]:
+    """The worst row of every layer, and of every program's operations outside layers, in the order of a pass."""
+    groups: dict[tuple[str, int | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.program, row.layer), []).append(row)
+    return [worst(group)[0] for group in groups.values()]
+
+
+def first_to_leave(rows: Sequence[Row]) -> Row | None:
+    """The operation that left fp16 first: in the earliest pass, and of that pass the first operation."""
+    left = [row for row in rows if row.first is not None]
+    return min(left, key=lambda row: (row.first, rows.index(row)), default=None)
+
+
+def as_json(rows: Iterable[Row]) -> list[Mapping[str, Any]]:
+    """Rows as plain data."""
+    return [asdict(row) for row in rows]

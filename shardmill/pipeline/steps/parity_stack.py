@@ -1,0 +1,72 @@
+"""parity_stack: all parts chained against transformers, and the decoding loop on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmill import machine
+from shardmill import plan as plans
+from shardmill.pipeline.steps.parity import measured, output, report
+from shardmill.pipeline.steptable import source_folder
+from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.verdict import failed, settle
+
+
+def run(
+    summary: Path,
+    parts: list[Path],
+    record: Path,
+    states: Path,
+    expected: Path,
+    packages: list[Path],
+    bundles: list[Path],
+    made: list[Path],
+    compiled: list[Path],
+    table: Path,
+    verdict: Path,
+    receipt: Path,
+    store: str,
+) -> None:
+    """Args as parity.run_part's, for all parts in the order of a pass; table is embedding.safetensors."""
+    pieces = [plans.load_part(part) for part in parts]
+    plan = json.loads(summary.read_text())
+    todo = action(
+        plan,
+        [output(r, "package") for r in made],
+        [output(r, "bundle") for r in compiled],
+        output(expected, "states"),
+        output(table.with_suffix(".receipt.json"), "table"),
+    )
+
+    def work(out: Mapping[str, Path]) -> None:
+        from safetensors.torch import load_file
+
+        from shardmill.gates import stack
+        from shardmill.gates.reference import Reference
+        from shardmill.runtime.engine import Engine
+        from shardmill.runtime.manifest import in_place
+
+        paths = {piece.name: path for piece, path in zip(pieces, packages, strict=True)}
+        manifest = in_place(plan, dict(zip(paths, bundles, strict=True)), table)
+        # Every width of question 2 is fed, not only those that a runtime uses.
+        manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
+        weights, head = stack.stored_weights({piece.name: (piece, paths[piece.name]) for piece in pieces})
+        reference = Reference(source_folder(record), plan["context"])
+        found = stack.stack_parity(lambda: Engine(manifest, Path("/")), reference, weights, load_file(states), head)
+        settle("parity stack", report("stack", found), out["verdict"], verdict)
+
+    failed(verdict).unlink(missing_ok=True)
+    Store(Path(store)).perform(todo, {"verdict": verdict}, receipt, work, engine=machine.engine())
+
+
+def action(
+    plan: Mapping[str, Any], packages: Sequence[str], bundles: Sequence[str], reference: str, table: str
+) -> Action:
+    """Args: plan plan.json's content; the hashes of packages and bundles in the order of the pass, and the others'."""
+    inputs = {f"package {i}": sha for i, sha in enumerate(packages)}
+    inputs |= {f"bundle {i}": sha for i, sha in enumerate(bundles)}
+    inputs |= {"reference": reference, "embedding": table}
+    return measured("parity_stack", inputs, rope=plan["architecture"]["rope"], widths=plan["widths"])

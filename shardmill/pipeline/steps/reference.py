@@ -1,0 +1,91 @@
+"""reference: what transformers makes of the parity text with the original weights in fp32, at every layer's edge."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardmill.checkpoint.headers import read_header
+from shardmill.errors import CheckpointError, ConfigError
+from shardmill.pipeline.steptable import ingredients, source_folder
+from shardmill.pipeline.store import Action, Store
+from shardmill.plan import Part
+
+
+def run(
+    summary: Path, record: Path, text: Path, states: Path, receipt: Path, store: str, parity: Mapping[str, Any]
+) -> None:
+    """Writes `states`, a safetensors file, where n covers the perplexity positions.
+
+    It holds tokens [n], hidden [layers + 1, positions, d] and logits [n, vocab].
+    Args: summary plan.json; record source.receipt.json; text the parity text; parity the config's.
+    """
+    plan = json.loads(summary.read_text())
+
+    def work(made: Mapping[str, Path]) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        from shardmill.gates import reference
+
+        source = source_folder(record)
+        count = min(max(parity["positions"], parity["perplexity_positions"]), plan["context"])
+        tokens = encode(source, text)[:count]
+        if len(tokens) < parity["positions"]:
+            raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
+        weights = reference.checkpoint_weights(source)
+        table = weights("model.embed_tokens.weight")
+        head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
+        blocks = torch.split(head, reference.HEAD_ROWS)
+        trace = reference.run(reference.Reference(source, plan["context"]), tokens, table, blocks, weights)
+        hidden = trace["hidden"][:, : parity["positions"]].contiguous()
+        save_file({"tokens": torch.tensor(tokens), "hidden": hidden, "logits": trace["logits"]}, made["states"])
+
+    Store(Path(store)).perform(action(plan, text, parity), {"states": states}, receipt, work)
+
+
+def action(plan: Mapping[str, Any], text: Path, parity: Mapping[str, Any]) -> Action:
+    """Args: plan plan.json's content; parity the config's."""
+    inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
+    params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
+    return Action("reference", inputs, params, **ingredients("reference"))
+
+
+def seen(states: Path, part: Part) -> str:
+    """Content hash of what a part is compared with: the hidden states at its own edges; the last and logits for a head.
+
+    So what changes in one layer leaves the parts before it alone. Args: states what this step wrote.
+    """
+    held = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
+    hidden, logits = held["hidden"], held["logits"]
+    edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes
+    first, last = (part.start, part.end) if part.kind == "layers" else (hidden.shape[0] - 1,) * 2
+    spans = [(hidden.start + first * edge, hidden.start + (last + 1) * edge)]
+    spans += [] if part.kind == "layers" else [(logits.start, logits.end)]
+    digest = hashlib.sha256(repr((hidden.shape[1:], logits.shape)).encode())
+    with states.open("rb") as stream:
+        for start, end in spans:
+            stream.seek(start)
+            digest.update(stream.read(end - start))
+    return digest.hexdigest()
+
+
+def encode(source: Path, text: Path) -> list[int]:
+    """The text's tokens by the checkpoint's own tokenizer. Raises CheckpointError where it has no sound one."""
+    from tokenizers import Tokenizer
+
+    file = source / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(f"{source}: holds no tokenizer.json; add the one that belongs to the checkpoint")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{file} can't be read as a tokenizer: {error}; fetch the checkpoint again") from error
+    try:
+        ids: list[int] = tokenizer.encode(text.read_text(encoding="utf-8")).ids
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{text}: not UTF-8 text") from error
+    return ids

@@ -1,0 +1,99 @@
+"""split: plan.json and parts/*.json from the safetensors headers; every tensor hashed and checked, none copied."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmill import config, plan
+from shardmill.checkpoint.cache import HashCache
+from shardmill.errors import CheckpointError, ConfigError
+from shardmill.files import digest, write_json
+from shardmill.pipeline.steptable import ingredients, source_folder
+from shardmill.pipeline.store import Action, Store
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    record: Path,
+    summary: Path,
+    parts: list[Path],
+    receipt: Path,
+    store: str,
+    settings: Mapping[str, Any],
+    threads: int = 1,
+) -> None:
+    """Args: record source.receipt.json; summary plan.json; parts the parts/*.json; settings the whole config."""
+    shop = Store(Path(store))
+    files = json.loads(record.read_text())["files"]
+    todo = action(files, settings)
+    outputs = {"plan": summary} | {part.stem: part for part in parts}
+
+    def work(made: Mapping[str, Path]) -> None:
+        made_parts, content = split(source_folder(record), config.checked(settings), shop.hashes, files, threads)
+        for part in made_parts:
+            plan.write_part(made[part.name], part)
+        write_json(made["plan"], content)
+
+    shop.perform(todo, outputs, receipt, work)
+
+
+def action(files: Any, settings: Mapping[str, Any]) -> Action:
+    """Args: files source.json's; settings the whole config."""
+    relevant = {name: settings[name] for name in ("model", "context", "topology", "tokens", "head", "convert")}
+    return Action("split", {"files": digest(files)}, relevant, **ingredients("split"))
+
+
+def split(
+    source: Path, settings: config.Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
+) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
+    """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
+    from shardmill.checkpoint.expect import check_tensors
+    from shardmill.checkpoint.hashing import scan_checkpoint
+    from shardmill.checkpoint.headers import read_tensors
+    from shardmill.models import family
+    from shardmill.models.architecture import load_hf_config
+
+    hf = load_hf_config(source)
+    models = family(hf.model_type)
+    architecture = models.architecture(hf, settings.context)
+    graph = architecture.graph
+    for problem in config.model_problems(settings, architecture.layers, graph.head_dim, architecture.vocab):
+        raise ConfigError(f"{settings.model}: {problem}")
+    if architecture.rope.factors == "long":
+        log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.context)
+    tensors = read_tensors(source)
+    check_tensors(tensors, models.tensor_shapes(architecture), optional=(models.LM_HEAD,) if architecture.tied else ())
+    drafts = plan.draft_parts(settings, architecture, tensors, models.names(architecture))
+    wanted = {t.name: t.info for part in drafts for t in part.tensors}
+    scan = scan_checkpoint(source, wanted, hashes, threads)
+    parts = plan.with_hashes(drafts, scan.tensors)
+    host = {"eos_token_ids": eos_token_ids(source, hf), "source": model_digest(parts, files)}
+    return parts, plan.plan_json(settings, architecture, parts) | host
+
+
+def model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
+    """One hash for what transformers would run: every tensor, the config and the tokenizer, wherever they come from."""
+    tensors = {tensor.name: tensor.sha256 for part in parts for tensor in part.tensors}
+    read = {name: files[name]["sha256"] for name in ("config.json", "tokenizer.json") if name in files}
+    return digest({"tensors": tensors, "files": read})
+
+
+def eos_token_ids(source: Path, hf: Any) -> list[int]:
+    """Tokens that end a generation: generation_config.json's, else config.json's. Raises CheckpointError."""
+    from transformers import GenerationConfig
+
+    ids, file = hf.eos_token_id, source / "generation_config.json"
+    if file.is_file():
+        try:
+            ids = GenerationConfig.from_pretrained(source).eos_token_id or ids
+        except Exception as error:  # whatever transformers makes of it
+            raise CheckpointError(f"{file} can't be read: {' '.join(str(error).split())}; fetch it again") from error
+    found = [ids] if isinstance(ids, int) else list(ids or [])
+    if not all(isinstance(token, int) for token in found):
+        raise CheckpointError(f"{file}: eos_token_id {ids!r} is no token's number")
+    return found

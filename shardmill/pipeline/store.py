@@ -1,0 +1,207 @@
+"""The second layer of caching: a step decides by content whether there is work to do.
+
+An action's key is the sha256 of its inputs' content hashes, its parameters, the code it uses and the versions of the
+packages that decide its bytes. What was made for a key lies in `<store>/<key>/` and is linked into place on a hit,
+without importing anything heavy. Every entry and every output appears by atomic rename, and an entry is compared with
+its recorded hashes before it is used; one that does not match is dropped and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardmill.checkpoint.cache import HashCache
+from shardmill.checkpoint.hashing import tree_hashes
+from shardmill.errors import ShardmillError
+from shardmill.files import digest, dumps, replacing, write_json
+
+log = logging.getLogger(__name__)
+
+ENTRY, STAMPS = "entry.json", "stamps.json"
+TEMPLATES = "templates"  # the folder in which stamped conversion keeps what all parts share
+Work = Callable[[Mapping[str, Path]], None]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One piece of work and all that decides its result."""
+
+    step: str
+    inputs: Mapping[str, str] = field(default_factory=dict)  # name -> content hash
+    params: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The action's name in the store."""
+        return digest(asdict(self))
+
+
+class Store:
+    """`build/.store`, shared by all models."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.hashes = HashCache(root / "hashes.sqlite")
+
+    def perform(self, action: Action, outputs: Mapping[str, Path], receipt: Path, work: Work, **notes: Any) -> bool:
+        """Makes `outputs` (name -> path of a file or folder) and the receipt; True if that took work.
+
+        `work` gets a path to write to for each name. `notes` go into the receipt (the engine, say).
+        """
+        entry = self.root / action.key
+        worked = not intact(entry)
+        if worked:
+            log.info("worked: %s", self.reason(action, receipt))
+            self.make(entry, outputs, work)
+        else:
+            log.info("unchanged")
+        recorded = read_entry(entry)
+        for name, path in outputs.items():
+            place(entry / recorded[name]["file"], path)
+        hashes = {
+            "outputs": {name: made["sha256"] for name, made in recorded.items()},
+            "files": {name: made["files"] for name, made in recorded.items() if made["files"]},
+        }
+        write_json(receipt, {**asdict(action), "key": action.key, **hashes, **notes})
+        write_json(self.last(receipt), asdict(action))
+        return worked
+
+    def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
+        """Runs `work` in a scratch folder and turns that into the entry."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        scratch = self.root / f"tmp-{uuid.uuid4().hex}"
+        scratch.mkdir()  # not mkdtemp, whose folders nobody else may read: builds may be shared
+        try:
+            made = {name: scratch / stored(name, path) for name, path in names.items()}
+            work(made)
+            for file in files_of(scratch):
+                file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
+            write_json(scratch / ENTRY, {name: described(path) for name, path in made.items()})
+            write_json(scratch / STAMPS, stamps(scratch))
+            adopt(scratch, entry)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def last(self, receipt: Path) -> Path:
+        """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job)."""
+        return self.root / "last" / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
+
+    def reason(self, action: Action, receipt: Path) -> str:
+        """Why there is work: the ingredients of the key that differ from the last time."""
+        try:
+            before = json.loads(self.last(receipt).read_text())
+        except (OSError, ValueError):
+            return "not made before"
+        found = differences(before, json.loads(dumps(asdict(action))))
+        return ", ".join(found) or "its entry is gone or damaged"
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the leaves in which two actions differ."""
+    found = []
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def adopt(scratch: Path, entry: Path) -> None:
+    """Makes a scratch folder the entry; an intact one that another process made meanwhile stays."""
+    if entry.exists() and not intact(entry):
+        entry.rename(scratch.with_name(f"{scratch.name}-damaged"))
+        shutil.rmtree(scratch.with_name(f"{scratch.name}-damaged"), ignore_errors=True)
+    try:
+        scratch.rename(entry)
+    except OSError:
+        if not intact(entry):
+            raise
+
+
+def intact(entry: Path) -> bool:
+    """Whether everything in an entry is what was recorded.
+
+    A file whose size and time of change are those it was made with is believed; any other is hashed.
+    """
+    try:
+        recorded = read_entry(entry)
+        if stamps(entry) == json.loads((entry / STAMPS).read_text()):
+            return True
+        same = [described(entry / made["file"]) == made for made in recorded.values()]
+        whole = bool(same) and all(same)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ShardmillError):
+        whole = False
+    if whole:
+        with contextlib.suppress(OSError):  # a store that may only be read: hashed again the next time
+            write_json(entry / STAMPS, stamps(entry))
+    elif entry.exists():
+        log.warning("damaged entry %s: not used", entry.name[:12])
+    return whole
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
+    sha, files = tree_hashes(path)
+    return {"sha256": sha, "file": path.name, "files": files}
+
+
+def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
+    """Output name -> what is recorded of it."""
+    content: dict[str, dict[str, Any]] = json.loads((entry / ENTRY).read_text())
+    return content
+
+
+def files_of(entry: Path) -> list[Path]:
+    """All files of an entry but its stamps, sorted."""
+    return sorted(f for f in entry.rglob("*") if f.is_file() and f != entry / STAMPS)
+
+
+def stamps(entry: Path) -> dict[str, list[int]]:
+    """Size and modification time of every file of an entry, its record too. Hard links to it change neither."""
+    found = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
+
+
+def stored(name: str, path: Path) -> str:
+    """An output's name in its entry; it keeps the suffix, by which libraries tell what to write."""
+    return name + path.suffix
+
+
+def place(source: Path, target: Path) -> None:
+    """Puts a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
+
+    A file is copied. Snakemake sets the time of every file that is an output, which through a link would make other
+    builds look old, and refuses to make one anew that can't be written, as stored ones can't.
+    """
+    with replacing(target) as temporary:
+        if source.is_dir():
+            shutil.copytree(source, temporary, copy_function=link, symlinks=True)
+        else:
+            shutil.copyfile(source, temporary)
+
+
+def link(source: str, target: str) -> None:
+    """A hard link, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """A receipt's content."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content

@@ -1,0 +1,96 @@
+"""Every tensor of a part goes to its own place in the weight file, and a mismatch is told."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardmill.convert import stream
+from shardmill.convert.template import sample
+from shardmill.convert.template.pattern import StampError
+from shardmill.plan import Part
+
+from .small import head_part, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Path]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("weights") / "checkpoint")
+    return head_part(folder, 0, 32), folder
+
+
+def composed(part: Part) -> object:
+    return sample.template(part, "int8", None).compose(0, 1, sample.widths(part))
+
+
+def test_a_tensor_that_the_program_does_not_use_is_told(head: tuple[Part, Path]) -> None:
+    part, _ = head
+    spec = composed(part)
+    few = replace(part, kind="layers", tensors=(replace(part.tensors[0], name="model.norm.weight"),))
+    with pytest.raises(StampError, match="lm_head_weight"):
+        stream.place(spec, few)
+
+
+def test_a_tensor_of_another_shape_is_told(head: tuple[Part, Path]) -> None:
+    part, _ = head
+    norm, rows = part.tensors
+    with pytest.raises(StampError, match="lm_head_weight"):
+        stream.place(composed(part), replace(part, tensors=(norm, replace(rows, shape=(16, 64)))))
+
+
+def test_unused_tensors_are_told(head: tuple[Part, Path]) -> None:
+    part, _ = head
+    norm, rows = part.tensors
+    names = [replace(norm, name=n) for n in ("model.norm.weight", "model.bias")]
+    more = replace(part, kind="layers", tensors=(*names, replace(rows, name="model.lm_head.weight")))
+    with pytest.raises(StampError, match=r"bias: a tensor of .* not use"):
+        stream.place(composed(part), more)
+
+
+@pytest.mark.parametrize("block", [1, 64, 7 * 64, 1 << 18])
+def test_blocks_of_any_size_and_any_order_give_the_same_file(
+    block: int, head: tuple[Part, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, source = head
+    blobs, weights = stream.place(composed(part), part)
+    stream.write(tmp_path / "whole", blobs, weights, source, threads=1)
+    monkeypatch.setattr(stream, "BLOCK", block)
+    stream.write(tmp_path / "blocks", blobs, weights[::-1], source, threads=4)
+    assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_torch_gets_its_threads_back(head: tuple[Part, Path], tmp_path: Path) -> None:
+    part, source = head
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        stream.write(tmp_path / "w", *stream.place(composed(part), part), source, threads=2)
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:  # a thread starts with what was set last in any
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_records_lead_to_the_tensors(head: tuple[Part, Path], tmp_path: Path) -> None:
+    """The offsets in the program are those at which the weight file holds what it should."""
+    part, source = head
+    spec = composed(part)
+    blobs, (norm, rows) = stream.place(spec, part)
+    stream.write(tmp_path / "w", blobs, [norm, rows], source, threads=2)
+    content = (tmp_path / "w").read_bytes()
+    offsets = [v.blobFileValue.offset for _, values in stream.weight_sites(spec) for v in values]
+    stored, levels, scale = (
+        torch.frombuffer(bytearray(content[offset + 64 : offset + 64 + b.size]), dtype=dtype)
+        for offset, b, dtype in zip(offsets, blobs, (torch.float16, torch.int8, torch.float16), strict=True)
+    )
+    assert norm.tensor is part.tensors[0]
+    assert torch.equal(stored, stream.read_rows(norm, 0, 1, source)[0].half())
+    original = stream.read_rows(rows, 0, rows.rows, source).float()
+    difference = levels.reshape(original.shape).float() * scale[:, None].float() - original
+    # Half a level, and what fp16 rounds off the scale (127 * 2^-11) and the quotient (2^-5).
+    assert (difference.abs() <= 0.6 * scale[:, None].float()).all()

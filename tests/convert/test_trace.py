@@ -1,0 +1,141 @@
+"""The graph contract, read from the programs themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from coremltools.proto import FeatureTypes_pb2
+
+from shardmill.convert import package, trace
+
+FP16 = FeatureTypes_pb2.ArrayFeatureType.FLOAT16
+
+
+def features(rows: Any) -> dict[str, tuple[int, ...]]:
+    """Name -> default shape; all must be fp16 arrays."""
+    arrays = {row.name: row.type.multiArrayType for row in rows}
+    assert {array.dataType for array in arrays.values()} <= {FP16}
+    return {name: tuple(array.shape) for name, array in arrays.items()}
+
+
+def operations(spec: Any) -> list[Any]:
+    (block,) = spec.mlProgram.functions["main"].block_specializations.values()
+    return list(block.operations)
+
+
+def test_a_layers_part_has_the_contract_s_inputs_outputs_and_states(built: tiny.Build) -> None:
+    spec = package.load_spec(built.packages["layers_00_02"])
+    assert features(spec.description.input) == {
+        "x": (1, 96, 1, 1),
+        "rope_cos": (1, 12),
+        "rope_sin": (1, 12),
+        "attn_mask": (1, 1, 1, 64),
+        "kv_write_mask": (1, 1, 64, 1),
+    }
+    assert list(features(spec.description.output)) == ["hidden"]
+    states = {row.name: tuple(row.type.stateType.arrayType.shape) for row in spec.description.state}
+    assert states == dict.fromkeys(("k_0", "v_0", "k_1", "v_1"), (1, 1, 64, 32))
+
+
+def test_states_are_named_by_absolute_layer(built: tiny.Build) -> None:
+    spec = package.load_spec(built.packages["layers_03_04"])
+    assert [row.name for row in spec.description.state] == ["k_3", "v_3"]
+
+
+def test_a_head_part_has_the_contract_s_input_and_output(built: tiny.Build) -> None:
+    spec = package.load_spec(built.packages["head_1"])
+    assert features(spec.description.input) == {"hidden": (1, 96, 1, 1)}
+    assert list(features(spec.description.output)) == ["logits"]
+    assert not spec.description.state
+
+
+def test_every_input_shares_one_range_of_tokens(built: tiny.Build) -> None:
+    """One symbol: a stateful program that mixes fixed and flexible inputs is known to fail (rule D3)."""
+    spec = package.load_spec(built.packages["layers_00_02"])
+    ranges = []
+    for row in spec.description.input:
+        sizes = row.type.multiArrayType.shapeRange.sizeRanges
+        flexible = [(s.lowerBound, s.upperBound) for s in sizes if s.lowerBound != s.upperBound]
+        assert len(flexible) == 1, row.name
+        ranges += flexible
+    assert set(ranges) == {(1, 4)}
+    symbols = {
+        dimension.unknown.variadic or dimension.WhichOneof("dimension")
+        for row in spec.mlProgram.functions["main"].inputs
+        for dimension in row.type.tensorType.dimensions
+        if dimension.WhichOneof("dimension") != "constant"
+    }
+    assert len(symbols) == 1
+
+
+def test_every_projection_is_a_1x1_convolution_of_int8_weights_with_a_scale_per_channel(built: tiny.Build) -> None:
+    for name in ("layers_02_03", "head_0"):
+        ops = operations(package.load_spec(built.packages[name]))
+        kinds = [op.type for op in ops]
+        assert kinds.count("conv") == {"layers_02_03": 4, "head_0": 1}[name]
+        assert "linear" not in kinds
+        dequantised = {op.outputs[0].name: op for op in ops if op.type == "constexpr_blockwise_shift_scale"}
+        for op in ops:
+            if op.type != "conv":
+                continue
+            weight = dequantised[op.inputs["weight"].arguments[0].name]
+            data, scales = (weight.inputs[key].arguments[0] for key in ("data", "scale"))
+            shapes = [shape_of(ops, argument) for argument in (data, scales)]
+            assert shapes[1] == (shapes[0][0], 1, 1, 1)
+            assert shapes[0][2:] == (1, 1)
+            assert "offset" not in weight.inputs  # symmetric
+
+
+def shape_of(ops: list[Any], argument: Any) -> tuple[int, ...]:
+    """Of a constant, given in place or by name."""
+    kind = argument.value.type
+    if not argument.HasField("value"):
+        (kind,) = [o.type for op in ops for o in op.outputs if o.name == argument.name]
+    return tuple(d.constant.size for d in kind.tensorType.dimensions)
+
+
+def test_no_operation_needs_a_runtime_index(built: tiny.Build) -> None:
+    """The cache is written by arithmetic; what picks by index leaves the Neural Engine."""
+    kinds = {op.type for name in built.packages for op in operations(package.load_spec(built.packages[name]))}
+    assert not kinds & {"slice_update", "scatter", "scatter_nd", "scatter_along_axis", "gather", "gather_nd", "shape"}
+    assert {"read_state", "write_state"} <= kinds or {"read_state", "coreml_update_state"} <= kinds
+
+
+def test_no_tensor_has_more_than_four_axes(built: tiny.Build) -> None:
+    for name, path in built.packages.items():
+        for op in operations(package.load_spec(path)):
+            assert all(output.type.tensorType.rank <= 4 for output in op.outputs), (name, op.type)
+
+
+def test_one_token_a_pass_is_a_fixed_shape(built: tiny.Build, tmp_path: Path) -> None:
+    part = replace(built.parts["head_0"], tokens=1)
+    spec = package.load_spec(tiny.convert(part, built.source, tmp_path / "p.mlpackage"))
+    array = spec.description.input[0].type.multiArrayType
+    assert tuple(array.shape) == (1, 96, 1, 1)
+    assert not array.HasField("shapeRange")
+
+
+def test_fp16_weights_stay_as_they_are(built: tiny.Build, tmp_path: Path) -> None:
+    import torch
+
+    from shardmill.convert.weights import PartWeights
+
+    part = built.parts["head_0"]
+    path = tiny.convert(part, built.source, tmp_path / "p.mlpackage", "fp16")
+    assert "constexpr_blockwise_shift_scale" not in {op.type for op in operations(package.load_spec(path))}
+    stored = tiny.constants(path)["lm_head_weight"].flatten(1)
+    original = PartWeights(part, built.source)["model.embed_tokens.weight"]
+    assert torch.equal(stored, original.half().float())
+
+
+@pytest.mark.parametrize(("kind", "count"), [("layers", 5), ("head", 1)])
+def test_input_shapes_leave_room_for_any_number_of_tokens(built: tiny.Build, kind: str, count: int) -> None:
+    part = next(part for part in built.parts.values() if part.kind == kind)
+    shapes = trace.input_shapes(part)
+    assert len(shapes) == count
+    assert all(shape.count(trace.T) == 1 for shape in shapes.values())
+    assert trace.sized((1, trace.T, 3), 4) == (1, 4, 3)

@@ -1,0 +1,42 @@
+"""The account bounds what drafting may lose, per request and per pass, and a good past pays for little."""
+
+import pytest
+
+from shardmill.decode.policies.ledger import Ledger
+
+
+def test_a_request_begins_in_proportion_to_its_length() -> None:
+    short, long, endless = Ledger(), Ledger(), Ledger()
+    short.begin(40)
+    long.begin(200)
+    endless.begin(100_000)
+    assert short.covers(0.5) and not short.covers(0.7)
+    assert long.covers(2.9) and not long.covers(3.1)
+    assert endless.covers(2.9) and not endless.covers(3.1)
+
+
+def test_losses_close_it_and_passes_open_it_again() -> None:
+    ledger = Ledger()
+    ledger.begin(200)
+    losses = 0
+    while ledger.covers(0.4):
+        ledger.book(-0.4)
+        losses += 1
+    assert losses * 0.4 == pytest.approx(3, abs=0.5)
+    waited = 0
+    while not ledger.covers(0.4):
+        ledger.book(0.0)
+        waited += 1
+    assert 1 <= waited <= 40
+
+
+def test_gains_are_kept_up_to_a_bound_and_hardly_beyond_a_request() -> None:
+    ledger = Ledger()
+    ledger.begin(200)
+    for _ in range(100):
+        ledger.book(3.0)
+    assert ledger.covers(7.9) and not ledger.covers(8.0)
+    ledger.begin(200)
+    assert ledger.covers(5.9) and not ledger.covers(6.1)
+    ledger.begin(40)
+    assert not ledger.covers(1.3)

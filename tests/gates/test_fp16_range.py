@@ -1,0 +1,63 @@
+"""The fp16 audit of a built model: every operation of every layer, masks left out, the first overflow found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from shardmill import machine
+from shardmill.commands.audit_range import summary
+from shardmill.gates.fp16_range import Row, audit, by_layer, first_to_leave, worst
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
+
+
+@pytest.fixture
+def engine(built: tiny.Build) -> Engine:
+    """The small model in fp16 mode."""
+    if not machine.is_portable():
+        pytest.skip("looks inside the portable engine, which does not run on a Mac")
+    with machine.load_programs_as("fp16"):
+        return Engine(in_place(built.plan, built.packages, built.table), Path("/"))
+
+
+def test_a_sound_model_stays_in_fp16(engine: Engine, built: tiny.Build) -> None:
+    """Every program and layer has a row; the mask's -1e4 is in none of them, what is next to it is."""
+    rows = audit(engine, built.text[:10])
+    assert {row.program for row in rows} == set(built.packages)
+    assert [row.layer for row in by_layer(rows)] == [0, 1, 2, 3, None, None]
+    assert not any(row.leaves for row in rows)
+    assert min(row.headroom for row in rows) > 100
+    scores = [row for row in rows if row.kind == "add" and "scores" in row.output]
+    assert len(scores) == tiny.LAYERS
+    assert all(row.largest > 0.5 for row in scores)
+    assert "all stay in fp16" in summary(rows, 10, first_to_leave(rows))
+
+
+def test_the_first_overflow_is_told(engine: Engine, built: tiny.Build) -> None:
+    """A token whose embedding left fp16 already, fed in the second pass: the first operation of layer 0, from there."""
+    engine.table = engine.table.copy()
+    marked, plain = 7, 5
+    engine.table[marked] = np.inf
+    rows = audit(engine, [plain] * 6 + [marked, plain])
+    first = first_to_leave(rows)
+    assert first is not None
+    assert (first.layer, first.first) == (0, 4)  # passes of four tokens: the second one starts at token 4
+    assert worst(rows)[0].nans
+    assert "leave fp16, first" in summary(rows, 8, first)
+    assert "layer 0" in summary(rows, 8, first)
+
+
+def test_the_earliest_pass_decides_then_the_order_of_operations() -> None:
+    """Later operations that failed earlier in the text come first."""
+
+    def row(output: str, first: int | None) -> Row:
+        return Row("p", 0, "add", output, 1.0, 2.0, int(first is not None), 0, first)
+
+    rows = [row("a", 8), row("b", 4), row("c", 4), row("d", None)]
+    found = first_to_leave(rows)
+    assert found is not None
+    assert found.output == "b"

@@ -1,0 +1,117 @@
+"""The reference step writes what transformers says, and says what it can't do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from shardmill import config
+from shardmill.errors import CheckpointError, ConfigError, ShardmillError
+from shardmill.files import write_json
+from shardmill.pipeline.steps import reference
+
+POSITIONS = {"positions": 16, "perplexity_positions": 40}
+
+
+@pytest.fixture
+def build(built: tiny.Build, tmp_path: Path) -> Path:
+    """A folder in which the steps before it have run."""
+    import shutil
+
+    shutil.copytree(built.source, tmp_path / "source")
+    write_json(tmp_path / "plan.json", dict(built.plan))
+    (tmp_path / "text.txt").write_text(tiny.sample_text(), encoding="utf-8")
+    return tmp_path
+
+
+def run(build: Path, **parity: Any) -> dict[str, torch.Tensor]:
+    reference.run(
+        build / "plan.json",
+        build / "source.receipt.json",
+        build / "text.txt",
+        build / "reference.safetensors",
+        build / "reference.receipt.json",
+        str(build / ".store"),
+        {**POSITIONS, **parity},
+    )
+    return load_file(build / "reference.safetensors")
+
+
+def test_it_holds_tokens_edges_and_logits(build: Path) -> None:
+    known = run(build)
+    shapes = {name: tuple(tensor.shape) for name, tensor in known.items()}
+    assert shapes == {"tokens": (40,), "hidden": (tiny.LAYERS + 1, 16, 96), "logits": (40, 256)}
+    with torch.no_grad():
+        expected = tiny.transformers_model(build / "source")(known["tokens"][None]).logits[0]
+    torch.testing.assert_close(known["logits"], expected, rtol=1e-5, atol=1e-5)
+
+
+def changed(states: Path, folder: Path, name: str, index: int) -> Path:
+    """A copy in which one row of a tensor is another."""
+    tensors = load_file(states)
+    tensors[name][index] += 1
+    save_file(tensors, folder / "changed.safetensors")
+    return folder / "changed.safetensors"
+
+
+def test_a_part_sees_its_own_edges_and_a_head_the_last_one_with_the_logits(built: tiny.Build, build: Path) -> None:
+    """Edges 0 to 4; parts end and begin at 2 and 3."""
+    run(build)
+    states, parts = build / "reference.safetensors", built.parts.values()
+
+    def moved(name: str, index: int) -> set[str]:
+        other = changed(states, build, name, index)
+        programs = [part for part in parts if part.kind != "embedding"]
+        return {part.name for part in programs if reference.seen(other, part) != reference.seen(states, part)}
+
+    heads = {"head_0", "head_1"}
+    assert [moved("hidden", edge) for edge in range(tiny.LAYERS + 1)] == [
+        {"layers_00_02"},
+        {"layers_00_02"},
+        {"layers_00_02", "layers_02_03"},
+        {"layers_02_03", "layers_03_04"},
+        {"layers_03_04"} | heads,
+    ]
+    assert moved("logits", 7) == heads
+
+
+def test_no_more_tokens_than_the_context_holds(build: Path) -> None:
+    assert len(run(build, perplexity_positions=1000)["tokens"]) == tiny.CONTEXT
+
+
+def test_a_text_that_is_too_short_is_named(build: Path) -> None:
+    (build / "text.txt").write_text("a")
+    with pytest.raises(ConfigError, match=r"text\.txt: 1 tokens, parity\.positions asks for 16"):
+        run(build)
+
+
+def test_more_positions_than_the_context_are_not_blamed_on_the_text() -> None:
+    """Said before any work, and of the right key."""
+    content = tiny.settings("checkpoint", parity={"positions": tiny.CONTEXT + 1})
+    with pytest.raises(ConfigError, match=rf"parity\.positions.* context of {tiny.CONTEXT}"):
+        config.parse(content)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_one_clear_error(build: Path) -> None:
+    (build / "source" / "tokenizer.json").unlink()
+    with pytest.raises(ShardmillError, match=r"tokenizer\.json"):
+        run(build)
+
+
+@pytest.mark.parametrize("content", ["{}", "", "no JSON"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    """The tokenizers library raises a bare Exception."""
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}/tokenizer.json can't be read as a tokenizer"):
+        reference.encode(tmp_path, tmp_path / "text.txt")
+
+
+def test_a_text_that_is_not_utf8_is_named(built: tiny.Build, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/text.txt: not UTF-8 text$"):
+        reference.encode(built.source, tmp_path / "text.txt")

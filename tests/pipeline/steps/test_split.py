@@ -1,0 +1,204 @@
+"""split refuses whatever is not the checkpoint that config.json describes, and names the tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from shardmill import config, plan
+from shardmill.errors import CheckpointError, ConfigError
+from shardmill.files import dumps, write_json
+from shardmill.pipeline import snakefile
+from shardmill.pipeline.steps import split as step
+from shardmill.pipeline.store import read_receipt
+
+NAME = "model.layers.1.mlp.down_proj.weight"
+INDEX = "model.safetensors.index.json"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("split") / "checkpoint", layers=2)
+
+
+def split(checkpoint: Path, **changes: Any) -> Any:
+    """What split makes of a folder laid down by fetch."""
+    source = tiny.fetched(checkpoint, checkpoint.parent / "source")
+    return tiny.split(source, **{"topology": [[0, 2]], **changes})
+
+
+def rewritten(checkpoint: Path, folder: Path, change: Callable[[Tensors], None]) -> Path:
+    """A copy whose tensors, put into one file, went through `change`."""
+    copy = tiny.copied_checkpoint(checkpoint, folder)
+    tensors: Tensors = {}
+    for file in sorted(copy.glob("*.safetensors")):
+        tensors |= load_file(file)
+        file.unlink()
+    (copy / INDEX).unlink()
+    change(tensors)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def take(tensors: Tensors) -> None:
+    del tensors[NAME]
+
+
+def add(tensors: Tensors) -> None:
+    tensors["model.layers.2.mlp.down_proj.weight"] = tensors[NAME].clone()
+
+
+def transpose(tensors: Tensors) -> None:
+    tensors[NAME] = tensors[NAME].T.contiguous()
+
+
+def retype(tensors: Tensors) -> None:
+    tensors[NAME] = tensors[NAME].to(torch.int16)
+
+
+def spoil(value: float, dtype: torch.dtype) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[NAME] = tensors[NAME].to(dtype)
+        tensors[NAME][-1, -1] = value
+
+    return change
+
+
+FAULTS = {
+    "missing": (take, rf"missing \({NAME}\)"),
+    "extra": (add, r"extra \(model\.layers\.2\.mlp\.down_proj\.weight\)"),
+    "misshapen": (transpose, rf"misshapen \({NAME} is \[{tiny.FFN}, 96\] instead of \[96, {tiny.FFN}\]\)"),
+    "of a wrong dtype": (retype, rf"{NAME} is I16"),
+    "NaN in bf16": (spoil(float("nan"), torch.bfloat16), rf"{NAME} \(NaN"),
+    "NaN in fp32": (spoil(float("nan"), torch.float32), rf"{NAME} \(NaN"),
+    "-Inf in fp16": (spoil(float("-inf"), torch.float16), rf"{NAME} \(Inf"),
+}
+
+
+def test_a_sound_checkpoint_is_split(checkpoint: Path) -> None:
+    parts, _ = split(checkpoint)
+    assert list(parts) == ["layers_00_02", "head_0", "head_1", "embedding"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_tensor_is_named(checkpoint: Path, tmp_path: Path, fault: str) -> None:
+    change, message = FAULTS[fault]
+    with pytest.raises(CheckpointError, match=message) as error:
+        split(rewritten(checkpoint, tmp_path / "checkpoint", change))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_weights_may_come_in_any_float_dtype(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors[NAME] = tensors[NAME].to(dtype)
+
+    parts, _ = split(rewritten(checkpoint, tmp_path / "checkpoint", change))
+    (tensor,) = [t for t in parts["layers_00_02"].tensors if t.name == NAME]
+    assert tensor.dtype == {torch.float16: "F16", torch.float32: "F32"}[dtype]
+
+
+@pytest.mark.parametrize("path", ["../outside.safetensors", "/etc/outside.safetensors", "a/../../outside.safetensors"])
+def test_an_index_that_leaves_the_folder_is_refused(checkpoint: Path, tmp_path: Path, path: str) -> None:
+    """By fetch already, and by split where a folder comes from elsewhere."""
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    index = json.loads((copy / INDEX).read_text())
+    index["weight_map"][NAME] = path
+    (copy / INDEX).write_text(json.dumps(index))
+    (tmp_path / "outside.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    with pytest.raises(CheckpointError, match="outside.safetensors"):
+        split(copy)
+    write_json(copy / "source.json", {"files": {}})
+    with pytest.raises(CheckpointError, match="leaves the checkpoint folder"):
+        tiny.split(copy, topology=[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topology": [[0, 3]]}, "topology: ends at layer 3, the model has 2"),
+        ({"topology": [[0, 1]]}, "topology: ends at layer 1, the model has 2"),
+        ({"head": {"slices": 3}}, "head.slices: 3 does not divide the vocabulary of 256"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_model_is_refused(
+    checkpoint: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        split(checkpoint, **change)
+
+
+def test_long_factors_are_announced(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    split(checkpoint)
+    assert "long factors" not in caplog.text
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    tiny.hf_config(layers=2, original=32).save_pretrained(copy)
+    split(copy)
+    assert "context 64 is over the original length: LongRoPE's long factors throughout" in caplog.text
+
+
+def test_eos_comes_from_the_generation_config_first(checkpoint: Path, tmp_path: Path) -> None:
+    from shardmill.models.architecture import load_hf_config
+
+    assert step.eos_token_ids(checkpoint, load_hf_config(checkpoint)) == [0]
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
+    assert step.eos_token_ids(copy, load_hf_config(copy)) == [3, 5]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"eos_token_id": "end"}'])
+def test_a_damaged_generation_config_is_named(checkpoint: Path, tmp_path: Path, text: str) -> None:
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    (copy / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json") as caught:
+        split(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_dim": 64},
+        {"rope_parameters.rope_theta": 0},
+        {"rope_parameters.rope_theta": "x"},
+        {"rope_parameters.short_factor": [0.0] * (tiny.ROPE_DIM // 2)},
+        {"rope_parameters.partial_rotary_factor": 2.0, "rope_parameters.rope_type": "default"},
+    ],
+)
+def test_rotary_parameters_that_make_no_table_are_one_line(
+    checkpoint: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    content = json.loads((copy / "config.json").read_text())
+    for key, value in change.items():
+        name, _, inner = key.partition(".")
+        (content[name] if inner else content)[inner or name] = value
+    (copy / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="rope_parameters") as caught:
+        split(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    record = build / "source.receipt.json"
+    source = tiny.fetched(checkpoint, build / "source")
+    write_json(record, json.loads((source / "source.json").read_text()))
+    names = ["layers_00_02", "head_0", "head_1", "embedding"]
+    files = [build / "parts" / f"{name}.json" for name in names]
+    settings = snakefile.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]])))
+    receipt = build / "plan.receipt.json"
+    step.run(record, build / "plan.json", files, receipt, str(build / ".store"), settings)
+    parts, content = tiny.split(source, topology=[[0, 2]])
+    assert {path.stem: plan.load_part(path) for path in files} == parts
+    assert json.loads((build / "plan.json").read_text()) == json.loads(dumps(content))
+    assert set(read_receipt(receipt)["outputs"]) == {"plan", *names}
+    assert str(tmp_path) not in (build / "plan.json").read_text() + receipt.read_text() + files[0].read_text()

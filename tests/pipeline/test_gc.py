@@ -1,0 +1,109 @@
+"""Garbage collection frees what no build refers to, and nothing that one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stored import Made, Outcome, entry, write_both
+from typer.testing import CliRunner
+
+from shardmill.cli import app
+from shardmill.convert.template import cache
+from shardmill.errors import ShardmillError
+from shardmill.pipeline import gc, lock
+from shardmill.pipeline.store import TEMPLATES, Store
+
+
+@pytest.fixture
+def builds(tmp_path: Path) -> Path:
+    """Two models that share an entry, and one entry that nobody refers to any more."""
+    folder = tmp_path / "build"
+    shop = Store(folder / ".store")
+    for model in ("one", "two"):
+        Outcome(folder / model).perform(shop)
+    Outcome(folder / "one" / "packages").perform(shop, params={"topology": "old"})
+    Outcome(folder / "one" / "packages").perform(shop, params={"topology": "new"})
+    return folder
+
+
+def kept(builds: Path, **key: object) -> bool:
+    return entry(Store(builds / ".store"), **key).exists()
+
+
+def test_only_what_no_receipt_names_goes(builds: Path) -> None:
+    files = {path for path in builds.rglob("*") if ".store" not in path.parts and path.is_file()}
+    found = gc.collect(builds)
+    assert (found.entries, found.bytes > 0) == (1, True)
+    assert (kept(builds), kept(builds, params={"topology": "new"})) == (True, True)
+    assert not kept(builds, params={"topology": "old"})
+    assert all(path.is_file() for path in files)
+    assert gc.collect(builds).entries == 0
+
+
+def test_bytes_that_a_build_still_links_to_do_not_count_as_freed(builds: Path) -> None:
+    def write_much(made: Made) -> None:
+        write_both(made)
+        (made["folder"] / "much").write_bytes(bytes(100_000))
+
+    outcome = Outcome(builds / "three")
+    outcome.perform(Store(builds / ".store"), write_much, code="other")
+    outcome.receipt.unlink()
+    assert gc.collect(builds, dry=True).bytes < 100_000
+    (outcome.outputs["folder"] / "much").unlink()
+    assert gc.collect(builds).bytes > 100_000
+
+
+def test_what_killed_runs_left_goes(builds: Path) -> None:
+    left = [builds / ".store/tmp-abc", builds / "one/packages/.making-head_0.mlpackage.x", builds / "two/.making-y"]
+    for folder in left:
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "half").write_bytes(bytes(1000))
+    found = gc.collect(builds)
+    assert (found.entries, [folder.exists() for folder in left]) == (4, [False] * 3)
+    assert found.bytes >= 3000
+
+
+def test_templates_of_these_tools_stay_and_those_of_others_go(builds: Path) -> None:
+    """They belong to no build: whatever is converted next may need them."""
+    folder = builds / ".store" / TEMPLATES
+    cache.shared(folder, {"kind": 1}, lambda: [b"sample"])
+    (folder / "of other tools").mkdir()
+    (folder / "of other tools" / "a.json").write_text("{}")
+    (folder / "of an older layout.json").write_text("{}")
+    assert gc.collect(builds).entries == 3
+    assert [path.name for path in folder.iterdir()] == [cache.tools()]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"key": []}'])
+def test_a_damaged_receipt_stops_it(builds: Path, content: str) -> None:
+    """What it refers to is not known, so nothing may go."""
+    receipt = builds / "two/a.receipt.json"
+    receipt.write_text(content)
+    with pytest.raises(ShardmillError, match=f"{receipt}: damaged"):
+        gc.collect(builds)
+    assert kept(builds, params={"topology": "old"})
+
+
+def test_a_folder_without_a_store_is_left_alone(tmp_path: Path) -> None:
+    """Its scratch folders may be somebody else's."""
+    (tmp_path / ".making-x").mkdir()
+    said = CliRunner().invoke(app, ["gc", str(tmp_path)])
+    assert (said.exit_code, "no store there" in said.stderr) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == [".making-x"]
+
+
+def run_gc(*arguments: str) -> str:
+    """What the command says; as its process would, it lets go of the build's lock in the end."""
+    said = CliRunner().invoke(app, ["gc", *arguments])
+    while lock._held:
+        lock._held.pop().close()
+    assert said.exit_code == 0
+    return said.stdout
+
+
+def test_the_command_says_what_would_go_before_it_goes(builds: Path) -> None:
+    assert run_gc(str(builds), "--dry-run").startswith("would remove 1 entries")
+    assert kept(builds, params={"topology": "old"})
+    assert run_gc(str(builds)).startswith("removed 1 entries")
+    assert not kept(builds, params={"topology": "old"})

@@ -1,0 +1,140 @@
+"""A step as a job: what it is given, what a person reads, and where the rest goes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardmill.errors import GateError
+from shardmill.pipeline.job import as_paths, one_line
+
+SCRIPT = """
+import json, logging, sys
+from pathlib import Path
+from types import SimpleNamespace
+from shardmill.errors import GateError
+from shardmill.pipeline.job import execute
+
+def step(part, packages, receipt, store{more}):
+    logging.getLogger("shardmill.pipeline.steptable").info("half way")
+    print("chatter of a library")
+    Path("given.json").write_text(json.dumps([str(part), [str(p) for p in packages], str(receipt), store]))
+    assert isinstance(part, Path) and all(isinstance(p, Path) for p in packages)
+    {body}
+
+class Wildcards(list):
+    model = "tiny"
+
+job = SimpleNamespace(
+    input={{"part": "a.json", "packages": ["b", "c"]}},
+    output={{"receipt": "d.json"}},
+    params={{"store": "build/.store", "tools": "abc"}},
+    log=["logs/step.log"], rule="convert", wildcards=Wildcards(["head_0"]), threads=3, resources={{"mem_mb": 800}},
+)
+execute(step, job)
+"""
+
+
+def run(folder: Path, body: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT.format(body=body, more=more)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_step_gets_paths_and_parameters_and_says_what_it_does(tmp_path: Path) -> None:
+    done = run(tmp_path, "pass")
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "given.json").read_text()) == ["a.json", ["b", "c"], "d.json", "build/.store"]
+    assert (done.stdout, done.stderr) == ("", "shardmill convert head_0: half way\n")
+    assert "chatter of a library" in (tmp_path / "logs/step.log").read_text()
+
+
+def test_a_failure_is_one_line_and_the_log_has_the_traceback(tmp_path: Path) -> None:
+    done = run(tmp_path, 'raise GateError("parity head_0: kl is 1, must be <= 0.02")')
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == ["shardmill convert head_0: parity head_0: kl is 1, must be <= 0.02"]
+    log = (tmp_path / "logs/step.log").read_text()
+    assert "Traceback" in log
+    assert "GateError" in log
+
+
+def test_libraries_start_as_many_threads_as_the_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the user's shell says: with other threads a gate's figures would have other last digits."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert run(tmp_path, "import torch; assert torch.get_num_threads() == 3").returncode == 0
+
+
+def test_a_step_that_starts_threads_is_told_how_many(tmp_path: Path) -> None:
+    assert run(tmp_path, "assert threads == 3", more=", threads").returncode == 0
+
+
+INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+AFTERWARDS = {
+    "at work": "",
+    "swallowed by a library, which fails later": "raise RuntimeError('only a single TORCH_LIBRARY')",
+    "swallowed by a library, and all done": "return",
+}
+
+
+@pytest.mark.parametrize("moment", AFTERWARDS)
+def test_ctrl_c_ends_the_job_with_one_line(tmp_path: Path, moment: str) -> None:
+    after = AFTERWARDS[moment]
+    body = (
+        f"""{INTERRUPT}"""
+        if not after
+        else f"""
+    try:
+        {INTERRUPT}
+    except:
+        {after}"""
+    )
+    done = run(tmp_path, body)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[1:] == ["shardmill convert head_0: interrupted"]
+
+
+HUGE = "b'x' * 900_000_000"
+IN_A_CHILD = f"import subprocess; subprocess.run([sys.executable, '-c', {HUGE!r}], check=True)"
+SMALL_CHILD = "import subprocess; subprocess.run(['true'], check=True)"
+AS_A_CHILD_OF_A_SHELL = ["sh", "-c", '"$@"; exit $?', "sh"]  # else Linux counts from what pytest has resident
+
+
+def logged_peak(folder: Path, body: str) -> int:
+    command = [*AS_A_CHILD_OF_A_SHELL, sys.executable, "-c", SCRIPT.format(body=body, more="")]
+    subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    found = re.search(r"peak memory (\d+) MB, declared 800 MB", (folder / "logs/step.log").read_text())
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.parametrize("ending", ["", "; raise ValueError"])
+def test_the_log_says_what_memory_it_took_whether_it_fails_or_not(ending: str, tmp_path: Path) -> None:
+    """Its own and that of a larger process it started; a smaller one is as good as nothing."""
+    nothing = logged_peak(tmp_path, "pass" + ending)
+    assert 900 <= logged_peak(tmp_path, HUGE + ending) < 900 + 2 * nothing
+    assert 900 + nothing <= logged_peak(tmp_path, IN_A_CHILD + ending) < 900 + 4 * nothing
+    assert logged_peak(tmp_path, SMALL_CHILD + ending) < nothing + 10
+
+
+def test_errors_become_one_line() -> None:
+    log = Path("logs/a.log")
+    assert one_line(GateError("the number"), log) == "the number"
+    full = OSError(errno.ENOSPC, "No space left on device", "build/x")
+    assert one_line(full, log) == "build/x: the disk is full; free some space and run the same command again"
+    assert one_line(shutil.Error([("a", "build/b", str(full))]), log).startswith("build/b: the disk is full")
+    closed = PermissionError(errno.EACCES, "Permission denied", "build/.store/x")
+    assert one_line(closed, log) == "build/.store/x: Permission denied; allow it and run the same command again"
+    assert one_line(GateError("a library\n said"), log) == "a library said"
+    assert one_line(ValueError("first\nsecond"), log) == "unexpected ValueError: first (traceback in logs/a.log)"
+    assert one_line(KeyError(), log) == "unexpected KeyError: KeyError (traceback in logs/a.log)"
+
+
+@pytest.mark.parametrize(("value", "expected"), [("a", Path("a")), (["a", "b"], [Path("a"), Path("b")]), ([], [])])
+def test_names_become_paths(value: str | list[str], expected: object) -> None:
+    assert as_paths(value) == expected

@@ -1,0 +1,69 @@
+"""One build at a time; what was killed holds nothing; a killed build's jobs do until they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardmill.errors import ShardmillError
+from shardmill.pipeline import lock
+
+HELD = """
+import sys, time
+from shardmill import lock
+getattr(lock, sys.argv[1])(sys.argv[2])
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test locks, it lets go at its end."""
+    monkeypatch.setattr(lock, "_held", [])
+
+
+@contextmanager
+def another(what: str, build: Path) -> Iterator[None]:
+    """Another process that holds a lock until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", HELD, what, str(build)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield
+        process.kill()
+
+
+def wait_for_the_lock(build: Path) -> None:
+    for _ in range(50):  # the kernel lets go as it buries a process
+        try:
+            return lock.hold_lock(str(build))
+        except ShardmillError:
+            time.sleep(0.1)
+    pytest.fail("the lock outlived its process")
+
+
+def test_one_build_at_a_time_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    with another("hold_lock", build), pytest.raises(ShardmillError, match="build: another build is running there"):
+        lock.hold_lock(str(build))
+    wait_for_the_lock(build)
+
+
+def test_a_build_waits_for_the_jobs_of_a_killed_one(tmp_path: Path) -> None:
+    """SIGKILL ends a build, not its jobs: two of one step would write the same files."""
+    running = pytest.raises(ShardmillError, match="jobs of a build that was killed are still running there")
+    with another("join_build", tmp_path), another("join_build", tmp_path), running:
+        lock.hold_lock(str(tmp_path))
+    wait_for_the_lock(tmp_path)
+
+
+def test_jobs_join_a_build_that_runs(tmp_path: Path) -> None:
+    lock.hold_lock(str(tmp_path))
+    with another("join_build", tmp_path):
+        lock.join_build(str(tmp_path))

@@ -1,0 +1,116 @@
+"""What jobs declare as memory covers what they took, and a job that does not fit is refused, not started."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardmill.errors import ShardmillError
+from shardmill.pipeline import memory
+from shardmill.pipeline.memory import NEEDS, Need, Sizes
+from shardmill.pipeline.steptable import TOOLS
+
+NORM, QKV, OUT, GATE_UP, DOWN = 3072, 5120 * 3072, 3072 * 3072, 16384 * 3072, 3072 * 8192
+LAYER, SLICE, TABLE = 2 * NORM + QKV + OUT + GATE_UP + DOWN, 50016 * 3072, 200064 * 3072
+
+
+def phi_4_mini() -> dict[str, Any]:
+    """plan.json of Phi-4-mini, as far as memory depends on it."""
+    layers = {"layers_00_20": 20, "layers_20_24": 4, "layers_24_30": 6, "layers_30_32": 2}
+    rows = [row(name, "layers", count * LAYER, GATE_UP) for name, count in layers.items()]
+    rows += [row(f"head_{j}", "head", SLICE + NORM, SLICE) for j in range(4)]
+    return {"architecture": {"layers": 32}, "parts": [*rows, row("embedding", "embedding", TABLE, TABLE)]}
+
+
+def row(name: str, kind: str, parameters: int, largest: int) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "parameters": parameters, "largest_tensor": largest}
+
+
+# MB that processes had resident at most, with 4 threads where they use any; `plain` measured part by part.
+MEASURED = {
+    ("split", None): 407,
+    ("fetch", None): 101,
+    ("embedding", None): 269,
+    ("convert stamped", "layers_00_20"): 613,
+    ("convert stamped", "head_0"): 458,
+    ("convert plain", "layers_30_32"): 3959,
+    ("convert plain", "layers_20_24"): 5230,
+    ("convert plain", "head_0"): 8408,
+    ("compile", "layers_00_20"): 410,
+    ("residency", "layers_00_20"): 417,
+    ("reference", None): 1860,
+    ("parity", "layers_00_20"): 3452,
+    ("parity", "layers_30_32"): 991,
+    ("parity", "head_0"): 1246,
+    ("parity_stack", None): 5609,
+    ("benchmark", None): 5765,
+}
+
+
+@pytest.mark.parametrize(("step", "part"), MEASURED)
+def test_needs_cover_what_was_measured_at_the_size_of_phi_4_mini(step: str, part: str | None) -> None:
+    mb = NEEDS[step].mb(memory.sizes(phi_4_mini(), part))
+    assert MEASURED[step, part] <= mb < 1.6 * MEASURED[step, part] + 300
+
+
+def test_every_step_declares_something() -> None:
+    assert {step.split()[0] for step in NEEDS} == set(TOOLS) | {"parity_stack"}
+    of_step = memory.declared(Path("build/m"), "plain", None)
+    for step in (*TOOLS, "parity_stack"):
+        assert callable(of_step(step)) or isinstance(of_step(step), int)
+
+
+def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
+    part = memory.sizes(phi_4_mini(), "layers_30_32")
+    assert (part.part, part.largest, part.layer) == (2 * LAYER / 1e6, GATE_UP / 1e6, LAYER / 1e6)
+    whole = memory.sizes(phi_4_mini())
+    assert (whole.part, whole.largest, whole.table) == (0, 0, TABLE / 1e6)
+    assert whole.model == pytest.approx((32 * LAYER + 4 * (SLICE + NORM)) / 1e6)
+
+
+def test_a_need_counts_every_size() -> None:
+    assert Need(100, part=1, largest=2, layer=3, model=4, table=5).mb(Sizes(1, 10, 100, 1000, 10000)) == 54421
+    assert Need(100, part=0.5).mb(Sizes(part=1)) == 101  # whole MB, and never too few
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    (tmp_path / "plan.json").write_text(json.dumps(phi_4_mini()))
+    return tmp_path
+
+
+def convert(build: Path, method: str = "plain", limit: int | None = None) -> Callable[[str], int]:
+    """What a convert job declares, by part."""
+    mem_mb = memory.declared(build, method, limit)("convert")
+    assert callable(mem_mb)
+    return lambda part: mem_mb(SimpleNamespace(get={"part": part}.get), ["build/m/parts/p.json"])
+
+
+def test_jobs_declare_what_the_plan_says_of_their_part(build: Path) -> None:
+    assert convert(build)("layers_00_20") > 2 * convert(build)("layers_24_30") > 10_000
+    assert convert(build, "stamped")("layers_00_20") < 1000
+
+
+def test_a_job_that_does_not_fit_is_refused_with_the_remedy(build: Path) -> None:
+    mb = convert(build)("head_0")
+    assert convert(build, limit=mb)("head_0") == mb
+    words = f"convert head_0: needs {mb} MB of memory and this build may use {mb - 1}; .*--resources mem_mb={mb}$"
+    with pytest.raises(ShardmillError, match=words):
+        convert(build, limit=mb - 1)("head_0")
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"parts": [{"name": "head_0"}]}', '{"parts": []}'])
+def test_before_there_is_a_plan_snakemake_is_told_so(content: str | None, build: Path) -> None:
+    """It takes a FileNotFoundError that names one of the job's inputs for <TBD>. An older version's plan is none."""
+    (build / "plan.json").unlink()
+    if content is not None:
+        (build / "plan.json").write_text(content)
+    with pytest.raises(FileNotFoundError) as raised:
+        convert(build)("head_0")
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, "build/m/parts/p.json")

@@ -1,0 +1,110 @@
+"""What the Snakefile asks of the library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+
+from shardmill import config
+from shardmill.errors import ShardmillError
+from shardmill.pipeline import snakefile
+from shardmill.pipeline.steptable import TOOLS
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A valid config file's content; the working folder holds its checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "tokenizer.json").touch()
+    (tmp_path / "checkpoint" / "folder").mkdir()
+    return tiny.settings("checkpoint")
+
+
+def limited(limit: int | None) -> SimpleNamespace:
+    """Snakemake's workflow object, as far as it knows of a limit."""
+    return SimpleNamespace(global_resources={"mem_mb": SimpleNamespace(value=limit)})
+
+
+def test_memory_is_declared_for_the_configured_method_within_the_limit(settings: dict[str, Any]) -> None:
+    folder = Path("build/tiny")
+    folder.mkdir(parents=True)
+    layers = {"name": "layers_00_02", "kind": "layers", "parameters": 10**8, "largest_tensor": 10**8}
+    table = {"name": "embedding", "kind": "embedding", "parameters": 0, "largest_tensor": 0}
+    (folder / "plan.json").write_text(json.dumps({"architecture": {"layers": 4}, "parts": [layers, table]}))
+    needs = {}
+    for method in ("stamped", "plain"):
+        parsed = config.parse(settings | {"convert": {"method": method}})
+        mem_mb = snakefile.mem_mb(parsed, limited(None))("convert")
+        assert callable(mem_mb)
+        needs[method] = mem_mb({"part": "layers_00_02"}, ["a"])
+    assert needs["stamped"] < 1000 < 5000 < needs["plain"]
+    too_much = snakefile.mem_mb(parsed, limited(1000))("convert")
+    assert callable(too_much)
+    with pytest.raises(ShardmillError, match="this build may use 1000"):
+        too_much({"part": "layers_00_02"}, ["a"])
+
+
+def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
+    files = SimpleNamespace(configfiles=["configs/a.yaml"])
+
+    def refusal(content: dict[str, Any]) -> str:
+        with pytest.raises(SystemExit) as ended:
+            snakefile.checked(content, files)
+        return str(ended.value.code).removeprefix("shardmill: configs/a.yaml: ")
+
+    benchmark = {"text": "text.txt", "task_prompts": "prompts", "tasks": ["summary"]}
+    assert refusal(settings | {"contxt": 1}) == "contxt: unknown key"
+    assert refusal(settings) == "parity.text: resources/text/parity.txt is no file with text in it"
+    Path("text.txt").write_text("a text")
+    settings |= {"parity": {"text": "text.txt"}}
+    assert refusal(settings) == "benchmark.text: resources/text/code.txt is no file with text in it"
+    settings |= {"benchmark": benchmark}
+    assert refusal(settings) == "benchmark.tasks: prompts/summary holds no .txt file"
+    Path("prompts/summary").mkdir(parents=True)
+    Path("prompts/summary/a.txt").write_text("a text")
+    Path("checkpoint/tokenizer.json").rename("checkpoint/tokenizer.model")
+    assert refusal(settings) == "source.path: checkpoint holds no tokenizer.json"
+    Path("checkpoint/tokenizer.model").rename("checkpoint/tokenizer.json")
+    assert snakefile.checked(settings, files).model == "tiny"
+
+
+def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[str, Any]) -> None:
+    parsed = config.parse(settings)
+    plain = snakefile.settings(parsed)
+    assert json.loads(json.dumps(plain)) == plain
+    assert config.parse(plain) == parsed
+
+
+def test_snakemake_watches_every_file_of_a_local_checkpoint(settings: dict[str, Any]) -> None:
+    assert snakefile.source_files(config.parse(settings)) == ["checkpoint/config.json", "checkpoint/tokenizer.json"]
+
+
+def test_there_is_nothing_to_watch_on_the_hub(settings: dict[str, Any]) -> None:
+    source = {"repo": "a/b", "revision": "0" * 40}
+    assert snakefile.source_files(config.parse(settings | {"source": source})) == []
+
+
+def test_model_json_waits_for_every_gate(settings: dict[str, Any]) -> None:
+    receipts = snakefile.gate_receipts(config.parse(settings))
+    parts = ["layers_00_02", "layers_02_03", "layers_03_04", "head_0", "head_1"]
+    expected = [f"residency/{p}" for p in parts] + [f"parity/{p}" for p in [*parts, "stack"]]
+    assert sorted(receipts) == sorted(f"build/{{model}}/{name}.receipt.json" for name in expected)
+
+
+def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
+    parsed = config.parse(settings)
+    receipts = snakefile.all_receipts(parsed)
+    assert set(snakefile.gate_receipts(parsed)) < set(receipts)
+    assert len(receipts) == len(set(receipts)) == 3 + 2 * 5 + 11
+
+
+def test_every_step_is_watched() -> None:
+    watched = snakefile.watched()
+    assert set(watched) == set(TOOLS)
+    assert all(len(digest) == 16 for digest in watched.values())

@@ -1,0 +1,165 @@
+"""The store: work is done once, restored whole, checked before it is trusted, and never half there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from stored import Made, Outcome, entry, never, write_both
+
+from shardmill.files import dumps
+from shardmill.pipeline import store
+from shardmill.pipeline.store import Store
+
+
+def test_a_hit_restores_everything_without_work(shop: Store, here: Outcome, there: Outcome) -> None:
+    assert here.perform(shop) is True
+    assert there.perform(shop, never) is False
+    assert there.hashes() == here.hashes() == json.loads(there.receipt.read_text())["outputs"]
+    assert here.receipt.read_bytes() == there.receipt.read_bytes()
+    assert (there.outputs["folder"] / "deep" / "data.bin").samefile(here.outputs["folder"] / "deep" / "data.bin")
+
+
+def test_a_file_is_a_builds_own(shop: Store, here: Outcome, there: Outcome) -> None:
+    """Snakemake sets its time, which must not make another build look old, and wants to be able to write it."""
+    here.perform(shop)
+    there.perform(shop, never)
+    before = here.outputs["file"].stat().st_mtime_ns
+    os.utime(there.outputs["file"])
+    assert here.outputs["file"].stat().st_mtime_ns == before
+    assert here.outputs["file"].stat().st_mode & stat.S_IWUSR
+    assert store.stamps(entry(shop)) == json.loads((entry(shop) / store.STAMPS).read_text())
+
+
+@pytest.mark.parametrize("key", [{"inputs": {"a": "1"}}, {"params": {"a": 1}}, {"code": "1"}, {"packages": {"a": "1"}}])
+def test_every_ingredient_decides(shop: Store, here: Outcome, key: dict[str, object]) -> None:
+    here.perform(shop)
+    assert here.perform(shop, **key) is True
+    assert here.perform(shop, never) is False  # and back again costs nothing
+
+
+def test_receipts_are_canonical_and_say_nothing_of_place_or_time(shop: Store, here: Outcome, tmp_path: Path) -> None:
+    here.perform(shop, inputs={"z": "1", "a": "2"}, params={"n": 1})
+    text = here.receipt.read_text()
+    content = json.loads(text)
+    assert text == dumps(content)
+    assert set(content) == {"step", "inputs", "params", "code", "packages", "key", "outputs", "files"}
+    assert content["files"] == {"folder": {"deep/data.bin": hashlib.sha256(b"\x00\x01").hexdigest()}}
+    assert str(tmp_path) not in text
+    other = Outcome(tmp_path / "elsewhere")
+    other.perform(Store(tmp_path / "another store"), params={"n": 1}, inputs={"a": "2", "z": "1"})
+    assert other.receipt.read_text() == text
+
+
+def test_nobody_can_edit_shared_bytes_in_place(shop: Store, here: Outcome) -> None:
+    here.perform(shop)
+    shared = (here.outputs["folder"] / "deep" / "data.bin").stat()
+    assert stat.S_IMODE(shared.st_mode) == 0o444
+    assert shared.st_nlink > 1
+
+
+def damage_output(folder: Path) -> None:
+    file = folder / "folder.mlpackage" / "deep" / "data.bin"
+    file.chmod(0o644)
+    file.write_bytes(b"\x00\x02")
+
+
+DAMAGES = {
+    "a changed byte": damage_output,
+    "a truncated file": lambda e: os.truncate(e / "file.json", 0) if not (e / "file.json").chmod(0o644) else None,
+    "a missing file": lambda e: (e / "file.json").unlink(),
+    "a missing folder": lambda e: shutil.rmtree(e / "folder.mlpackage"),
+    "a file more in a folder": lambda e: (e / "folder.mlpackage" / "more").write_text(""),
+    "no record": lambda e: (e / "entry.json").unlink(),
+    "half a record": lambda e: (e / "entry.json").write_text("{"),
+    "another record": lambda e: (e / "entry.json").write_text("[1]"),
+    "a record without hashes": lambda e: (e / "entry.json").write_text('{"file": {}, "folder": {}}'),
+    "a record of nothing": lambda e: (e / "entry.json").write_text("{}"),
+    "a record of another hash within a folder": lambda e: (e / "entry.json").write_text(
+        re.sub(r'(data.bin": ")[0-9a-f]{64}', r"\g<1>" + "0" * 64, (e / "entry.json").read_text())
+    ),
+    "a record of other hashes": lambda e: (e / "entry.json").write_text(
+        re.sub(r"[0-9a-f]{64}", "0" * 64, (e / "entry.json").read_text())
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_made_again(shop: Store, here: Outcome, there: Outcome, damage: str) -> None:
+    here.perform(shop)
+    whole = here.hashes()
+    DAMAGES[damage](entry(shop))
+    assert there.perform(shop) is True
+    assert there.hashes() == whole
+    assert there.perform(shop, never) is False
+
+
+def test_work_is_done_beside_the_entries(shop: Store, here: Outcome) -> None:
+    """So that an entry appears by a rename within one file system, which is atomic."""
+
+    def look(made: Made) -> None:
+        assert {path.parent.parent for path in made.values()} == {shop.root}
+        write_both(made)
+
+    here.perform(shop, look)
+
+
+def test_failed_work_leaves_nothing(shop: Store, here: Outcome) -> None:
+    def fail(made: Made) -> None:
+        write_both(made)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        here.perform(shop, fail)
+    assert here.names() == set()
+    assert [path for path in shop.root.iterdir() if path.name != "hashes.sqlite"] == []
+
+
+def test_failed_work_leaves_the_last_outputs(shop: Store, here: Outcome) -> None:
+    here.perform(shop)
+    before = here.hashes()
+    with pytest.raises(AssertionError):
+        here.perform(shop, never, code="changed")
+    assert here.hashes() == before
+
+
+def test_the_reason_for_work_names_the_ingredient(shop: Store, here: Outcome, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="shardmill")
+    here.perform(shop, params={"rope": {"scale": 1.0}}, packages={"torch": "1"})
+    assert "not made before" in caplog.text
+    caplog.clear()
+    here.receipt.unlink()  # Snakemake removes a job's outputs before it runs
+    here.perform(shop, params={"rope": {"scale": 2.0}}, packages={"torch": "2"})
+    assert "packages.torch, params.rope.scale" in caplog.text
+
+
+def test_differences_name_leaves() -> None:
+    before = {"inputs": {"a": "1", "b": "2"}, "params": {"rope": {"scale": 1}}, "code": "x"}
+    assert store.differences(before, before) == []
+    assert store.differences(before, {**before, "code": "y"}) == ["code"]
+    assert store.differences(before, {**before, "inputs": {"a": "1", "c": "2"}}) == ["inputs.b", "inputs.c"]
+    assert store.differences(before, {**before, "params": {"rope": {"scale": 2}}}) == ["params.rope.scale"]
+
+
+def test_a_hit_reads_no_gigabytes(shop: Store, here: Outcome, there: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was hashed when it was made is not hashed again, however often it is linked."""
+    here.perform(shop)
+    time.sleep(0.05)
+    there.perform(shop, never)
+    read: list[Path] = []
+    real = Path.open
+
+    def counted(self: Path, *arguments: object, **options: object) -> object:
+        read.append(self)
+        return real(self, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", counted)
+    assert here.perform(shop, never) is False
+    assert [path.name for path in read if path.name == "data.bin"] == []

@@ -1,0 +1,173 @@
+"""Killed, overtaken, out of space: the store holds whole entries or none, and so does every output."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stored import Made, Outcome, entry, never, write_both
+
+from shardmill import files
+from shardmill.checkpoint.hashing import tree_hash
+from shardmill.pipeline.store import Action, Store
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from shardmill.store import Action, Store
+root = Path(sys.argv[1])
+def work(made):
+    made["file"].write_text("half")
+    print("working", flush=True)
+    time.sleep(60)
+Store(root / "store").perform(Action("step"), {"file": root / "out" / "a.json"}, root / "out" / "a.receipt.json", work)
+"""
+
+
+def test_killed_work_leaves_no_entry_and_no_output(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "store" / Action("step").key).exists()
+    outcome, shop = Outcome(tmp_path / "out"), Store(tmp_path / "store")
+    assert outcome.perform(shop) is True
+    assert outcome.perform(shop, never) is False
+
+
+SAME_KEY = """
+import sys, time
+from pathlib import Path
+from shardmill.store import Action, Store
+root, name = Path(sys.argv[1]), sys.argv[2]
+def work(made):
+    (root / f"{name} works").touch()
+    while not ((root / "one works").exists() and (root / "two works").exists()):
+        time.sleep(0.01)
+    made["folder"].mkdir()
+    for i in range(20):
+        (made["folder"] / str(i)).write_text(str(i))
+folder = root / name
+Store(root / "store").perform(Action("step"), {"folder": folder / "a.mlpackage"}, folder / "a.receipt.json", work)
+"""
+
+
+def test_two_processes_at_the_same_work(tmp_path: Path) -> None:
+    """Both work at the same time, both get the whole of it, and one entry remains."""
+    commands = [[sys.executable, "-c", SAME_KEY, str(tmp_path), name] for name in ("one", "two")]
+    processes = [subprocess.Popen(command) for command in commands]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    hashes = {tree_hash(tmp_path / name / "a.mlpackage") for name in ("one", "two")}
+    assert len(hashes) == 1
+    left = {path.name for path in (tmp_path / "store").iterdir()} - {"hashes.sqlite", "last"}
+    assert left == {Action("step").key}
+
+
+def test_an_intact_entry_made_meanwhile_is_kept(shop: Store, here: Outcome, there: Outcome) -> None:
+    """Another process may be linking from it this very moment."""
+    kept: list[int] = []
+
+    def overtaken(made: Made) -> None:
+        there.perform(shop)
+        kept.append(entry(shop).stat().st_ino)
+        write_both(made)
+
+    assert here.perform(shop, overtaken) is True
+    assert entry(shop).stat().st_ino == kept[0]
+    assert here.hashes() == there.hashes()
+
+
+def disk_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def full_while_working(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Path, "write_text", disk_full)
+
+
+def full_while_recording(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(files, "write_json", disk_full)
+
+
+def full_while_adopting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "rename", disk_full)
+    patch.setattr(Path, "rename", disk_full)
+
+
+def full_while_placing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "link", disk_full)
+    patch.setattr(shutil, "copy2", disk_full)
+    patch.setattr(shutil, "copyfile", disk_full)
+
+
+MOMENTS = [full_while_working, full_while_recording, full_while_adopting, full_while_placing]
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
+def test_a_full_disk_leaves_nothing_half_written(
+    shop: Store, here: Outcome, monkeypatch: pytest.MonkeyPatch, moment: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    with monkeypatch.context() as patch:
+        moment(patch)
+        with pytest.raises(OSError, match="No space left") as error:
+            here.perform(shop)
+    assert error.value.errno == errno.ENOSPC
+    assert not here.receipt.exists()
+    assert here.names() == set()
+    assert not any(path.name.startswith("tmp-") for path in shop.root.iterdir())
+    here.perform(shop)
+    assert here.hashes() == json.loads(here.receipt.read_text())["outputs"]
+
+
+RESTORED = """
+import json, sys, time
+from pathlib import Path
+import shardmill.pipeline.steps.{step} as step
+step.run(**{{k: Path(v) if k in {paths!r} else v for k, v in json.loads(sys.argv[1]).items()}})
+print(json.dumps(sorted(set(sys.modules) & {{"torch", "coremltools", "transformers"}})))
+"""
+
+
+def test_restoring_a_package_imports_nothing_heavy(tmp_path: Path) -> None:
+    """The convert step on a hit, in a process of its own."""
+    from shardmill import plan
+    from shardmill.models.architecture import Graph
+    from shardmill.pipeline.steps import convert
+
+    graph = Graph("phi3", 96, 3, 1, 32, 24, 128, 1e-5)
+    part = plan.Part("head_0", "head", 0, 1, 0, 4, graph, ())
+    plan.write_part(tmp_path / "head_0.json", part)
+    settings = {"method": "stamped", "weights": "int8"}
+    arguments = {
+        "part": tmp_path / "head_0.json",
+        "record": tmp_path / "source.receipt.json",
+        "package": tmp_path / "head_0.mlpackage",
+        "receipt": tmp_path / "head_0.receipt.json",
+    }
+
+    def work(made: Made) -> None:
+        made["package"].mkdir()
+        (made["package"] / "Manifest.json").write_text("{}")
+
+    outputs = {"package": arguments["package"]}
+    Store(tmp_path / "store").perform(convert.action(part, settings), outputs, arguments["receipt"], work)
+    before = arguments["receipt"].read_text()
+    shutil.rmtree(arguments["package"])
+    arguments["receipt"].unlink()
+
+    plain = {name: str(path) for name, path in arguments.items()} | {"store": str(tmp_path / "store")}
+    script = RESTORED.format(step="convert", paths=sorted(arguments))
+    command = [sys.executable, "-c", script, json.dumps(plain | {"settings": settings})]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+    assert (arguments["package"] / "Manifest.json").read_text() == "{}"
+    assert arguments["receipt"].read_text() == before

@@ -1,0 +1,34 @@
+"""A verdict that missed is kept where Snakemake leaves it, and only then is the step an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardmill.errors import GateError
+from shardmill.gates.thresholds import Measurement, compare
+from shardmill.pipeline.verdict import failed, settle
+
+
+def content(kl: float) -> dict[str, object]:
+    return {"part": "stack", "gate": compare([Measurement("kl", kl), Measurement("psnr", 50.0)])}
+
+
+def test_a_verdict_that_passed_is_the_output(tmp_path: Path) -> None:
+    made, verdict = tmp_path / "made.json", tmp_path / "stack.json"
+    settle("parity stack", content(0.001), made, verdict)
+    assert json.loads(made.read_text()) == content(0.001)
+    assert not failed(verdict).exists()
+
+
+@pytest.mark.parametrize(("kl", "written"), [(0.5, 0.5), (float("nan"), "nan")])
+def test_one_that_missed_lies_beside_it_with_every_number(tmp_path: Path, kl: float, written: object) -> None:
+    """NaN has no spelling in JSON, and the numbers of a gate that met one are what a person needs."""
+    made, verdict = tmp_path / "made.json", tmp_path / "stack.json"
+    with pytest.raises(GateError, match=r"parity stack: kl is (0.5|nan), must be <= 0.02; .*stack.failed.json"):
+        settle("parity stack", content(kl), made, verdict)
+    assert not made.exists()
+    rows = json.loads(failed(verdict).read_text())["gate"]
+    assert [(row["name"], row["value"], row["passed"]) for row in rows] == [("kl", written, False), ("psnr", 50, True)]

@@ -1,0 +1,226 @@
+"""Parts chained through MLModel.predict give transformers' logits; the host's work is written here a second time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import tiny
+import torch
+from numpy.typing import NDArray
+
+from shardmill.errors import ShardmillError
+from shardmill.runtime import engine
+from shardmill.runtime.manifest import in_place
+
+Floats = NDArray[np.float32]
+TOLERANCE = 1e-2 if sys.platform == "darwin" else 1e-4  # Core ML itself computes in fp16 only
+SPLITS = {
+    "T=1": [1],
+    "T=2": [2],
+    "T=3": [3],
+    "T=4": [4],
+    "mixed": [1, 4, 2, 3, 1, 1],
+    "prefill, then decode": [4] * 8 + [1] * 64,
+}
+
+
+class ByHand:
+    """The host of the graph contract, from its text alone: numpy, and transformers' own rotary embedding."""
+
+    def __init__(self, build: tiny.Build) -> None:
+        import coremltools as ct
+        from safetensors.numpy import load_file
+        from transformers import AutoConfig
+        from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+        units = ct.ComputeUnit.CPU_AND_NE
+        self.layers = [ct.models.MLModel(str(build.packages[p.name]), compute_units=units) for p in build.layers()]
+        self.heads = [ct.models.MLModel(str(build.packages[p.name]), compute_units=units) for p in build.heads()]
+        self.states = [layer.make_state() for layer in self.layers]
+        self.table = load_file(build.table)["embedding"]
+        rotary = Phi3RotaryEmbedding(AutoConfig.from_pretrained(build.source))
+        cos, sin = rotary(torch.zeros(1), torch.arange(tiny.CONTEXT)[None])  # [1, S, rope_dim], its halves alike
+        self.cos, self.sin = (t[0, :, : tiny.ROPE_DIM // 2].numpy() for t in (cos, sin))
+
+    def logits(self, tokens: Sequence[int], first: int) -> Floats:
+        """[T, V] of tokens at positions first, first + 1, ..., each in the slot of its position."""
+        at = np.arange(first, first + len(tokens))
+        slots = np.arange(tiny.CONTEXT)
+        x = self.table[list(tokens)].T.reshape(1, tiny.HIDDEN, len(tokens), 1).astype(np.float32)
+        shared = {
+            "rope_cos": self.cos[at],
+            "rope_sin": self.sin[at],
+            "attn_mask": np.where(slots > at[:, None], np.float32(-1e4), np.float32(0)).reshape(1, 1, len(at), -1),
+            "kv_write_mask": (slots[:, None] == at).astype(np.float32).reshape(1, 1, -1, len(at)),
+        }
+        for layer, state in zip(self.layers, self.states, strict=True):
+            x = layer.predict({"x": x, **shared}, state=state)["hidden"]
+        rows = [head.predict({"hidden": x})["logits"][0, :, :, 0] for head in self.heads]
+        return np.concatenate(rows).T.astype(np.float32)
+
+
+def fed(tokens: Sequence[int], widths: Sequence[int], logits: Any) -> Floats:
+    """Logits [n, V] of all tokens, fed in passes of the given widths in turn."""
+    rows, at, turn = [], 0, 0
+    while at < len(tokens):
+        chunk = tokens[at : at + widths[turn % len(widths)]]
+        rows.append(logits(chunk, at))
+        at, turn = at + len(chunk), turn + 1
+    return np.concatenate(rows)
+
+
+def through_engine(built: engine.Engine) -> Any:
+    """The engine as a function of (tokens, first position)."""
+    return lambda tokens, first: built.forward(tokens, *[range(first, first + len(tokens))] * 2)
+
+
+def load(build: tiny.Build) -> engine.Engine:
+    manifest = in_place(build.plan, build.packages, build.table)
+    return engine.Engine(json.loads(json.dumps(manifest)), Path("/"))
+
+
+def expected_logits(build: tiny.Build, weights: Any = None) -> Floats:
+    """transformers', the whole text at once."""
+    with torch.no_grad():
+        logits: Floats = tiny.transformers_model(build.source, weights)(torch.tensor([build.text])).logits[0].numpy()
+    return logits
+
+
+def worst_row(value: Floats, expected: Floats) -> float:
+    """Largest relative error of a row."""
+    return float(np.max(np.linalg.norm(value - expected, axis=1) / np.linalg.norm(expected, axis=1)))
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def model(request: pytest.FixtureRequest) -> tuple[tiny.Build, Floats]:
+    """A build, and transformers' logits with the weights that its packages hold."""
+    build = request.getfixturevalue({"tied": "built", "untied": "untied"}[request.param])
+    return build, expected_logits(build, tiny.dequantised(build))
+
+
+@pytest.mark.usefixtures("fp32")
+@pytest.mark.parametrize("split", SPLITS)
+def test_parts_chained_by_hand_give_transformers_logits(model: tuple[tiny.Build, Floats], split: str) -> None:
+    build, expected = model
+    assert worst_row(fed(build.text, SPLITS[split], ByHand(build).logits), expected) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("fp32")
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_engine_gives_transformers_logits(model: tuple[tiny.Build, Floats], split: str) -> None:
+    build, expected = model
+    logits = fed(build.text, SPLITS[split], through_engine(load(build)))
+    assert logits.dtype == np.float32
+    assert worst_row(logits, expected) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("fp32")
+def test_the_reference_is_no_easy_one(built: tiny.Build) -> None:
+    """Attention, rotation and the tables matter so much here that a slip in any of them would show."""
+    expected = expected_logits(built)
+    other = tiny.transformers_model(built.source)
+    other.model.rotary_emb.attention_scaling = 1.0
+    with torch.no_grad():
+        without_factor = other(torch.tensor([built.text])).logits[0].numpy()
+        alone = tiny.transformers_model(built.source)(torch.tensor(built.text)[:, None]).logits[:, 0].numpy()
+    assert worst_row(without_factor, expected) > 100 * TOLERANCE
+    assert worst_row(alone[1:], expected[1:]) > 100 * TOLERANCE
+
+
+def test_shipped_precision_stays_close_to_the_original_weights(built: tiny.Build) -> None:
+    """Question 3, by hand: fp16 activations and INT8 weights against the checkpoint in fp32."""
+    import portable_coreml
+
+    portable_coreml.install(precision="fp16")
+    shipped = torch.from_numpy(fed(built.text, [4], ByHand(built).logits)).log_softmax(-1)
+    original = torch.from_numpy(expected_logits(built)).log_softmax(-1)
+    divergence = (original.exp() * (original - shipped)).sum(-1).mean()
+    assert 1e-7 < divergence < 5e-3
+    clear = original.topk(2).values.diff()[:, 0] < -0.1
+    assert (original.argmax(-1) == shipped.argmax(-1))[clear].all()
+
+
+@pytest.mark.usefixtures("fp32")
+def test_slots_may_be_used_in_any_order(built: tiny.Build) -> None:
+    """The cache is a set: where a token lies decides nothing, only the position it was written with."""
+    plain = fed(built.text, [1], through_engine(load(built)))
+    order = np.random.default_rng(3).permutation(tiny.CONTEXT)
+    shuffled = load(built)
+
+    def logits(tokens: Sequence[int], first: int) -> Floats:
+        return shuffled.forward(tokens, order[first : first + len(tokens)], range(first, first + len(tokens)))
+
+    assert worst_row(fed(built.text, [4, 1, 3], logits), plain) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("fp32")
+@pytest.mark.parametrize("next_width", [1, 2, 4])
+def test_a_rejected_draft_leaves_no_trace(built: tiny.Build, next_width: int) -> None:
+    """Whether its slots are written again at once (T=4) or stay for a while (T=1, 2)."""
+    plain = fed(built.text, [1], through_engine(load(built)))
+    tried = load(built)
+    go = through_engine(tried)
+    fed(built.text[:8], [4], go)
+    wrong = [(t + 1) % tiny.VOCAB for t in built.text[9:12]]
+    kept = go([built.text[8], *wrong], 8)[:1]
+    after = [go(built.text[at : at + next_width], at) for at in range(9, 33, next_width)]
+    assert worst_row(np.concatenate([kept, *after]), plain[8 : 9 + next_width * len(after)]) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("fp32")
+def test_reset_and_forget_hide_what_was_written(built: tiny.Build) -> None:
+    used = load(built)
+    go = through_engine(used)
+    fed(list(reversed(built.text)), [4], go)
+    used.reset()
+    fresh = fed(built.text[:8], [4], through_engine(load(built)))
+    assert worst_row(fed(built.text[:8], [4], go), fresh) <= TOLERANCE
+    used.forget(range(4, 8))
+    assert worst_row(go(built.text[:4], 8), fresh[4:]) > 10 * TOLERANCE  # other positions, four tokens less
+    assert (used.held[4:8] == engine.NEVER).all()
+
+
+@pytest.mark.usefixtures("fp32")
+def test_long_factors_are_used_throughout_a_context_over_the_original_length(built: tiny.Build, tmp_path: Path) -> None:
+    """transformers does so for the whole of a sequence that is longer; the programs are the same ones."""
+    long = tiny.relabelled(built, tmp_path, original=tiny.CONTEXT // 2)
+    assert long.plan["architecture"]["rope"]["factors"] == "long"
+    expected = expected_logits(long, tiny.dequantised(long))
+    assert worst_row(fed(long.text, [4], through_engine(load(long))), expected) <= TOLERANCE
+    assert worst_row(expected_logits(built), expected_logits(long)) > 100 * TOLERANCE
+
+
+def test_masks_are_finite_and_exactly_those_of_the_contract() -> None:
+    held = np.array([0, 3, engine.NEVER, 1])
+    mask = engine.attention_mask(held, np.array([0, 1, 5]))
+    assert mask.shape == (1, 1, 3, 4)
+    assert mask[0, 0].tolist() == [[0, -1e4, -1e4, -1e4], [0, -1e4, -1e4, 0], [0, 0, -1e4, 0]]
+    written = engine.write_mask(4, np.array([2, 0, 3]))
+    assert written.shape == (1, 1, 4, 3)
+    assert written[0, 0].tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ShardmillError, match=r"build the model first"):
+        engine.load(tmp_path)
+
+
+def test_a_program_that_cannot_be_loaded_is_named_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ShardmillError, match=r"gone\.mlpackage can't be loaded: [^\n]+$"):
+        engine.Program(tmp_path / "gone.mlpackage", stateful=False)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no table", safetensors.torch.save({"other": torch.zeros(1)})])
+def test_an_embedding_that_is_none_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "embedding.safetensors"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ShardmillError, match=f"^{file} can't be read as the embedding table"):
+        engine.read_table(file)

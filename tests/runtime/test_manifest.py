@@ -1,0 +1,76 @@
+"""model.json is read in one place, which says in one line what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import manifest
+
+from shardmill.errors import ShardmillError
+from shardmill.pipeline.provenance import mismatches
+from shardmill.runtime import engine
+from shardmill.runtime.manifest import COMPLETE, RUNTIME, read_manifest
+
+WRONG: dict[str, Any] = {
+    "a list": [],
+    "nothing": {},
+    "another format": manifest(format=2),
+    "a rope without numbers": manifest(rope={}),
+    "parts that are none": manifest(parts=[5]),
+    "a part without a program": manifest(parts=[{"name": "head_0", "kind": "head", "start": 0, "end": 1}]),
+    "an embedding without a path": manifest(embedding={"sha256": "1" * 64}),
+    "a program that is a text": manifest(parts=[manifest()["parts"][0] | {"program": "head_0.mlmodelc"}]),
+    "a sha256 that is a number": manifest(tokenizer={"path": "a", "sha256": 5}),
+    "files that are a list": manifest(packages={"head_0": {"path": "a", "files": ["b"]}}),
+    **{f"{key} of another type": manifest(**{key: None}) for key in COMPLETE},
+}
+
+
+def refusal(build: Path, read: Any) -> str:
+    with pytest.raises(ShardmillError) as caught:
+        read(build)
+    line = str(caught.value)
+    assert line.startswith(str(build / "model.json"))
+    assert "\n" not in line
+    return line
+
+
+def write(build: Path, content: Any) -> None:
+    (build / "model.json").write_text(json.dumps(content))
+
+
+def test_a_sound_one_is_read(tmp_path: Path) -> None:
+    write(tmp_path, manifest())
+    assert read_manifest(tmp_path) == read_manifest(tmp_path, COMPLETE) == manifest()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_that_is_none_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
+    write(tmp_path, WRONG[name])
+    assert "is no manifest of a built model" in refusal(tmp_path, lambda build: read_manifest(build, COMPLETE))
+    assert "build again" in refusal(tmp_path, mismatches)
+
+
+@pytest.mark.parametrize("key", RUNTIME)
+def test_the_engine_reads_no_other(tmp_path: Path, key: str) -> None:
+    write(tmp_path, manifest(**{key: None}))
+    assert "is no manifest of a built model" in refusal(tmp_path, engine.load)
+
+
+@pytest.mark.parametrize("raw", [b"{", b"\xff\xfe", b""])
+def test_a_damaged_file_is_named(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "model.json").write_bytes(raw)
+    assert "is damaged" in refusal(tmp_path, read_manifest)
+
+
+def test_where_there_is_none(tmp_path: Path) -> None:
+    assert "build the model first" in refusal(tmp_path, read_manifest)
+    assert "build the model first" in refusal(tmp_path / "nowhere", mismatches)
+
+
+def test_an_entry_without_a_hash_is_not_taken_for_checked(tmp_path: Path) -> None:
+    write(tmp_path, manifest(embedding={"path": "embedding.safetensors"}))
+    assert "no sha256 of embedding.safetensors" in refusal(tmp_path, mismatches)

@@ -1,0 +1,64 @@
+"""One spelling of JSON, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardmill.files import digest, dumps, replacing, write_json
+
+
+def test_equal_content_has_one_spelling() -> None:
+    one, other = {"b": [1, 2.5], "a": "é"}, {"a": "é", "b": [1, 2.5]}
+    assert dumps(one) == dumps(other) == '{\n "a": "é",\n "b": [\n  1,\n  2.5\n ]\n}\n'
+    assert digest(one) == digest(other) != digest({"a": "e", "b": [1, 2.5]})
+
+
+def test_what_json_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dumps({"x": float("nan")})
+
+
+def test_tuples_and_lists_are_the_same_content() -> None:
+    assert digest((1, (2,))) == digest([1, [2]])
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, 1)
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert json.loads(path.read_text()) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_takes_the_place_of_one_that_is_not_empty(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder"
+    for content in ("old", "new"):
+        with replacing(path) as temporary:
+            temporary.mkdir()
+            (temporary / content).write_text(content)
+    assert [file.name for file in path.iterdir()] == ["new"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_is_not_lost_when_nothing_was_made_to_replace_it(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "kept").write_text("kept")
+    with pytest.raises(FileNotFoundError), replacing(path):
+        pass
+    assert (path / "kept").read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nobody_sees_a_file_before_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with replacing(path) as temporary:
+        temporary.write_text("whole")
+        assert not path.exists()
+        assert temporary.stat().st_dev == path.parent.stat().st_dev  # a rename within one file system
+    assert path.read_text() == "whole"
