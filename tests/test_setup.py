@@ -109,7 +109,7 @@ def imported(folder: str) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    local = {"shardmill", "tests"} | {path.stem for path in (ROOT / "tests").rglob("*")}
+    local = {"shardmill", "portable_coreml", "tests"} | {path.stem for path in (ROOT / "tests").rglob("*")}
     return found - sys.stdlib_module_names - local
 
 

@@ -22,7 +22,7 @@ def folder_of(package: str) -> Path:
     return Path(spec.origin).parents[1]
 
 
-OURS = {name: folder_of(name) for name in ("shardmill", "portable_coreml")}  # package -> the folder it lies in
+OURS = {name: folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
 LOG_CALLS = {"debug", "info", "warning", "error"}
 
 

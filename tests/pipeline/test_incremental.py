@@ -12,8 +12,8 @@ import pytest
 import tiny
 from safetensors.torch import load_file, save_file
 
-from shardmill import config, files
-from shardmill.pipeline import fingerprint, snakefile, why
+from shardmill import config
+from shardmill.pipeline import fingerprint, snakefile, store, why
 from shardmill.pipeline.store import Store
 
 from . import driver
@@ -120,7 +120,7 @@ def test_a_store_that_may_only_be_read(root: Path, monkeypatch: pytest.MonkeyPat
     def refuse(path: Path, content: object) -> None:
         raise PermissionError(f"{path} may only be read")
 
-    monkeypatch.setattr(files, "write_json", refuse)
+    monkeypatch.setattr(store, "write_json", refuse)
     assert forecast(root, settings()) == set()
 
 

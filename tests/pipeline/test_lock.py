@@ -16,7 +16,7 @@ from shardmill.pipeline import lock
 
 HELD = """
 import sys, time
-from shardmill import lock
+from shardmill.pipeline import lock
 getattr(lock, sys.argv[1])(sys.argv[2])
 print("held", flush=True)
 time.sleep(60)

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from stored import Made, Outcome, entry, never, write_both
 
-from shardmill import files
 from shardmill.checkpoint.hashing import tree_hash
+from shardmill.pipeline import store
 from shardmill.pipeline.store import Action, Store
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.store import Action, Store
+from shardmill.pipeline.store import Action, Store
 root = Path(sys.argv[1])
 def work(made):
     made["file"].write_text("half")
@@ -47,7 +47,7 @@ def test_killed_work_leaves_no_entry_and_no_output(tmp_path: Path) -> None:
 SAME_KEY = """
 import sys, time
 from pathlib import Path
-from shardmill.store import Action, Store
+from shardmill.pipeline.store import Action, Store
 root, name = Path(sys.argv[1]), sys.argv[2]
 def work(made):
     (root / f"{name} works").touch()
@@ -95,7 +95,7 @@ def full_while_working(patch: pytest.MonkeyPatch) -> None:
 
 
 def full_while_recording(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(files, "write_json", disk_full)
+    patch.setattr(store, "write_json", disk_full)
 
 
 def full_while_adopting(patch: pytest.MonkeyPatch) -> None:
