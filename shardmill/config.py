@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
 from shardmill.models import type_fault
-from shardmill.models.architecture import size_fault
+from shardmill.models.hf_config import size_fault
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)

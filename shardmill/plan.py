@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.files import write_json
-from shardmill.models.architecture import Architecture, Graph, Names
+from shardmill.models.architecture import Graph, Kind, Model, Source
+from shardmill.models.contract import Form, T, constants, inputs, output, states
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
@@ -26,20 +27,38 @@ WEIGHT_FILE_LIMIT = 2**31
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor, or rows [first, last) of one, as bytes [start, end) of a checkpoint file."""
+    """A constant of a program, and the bytes [start, end) of a checkpoint's file that it is made from."""
 
-    name: str
+    path: str  # of the constant, after models/contract.py
+    source: Source
+    rows: tuple[int, int] | None  # of the source's tensor, [first, last); None for all
     file: str
     start: int
     end: int
     dtype: str
-    shape: tuple[int, ...]
-    sha256: str
+    stored: tuple[int, ...]  # shape of those bytes
+    sha256: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The constant's shape."""
+        return self.stored if self.source.column is None else self.stored[:1]
+
+    @property
+    def label(self) -> str:
+        """What a person calls the bytes."""
+        return self.source.tensor if self.rows is None else f"{self.source.tensor}[{self.rows[0]}:{self.rows[1]}]"
 
     @property
     def info(self) -> TensorInfo:
         """The place alone."""
-        return TensorInfo(self.name, self.file, self.start, self.end, self.dtype, self.shape)
+        return TensorInfo(self.label, self.file, self.start, self.end, self.dtype, self.stored)
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What decides the constant, wherever it lies and whatever the checkpoint calls it."""
+        source = self.source
+        return (self.path, self.dtype, self.stored, self.sha256, source.add, source.times, source.column)
 
 
 @dataclass(frozen=True)
@@ -53,18 +72,28 @@ class Part:
     slots: int  # S
     tokens: int  # upper bound of T
     graph: Graph
+    kinds: tuple[Kind, ...]  # of its layers
     tensors: tuple[Tensor, ...]
+
+    @property
+    def form(self) -> Form:
+        """What the graph contract says of it."""
+        if self.kind == "layers":
+            return Form(
+                "layers", self.graph, tuple(zip(range(self.start, self.end), self.kinds, strict=True)), self.slots
+            )
+        return Form(self.kind, self.graph, rows=self.end - self.start)
 
     @property
     def content(self) -> dict[str, Any]:
         """What decides the package: everything but where the bytes lie, and the part's own name."""
-        fields = asdict(self) | {"tensors": [(t.name, t.dtype, t.shape, t.sha256) for t in self.tensors]}
+        fields = asdict(self) | {"tensors": [tensor.content for tensor in self.tensors]}
         del fields["name"]
         return fields
 
     @property
     def parameters(self) -> list[int]:
-        """How many numbers each tensor holds."""
+        """How many numbers each constant holds."""
         return [prod(tensor.shape) for tensor in self.tensors]
 
     def weight_bytes(self, quantization: str) -> int:
@@ -78,8 +107,18 @@ def load_part(path: Path) -> Part:
     import json
 
     fields = json.loads(path.read_text())
-    tensors = tuple(Tensor(**t | {"shape": tuple(t["shape"])}) for t in fields["tensors"])
-    return Part(**fields | {"graph": Graph(**fields["graph"]), "tensors": tensors})
+    kinds = tuple(Kind(**kind) for kind in fields["kinds"])
+    tensors = tuple(map(_loaded, fields["tensors"]))
+    return Part(**fields | {"graph": Graph(**fields["graph"]), "kinds": kinds, "tensors": tensors})
+
+
+def _loaded(fields: dict[str, Any]) -> Tensor:
+    source = fields["source"]
+    shape = tuple(source["shape"]) if source["shape"] else None
+    rows = tuple(fields["rows"]) if fields["rows"] else None
+    return Tensor(
+        **fields | {"source": Source(**source | {"shape": shape}), "rows": rows, "stored": tuple(fields["stored"])}
+    )
 
 
 def write_part(path: Path, part: Part) -> None:
@@ -87,44 +126,52 @@ def write_part(path: Path, part: Part) -> None:
     write_json(path, asdict(part))
 
 
-def draft_parts(config: Config, a: Architecture, tensors: Mapping[str, TensorInfo], names: Names) -> tuple[Part, ...]:
+def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo]) -> tuple[Part, ...]:
     """All parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
+    a = model.architecture
 
-    def part(name: str, kind: str, start: int, end: int, slots: int, chosen: Sequence[Tensor]) -> Part:
-        return Part(name, kind, start, end, slots, config.tokens.max, a.graph, tuple(chosen))
+    def part(name: str, kind: str, start: int, end: int, slots: int = 0) -> Part:
+        kinds = a.kinds[start:end] if kind == "layers" else ()
+        empty = Part(name, kind, start, end, slots, config.tokens.max, a.graph, kinds, ())
+        rows = (start, end) if kind == "head" else None
+        paths = ("embedding",) if kind == "embedding" else constants(empty.form)
+        return replace(empty, tensors=tuple(_drafted(path, model, tensors, rows) for path in paths))
 
     parts = [
-        part(name, "layers", start, end, config.context, [whole(tensors[n]) for n in names.layers(start, end)])
+        part(name, "layers", start, end, config.context)
         for name, (start, end) in zip(config.parts, config.topology, strict=False)
     ]
     rows = a.vocab // config.head.slices
-    for j in range(config.head.slices):
-        first, last = j * rows, (j + 1) * rows
-        chosen = [whole(tensors[names.final_norm]), slice_rows(tensors[names.head], first, last)]
-        parts.append(part(f"head_{j}", "head", first, last, 0, chosen))
-    parts.append(part("embedding", "embedding", 0, a.vocab, 0, [whole(tensors[names.embedding])]))
-    return tuple(parts)
+    parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.head.slices)]
+    return (*parts, part("embedding", "embedding", 0, a.vocab))
 
 
-def whole(info: TensorInfo) -> Tensor:
-    """All of a tensor."""
-    return Tensor(info.name, info.file, info.start, info.end, info.dtype, info.shape, "")
+def _drafted(path: str, model: Model, tensors: Mapping[str, TensorInfo], rows: tuple[int, int] | None) -> Tensor:
+    """A constant's tensor. Args: rows those of the LM head that the part holds; its other constants are whole."""
+    source = model.sources[path]
+    info = tensors[source.tensor]
+    if rows is None or path != "lm_head.weight":
+        return Tensor(path, source, None, info.file, info.start, info.end, info.dtype, info.shape)
+    first, last = rows
+    size = (info.end - info.start) // info.shape[0]  # bytes of a row
+    start, end = info.start + first * size, info.start + last * size
+    return Tensor(path, source, rows, info.file, start, end, info.dtype, (last - first, *info.shape[1:]))
 
 
-def slice_rows(info: TensorInfo, first: int, last: int) -> Tensor:
-    """Rows [first, last) of a tensor of [rows, columns]: a contiguous range of bytes."""
-    row = (info.end - info.start) // info.shape[0]
-    name = f"{info.name}[{first}:{last}]"
-    shape = (last - first, *info.shape[1:])
-    return Tensor(name, info.file, info.start + first * row, info.start + last * row, info.dtype, shape, "")
+def tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor that the checkpoint must have."""
+    a = model.architecture
+    wanted = constants(Form("layers", a.graph, tuple(enumerate(a.kinds))))
+    wanted |= constants(Form("head", a.graph, rows=a.vocab)) | {"embedding": (a.vocab, a.graph.hidden)}
+    return {model.sources[path].tensor: model.sources[path].shape or shape for path, shape in wanted.items()}
 
 
 def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part, ...]:
-    """The parts with every tensor's sha256 filled in, from a mapping by tensor name."""
-    return tuple(replace(p, tensors=tuple(replace(t, sha256=hashes[t.name]) for t in p.tensors)) for p in parts)
+    """The parts with every tensor's sha256 filled in, from a mapping by their labels."""
+    return tuple(replace(p, tensors=tuple(replace(t, sha256=hashes[t.label]) for t in p.tensors)) for p in parts)
 
 
-def plan_json(config: Config, a: Architecture, parts: Sequence[Part]) -> dict[str, Any]:
+def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, Any]:
     """plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
     rows = [
         {
@@ -132,6 +179,7 @@ def plan_json(config: Config, a: Architecture, parts: Sequence[Part]) -> dict[st
             "kind": p.kind,
             "start": p.start,
             "end": p.end,
+            **interface(p),
             "weight_bytes": p.weight_bytes(config.convert.weights),
             "parameters": sum(p.parameters),
             "largest_tensor": max(p.parameters),
@@ -143,7 +191,20 @@ def plan_json(config: Config, a: Architecture, parts: Sequence[Part]) -> dict[st
         "context": config.context,
         "tokens_max": config.tokens.max,
         "widths": list(config.widths),
-        "architecture": asdict(a),
+        "architecture": asdict(model.architecture) | {"layers": model.architecture.layers},
+        "prefix": model.prefix,
+        "conv_taps": model.architecture.graph.conv_taps,
+        "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
+        "window": model.architecture.window,
         "parts": rows,
         "weight_file_limit": WEIGHT_FILE_LIMIT,
     }
+
+
+def interface(part: Part) -> dict[str, Any]:
+    """What goes into a part's program, what it keeps and what comes out; "T" stands for the token axis."""
+    if part.kind == "embedding":
+        return {}
+    form = part.form
+    named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(form).items()}
+    return {"inputs": named, "states": {name: list(s) for name, s in states(form).items()}, "output": output(form)}

@@ -19,7 +19,7 @@ def synth_checkpoint(
 
     from shardmill.config import read_yaml
     from shardmill.errors import ConfigError
-    from shardmill.models.architecture import size_fault
+    from shardmill.models.hf_config import size_fault
     from shardmill.models.synthetic import synth_checkpoint as write
 
     content = read_yaml(like)

@@ -1,7 +1,7 @@
 """Stamped conversion: coremltools converts a few small layers once, and every part is composed from the result.
 
-All layers of a model share one graph and only the weights differ, so the program of a part is stamped from the template
-of its kind, and its weights are streamed from the checkpoint into the weight file. The package is that of the plain
+Layers of one kind share one graph and only the weights differ, so the program of a part is stamped from the template
+of its kinds, and its weights are streamed from the checkpoint into the weight file. The package is that of the plain
 conversion, byte for byte, except where plain coremltools would drop or merge an operation because of a weight's values
 (a norm weight of nothing but ones; two layers with the same norm weight): here programs never depend on weights.
 """
@@ -23,16 +23,23 @@ def convert_stamped(
 ) -> None:
     """Writes the canonical .mlpackage of a part at `path`, which must not exist.
 
-    Args: source, the checkpoint's folder; quantization "int8" or "fp16" as in `plain.convert`; cache, a folder in which
-    templates are kept between processes; threads, how many encode weights.
-    Raises CheckpointError for a weight that fp16 can't hold, StampError for a graph that can't be stamped; what was
-    written until then stays for the caller to remove.
+    Args:
+        part: the part.
+        source: the checkpoint's folder.
+        quantization: "int8" or "fp16" as in `trace.convert`.
+        path: where the package goes.
+        cache: a folder in which templates are kept between processes.
+        threads: how many encode weights.
+
+    Raises:
+        CheckpointError: for a weight that fp16 can't hold.
+        StampError: for a graph that can't be stamped. What was written until then stays for the caller to remove.
     """
     import coremltools as ct
 
     template = sample.template(part, quantization, cache)
-    start, layers = (0, 1) if part.kind == "head" else (part.start, part.end - part.start)
-    spec = template.compose(start, layers, sample.widths(part))
+    start = 0 if part.kind == "head" else part.start
+    spec = template.compose(start, sample.order(part), sample.widths(part))
     blobs, weights = stream.place(spec, part)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)

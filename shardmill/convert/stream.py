@@ -23,8 +23,9 @@ from shardmill import plan
 from shardmill.convert import blob, quantize
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.template.program import main_block
-from shardmill.convert.weights import DTYPES, FP16_MAX
+from shardmill.convert.weights import DTYPES, FP16_MAX, turned
 from shardmill.errors import CheckpointError
+from shardmill.models.contract import stem
 
 BLOCK = 1 << 18  # weights: the fp32 block and its scratch copies stay in a core's cache
 
@@ -39,11 +40,17 @@ class Weight:
 
     @property
     def columns(self) -> int:
-        return self.tensor.shape[-1]
+        """Of the constant; a vector is one row."""
+        return 1 if self.tensor.source.column is not None else self.tensor.stored[-1]
+
+    @property
+    def stride(self) -> int:
+        """Numbers of a row in the checkpoint."""
+        return self.tensor.stored[-1]
 
     @property
     def rows(self) -> int:
-        return math.prod(self.tensor.shape) // self.columns
+        return math.prod(self.tensor.stored) // self.stride
 
 
 def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight]]:
@@ -53,7 +60,7 @@ def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight]]:
     """
     sites = list(weight_sites(spec))
     blobs = blob.lay_out([kind_and_size(value) for _, values in sites for value in values])
-    tensors, left, weights = tensors_by_name(part), iter(blobs), []
+    tensors, left, weights = {stem(t.path): t for t in part.tensors}, iter(blobs), []
     for name, values in sites:
         placed = [next(left) for _ in values]
         for value, where in zip(values, placed, strict=True):
@@ -74,13 +81,6 @@ def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
         values = [v for v in (*attributes, *arguments) if v.WhichOneof("value") == "blobFileValue"]
         if values:
             yield re.sub("_to_fp16(_quantized)?$", "", operation.outputs[0].name), values
-
-
-def tensors_by_name(part: plan.Part) -> dict[str, plan.Tensor]:
-    """The part's tensors by what coremltools calls them, which is the PyTorch module's name for them."""
-    if part.kind == "head":
-        return dict(zip(("norm_weight", "lm_head_weight"), part.tensors, strict=True))
-    return {re.sub(r"\W", "_", t.name.removeprefix("model.")): t for t in part.tensors}
 
 
 def extents(value: Any) -> list[int]:
@@ -124,7 +124,7 @@ def stream(descriptor: int, weights: list[Weight], source: Path, threads: int) -
 
 def rows_per_block(weight: Weight) -> int:
     """How many rows are encoded at a time."""
-    return max(1, BLOCK // weight.columns)
+    return max(1, BLOCK // weight.stride)
 
 
 @contextmanager
@@ -140,25 +140,25 @@ def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 def write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
     """Reads, encodes and writes the rows of a block that starts at `row`."""
-    rows = read_rows(weight, row, min(rows_per_block(weight), weight.rows - row), source)
+    rows = turned(read_rows(weight, row, min(rows_per_block(weight), weight.rows - row), source), weight.tensor.source)
     if weight.scale is None:
         data, magnitude = quantize.to_fp16(rows)
     else:
         data, scale, magnitude = quantize.to_int8(rows)
         blob.write_at(descriptor, scale.numpy().data, weight.scale + 2 * row)
     if not quantize.fits_fp16(magnitude):
-        raise CheckpointError(f"{weight.tensor.name}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
+        raise CheckpointError(f"{weight.tensor.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
     blob.write_at(descriptor, data.numpy().data, weight.data + data.itemsize * row * weight.columns)
 
 
 def read_rows(weight: Weight, row: int, count: int, source: Path) -> torch.Tensor:
-    """Rows [row, row + count) as they lie in the checkpoint: [count, columns]."""
+    """Rows [row, row + count) as they lie in the checkpoint: [count, stride]."""
     tensor = weight.tensor
     dtype = DTYPES[tensor.dtype]
-    stride = weight.columns * dtype.itemsize
+    stride = weight.stride * dtype.itemsize
     raw = np.empty(count * stride, np.uint8)
     with (source / tensor.file).open("rb", buffering=0) as stream:
         stream.seek(tensor.start + row * stride)
         if stream.readinto(raw.data) != raw.size:
-            raise CheckpointError(f"{tensor.file}: ends within {tensor.name}; fetch it again")
-    return torch.from_numpy(raw).view(dtype).reshape(count, weight.columns)
+            raise CheckpointError(f"{tensor.file}: ends within {tensor.label}; fetch it again")
+    return torch.from_numpy(raw).view(dtype).reshape(count, weight.stride)

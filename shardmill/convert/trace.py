@@ -10,36 +10,44 @@ import coremltools.optimize.coreml as cto
 import numpy as np
 import torch
 from coremltools.converters.mil import Builder as mb
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
-from shardmill.models import family
-from shardmill.models.architecture import Graph
+from shardmill.models.blocks import build
+from shardmill.models.contract import Shape, T, inputs, output, states
 from shardmill.plan import Part
 
 TARGET = ct.target.iOS18  # the first with states
+# These fold constants of the graph into weights, which would then no longer be the checkpoint's rows.
+FOLDING = {
+    "common::fuse_conv_scale",
+    "common::fuse_conv_bias",
+    "common::fuse_conv_batchnorm",
+    "common::fuse_elementwise_to_batchnorm",
+}
 
 
 def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
     """The ct.models.MLModel of a part.
 
-    Args: weights in fp32, by the checkpoint's names; quantization "int8" (symmetric, one scale per output channel of
+    Args: weights in fp32, by the contract's paths; quantization "int8" (symmetric, one scale per output channel of
     every projection) or "fp16" (none).
     """
-    module = build_module(part, weights)
-    shapes = input_shapes(part)
+    module = build(part.form, weights)
+    shapes = inputs(part.form)
     example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.insert_pass(0, WHOLE_STATE_UPDATE)
+    pipeline.remove_passes(FOLDING)
     # Reading a program leaves counters behind that would number this one's operations otherwise than a fresh process.
     mb.name_count.clear()
     model = ct.convert(
         traced,
         inputs=core_ml_inputs(shapes, part.tokens),
-        outputs=[ct.TensorType("hidden" if part.kind == "layers" else "logits", dtype=np.float16)],
-        states=core_ml_states(part) or None,
+        outputs=[ct.TensorType(output(part.form), dtype=np.float16)],
+        states=core_ml_states(states(part.form)) or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,
         pass_pipeline=pipeline,
@@ -48,41 +56,12 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
     return quantize(model) if quantization == "int8" else model
 
 
-def build_module(part: Part, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The PyTorch module of a part, after the graph contract."""
-    models = family(part.graph.model_type)
-    module: nn.Module
-    if part.kind == "layers":
-        module = models.LayersPart(part.graph, part.start, part.end, part.slots, weights)
-    else:
-        norm, head = weights.values()
-        module = models.HeadPart(part.graph, norm, head)
-    return module.eval()
-
-
-T = -1  # stands for the token axis in the shapes below
-
-
-def input_shapes(part: Part) -> dict[str, tuple[int, ...]]:
-    """The graph contract's inputs by name, T as -1."""
-    g: Graph = part.graph
-    if part.kind == "head":
-        return {"hidden": (1, g.hidden, T, 1)}
-    return {
-        "x": (1, g.hidden, T, 1),
-        "rope_cos": (T, g.rope_dim // 2),
-        "rope_sin": (T, g.rope_dim // 2),
-        "attn_mask": (1, 1, T, part.slots),
-        "kv_write_mask": (1, 1, part.slots, T),
-    }
-
-
-def sized(shape: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+def sized(shape: Shape, tokens: int) -> Shape:
     """A shape with T filled in."""
     return tuple(tokens if extent == T else extent for extent in shape)
 
 
-def core_ml_inputs(shapes: Mapping[str, tuple[int, ...]], upper: int) -> list[Any]:
+def core_ml_inputs(shapes: Mapping[str, Shape], upper: int) -> list[Any]:
     """Inputs that share one symbol for T: a stateful program must not mix fixed and flexible ones (rule D3)."""
     symbol = ct.RangeDim(lower_bound=1, upper_bound=upper, default=1) if upper > 1 else 1
     return [
@@ -91,16 +70,9 @@ def core_ml_inputs(shapes: Mapping[str, tuple[int, ...]], upper: int) -> list[An
     ]
 
 
-def core_ml_states(part: Part) -> list[Any]:
-    """k_i and v_i of every layer, [1, kv_heads, S, head_dim] in fp16, by absolute layer index."""
-    if part.kind != "layers":
-        return []
-    shape = (1, part.graph.kv_heads, part.slots, part.graph.head_dim)
-    return [
-        ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=f"{kind}_{i}")
-        for i in range(part.start, part.end)
-        for kind in "kv"
-    ]
+def core_ml_states(shapes: Mapping[str, Shape]) -> list[Any]:
+    """States of fp16, by name."""
+    return [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name) for name, shape in shapes.items()]
 
 
 def quantize(model: Any) -> Any:

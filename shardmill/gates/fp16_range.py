@@ -20,7 +20,8 @@ from portable_coreml.program import Function
 from portable_coreml.run.fp16_range import RangeAudit, RangeRow
 
 from shardmill.gates.passes import cut
-from shardmill.runtime.engine import Engine, Program
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.program import Program
 
 MASKS = ("attn_mask",)
 WEIGHT = re.compile(r"layers_(\d+)_")  # how a converted program names what belongs to layer N
@@ -50,7 +51,7 @@ class Row:
 
 def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     """One row per operation of every program, in the order of a pass, over passes of the widest width."""
-    programs = [*engine.layers, *engine.heads]
+    programs = engine.programs
     functions = [_function(program) for program in programs]
     audits = [RangeAudit(function, MASKS) for function in functions]
     for program, seen in zip(programs, audits, strict=True):
@@ -59,7 +60,7 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     starts = []
     for step in cut(len(tokens), [max(engine.widths)]):
         starts.append(step.tokens[0])
-        shared = engine.shared_inputs(step.positions, step.positions)
+        shared = engine.host.arrays(step.positions, step.positions)
         for seen in audits:
             seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS})
         engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)

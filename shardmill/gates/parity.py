@@ -10,12 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from shardmill.gates.passes import Pass, cut, schedules
-from shardmill.gates.reference import Reference, Weights, project
+from shardmill.gates.reference import Reference
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.machine import is_portable, load_programs_as
+from shardmill.models.contract import RING, Floats, Host, inputs, states
 from shardmill.plan import Part
-from shardmill.runtime.engine import NEVER, Floats, Program, attention_mask, write_mask
+from shardmill.runtime.program import Program
 
 
 def relative_error(value: Any, expected: Any) -> float:
@@ -33,47 +34,59 @@ def psnr(value: Any, expected: Any) -> float:
 
 
 class Runner:
-    """A layers part fed by hand through MLModel.predict, with the host's work done here."""
+    """A layers part fed by hand through MLModel.predict, with the host's work done by the contract's Host."""
 
-    def __init__(self, program: Path, part: Part, rope: tuple[Floats, Floats]) -> None:
-        self.program, self.part, self.rope = program, part, rope
+    def __init__(self, program: Path, part: Part, runtime: Mapping[str, Any]) -> None:
+        """Loads nothing yet.
+
+        Args:
+            program: the compiled bundle.
+            part: what it was made from.
+            runtime: what the contract's Host needs to know, see plan.json's "runtime".
+        """
+        self.program, self.part, self.runtime = program, part, runtime
+        self.names = list(inputs(part.form))
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
-        """Outputs [n, d] for inputs [n, d], and the states' first n slots [kv_heads, n, head_dim] by name."""
-        program = Program(self.program, stateful=True)
-        held = np.full(self.part.slots, NEVER)
+        """Outputs [n, d] for inputs [n, d], and by name what the states hold of the tokens."""
+        program, host = Program(self.program, stateful=True), Host(self.runtime)
+        scale = np.float32(self.part.graph.stream_scale)
         outputs = np.zeros_like(rows)
         for p in passes:
-            at = np.asarray(p.positions)
-            held[at] = at
-            inputs = {
-                "x": rows[list(p.tokens)].T[None, :, :, None],  # [1, d, T, 1]
-                "rope_cos": self.rope[0][at],
-                "rope_sin": self.rope[1][at],
-                "attn_mask": attention_mask(held, at),
-                "kv_write_mask": write_mask(self.part.slots, at),
-            }
-            result = program(inputs)[0, :, :, 0].T  # [T, d]
-            outputs[at[: p.kept]] = result[: p.kept]
+            given = host.arrays(p.positions, p.positions)
+            given["x"] = rows[list(p.tokens)].T[None, :, :, None] * scale  # [1, d, T, 1]
+            result = program({name: given[name] for name in self.names})[0, :, :, 0].T / scale  # [T, d]
+            outputs[list(p.positions[: p.kept])] = result[: p.kept]
         return outputs, self.states(program, len(rows))
 
     def states(self, program: Program, used: int) -> dict[str, Floats]:
-        """The key/value rows of the slots that were used."""
-        names = [f"{kind}_{i}" for i in range(self.part.start, self.part.end) for kind in "kv"]
+        """What the states hold of the first `used` positions; of a ring, of the last ones that it still holds."""
         assert program.state is not None
-        return {name: program.state.read_state(name)[0, :, :used].astype(np.float32) for name in names}
+        found = {}
+        for name in states(self.part.form):
+            values = program.state.read_state(name).astype(np.float32)
+            if name.startswith("c_"):
+                kept = np.arange(max(used - self.part.graph.conv_taps + 1, 0), used) % RING
+                found[name] = values[0, 0][:, kept].T
+            else:
+                found[name] = values[0, :, :used]
+        return found
 
 
 def layers_parity(
-    runner: Runner, reference: Reference, boundaries: Tensor, original: Weights, stored: PackageWeights
+    runner: Runner, reference: Reference, boundaries: Tensor, source: Path, stored: PackageWeights
 ) -> Iterator[Measurement]:
     """All measurements of a layers part.
 
-    Args: boundaries [layers + 1, n, d], transformers' hidden states with the original weights; original the part's
-    weights; stored the package's.
+    Args:
+        runner: the part's program.
+        reference: transformers' model.
+        boundaries: [layers + 1, n, d], transformers' hidden states with the original weights.
+        source: the checkpoint's folder.
+        stored: the package's weights.
     """
     part, indices = runner.part, range(runner.part.start, runner.part.end)
-    yield Measurement("weight_steps", *weight_steps(stored, original))
+    yield Measurement("weight_steps", *weight_steps(stored, source))
 
     x = boundaries[part.start]
     with load_programs_as("fp32"):
@@ -122,28 +135,32 @@ def head_parity(
     part: Part,
     reference: Reference,
     known: tuple[Tensor, Tensor],
-    original: Weights,
+    source: Path,
     stored: PackageWeights,
 ) -> Iterator[Measurement]:
     """All measurements of a head part.
 
-    Args: known the last layer's output [n, d] and the logits [n, vocab], both with the original weights; original the
-    part's weights; stored the package's.
+    Args:
+        program: the compiled bundle.
+        part: what it was made from.
+        reference: transformers' model.
+        known: the last layer's output [n, d] and the logits [n, vocab], both with the original weights.
+        source: the checkpoint's folder.
+        stored: the package's weights.
     """
     hidden, logits = known
-    yield Measurement("weight_steps", *weight_steps(stored, original))
-    head_name = part.tensors[1].name.split("[")[0]
+    yield Measurement("weight_steps", *weight_steps(stored, source))
+    rows = hidden.numpy() * np.float32(part.graph.stream_scale)
 
     def run(width: int) -> Floats:
         head = Program(program, stateful=False)
-        rows = hidden.numpy()
         chunks = [rows[list(p.tokens)].T[None, :, :, None] for p in cut(len(rows), [width])]
         return np.concatenate([head({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
 
     with load_programs_as("fp32"):
         plain = run(1)
         if is_portable():
-            expected = project(reference.norm(hidden, stored), stored.rows(head_name))
+            expected = reference.logits(hidden, stored.rows("lm_head.weight"), stored)
             yield Measurement("program_error", relative_error(plain, expected))
         for width in range(2, part.tokens + 1):
             yield Measurement(width_measure(f"T={width}"), relative_error(run(width), plain), f"T={width}")

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, cut, schedules
-from shardmill.gates.reference import Reference, Weights, run
+from shardmill.gates.reference import Reference, Weights
 from shardmill.gates.speculation import mismatches
 from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
+from shardmill.models.contract import Floats
 from shardmill.plan import Part
-from shardmill.runtime.engine import Engine, Floats
+from shardmill.plan import Tensor as Constant
+from shardmill.runtime.engine import Engine
 
 CLEAR_MARGIN = 0.1  # nat: below it the two best tokens are as good as equal
 
@@ -34,32 +38,46 @@ def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Float
     return logits
 
 
+@dataclass(frozen=True)
+class Stored:
+    """transformers' model with the weights that the packages hold."""
+
+    reference: Reference
+    weights: Weights
+    head: Iterable[Tensor]  # rows [vocab, d] in blocks
+    embedding_scale: float  # of the host's table
+
+    def logits(self, tokens: Sequence[int], table: NDArray[np.float16]) -> Tensor:
+        """Its logits [n, vocab], given the host's table [vocab, d]."""
+
+        def rows(ids: Tensor) -> Tensor:
+            return torch.from_numpy(table[ids.numpy()]).float() / self.embedding_scale
+
+        return self.reference.run(tokens, rows, self.head, self.weights)["logits"]
+
+
 def stack_parity(
-    load: Callable[[], Engine],
-    reference: Reference,
-    weights: Weights,
-    states: Mapping[str, Tensor],
-    head: Iterable[Tensor],
+    load: Callable[[], Engine], stored: Stored, states: Mapping[str, Tensor]
 ) -> Iterator[Measurement | NotRun]:
     """All measurements of the stack.
 
-    Args: load makes an engine; weights, and head, the rows of [vocab, d] in blocks, dequantised from the packages;
-    states what the reference step wrote: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with the
-    original weights.
+    Args:
+        load: makes an engine.
+        stored: what transformers makes of the packages' weights.
+        states: what the reference step wrote: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with
+            the original weights.
     """
     tokens: list[int] = states["tokens"].tolist()
-    yield from program_and_widths(load, reference, weights, tokens[: states["hidden"].shape[1]], head)
+    yield from program_and_widths(load, stored, tokens[: states["hidden"].shape[1]])
     yield from cost(load, tokens, states["logits"])
 
 
-def program_and_widths(
-    load: Callable[[], Engine], reference: Reference, weights: Weights, tokens: Sequence[int], head: Iterable[Tensor]
-) -> Iterator[Measurement]:
+def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Sequence[int]) -> Iterator[Measurement]:
     """Questions 1 and 2. The engine is gone when this ends, and is idle before transformers has run: both are large."""
     with load_programs_as("fp32"):
         engine = load()
     if is_portable():
-        expected = run(reference, tokens, torch.from_numpy(engine.table), head, weights)["logits"]
+        expected = stored.logits(tokens, engine.table)
     plain = feed(engine, tokens, cut(len(tokens), [1]))
     if is_portable():
         yield Measurement("program_error", relative_error(plain, expected))
@@ -104,9 +122,20 @@ def top1(original: Tensor, shipped: Tensor) -> Measurement:
     )
 
 
-def stored_weights(packages: Mapping[str, tuple[Part, Path]]) -> tuple[Weights, Iterator[Tensor]]:
-    """Dequantised from all packages: layer and norm weights by the checkpoint's names, and the LM head's rows."""
-    stored = [(part, PackageWeights(path, part)) for part, path in packages.values()]
-    owners = {tensor.name: weights for part, weights in stored for tensor in part.tensors}
-    heads = [(weights, part.tensors[1].name.split("[")[0]) for part, weights in stored if part.kind == "head"]
-    return lambda name: owners[name](name), (rows for weights, name in heads for rows in weights.rows(name))
+def stored_weights(packages: Mapping[str, tuple[Part, Path]], prefix: str) -> tuple[Weights, Iterator[Tensor]]:
+    """Dequantised from all packages: layer and norm weights by transformers' names, and the LM head's rows.
+
+    Args:
+        packages: part and .mlpackage by the part's name.
+        prefix: begins the checkpoint's names where transformers' begin with "model.".
+    """
+    stored = [(part, PackageWeights(path, part, prefix)) for part, path in packages.values()]
+    owners = {transformers_name(t, prefix): weights for part, weights in stored for t in part.tensors}
+    heads = [weights for part, weights in stored if part.kind == "head"]
+    return lambda name: owners[name](name), (rows for weights in heads for rows in weights.rows("lm_head.weight"))
+
+
+def transformers_name(tensor: Constant, prefix: str) -> str:
+    """What transformers calls the parameter that a constant is made from."""
+    name = tensor.source.tensor
+    return "model." + name.removeprefix(prefix) if name.startswith(prefix) else name

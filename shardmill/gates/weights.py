@@ -7,7 +7,7 @@ portable engine. A tensor is in memory while it is used, so a package of any siz
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from shardmill.convert.package import MODEL_FILE, load_spec
+from shardmill.convert.weights import read, turned
 from shardmill.errors import GateError
-from shardmill.gates.reference import Weights
+from shardmill.models.contract import stem
 from shardmill.plan import Part
 
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
@@ -27,25 +28,50 @@ ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
 class PackageWeights:
     """The constants of a package that hold a part's tensors."""
 
-    def __init__(self, package: Path, part: Part) -> None:
+    def __init__(self, package: Path, part: Part, prefix: str = "model.") -> None:
+        """Reads the program.
+
+        Args:
+            package: the .mlpackage.
+            part: what it was made from.
+            prefix: begins the checkpoint's names where transformers' begin with "model.".
+        """
         (function,) = load_spec(package).mlProgram.functions.values()
         operations = function.block_specializations[function.opset].operations
-        self.package = package
+        self.package, self.prefix = package, prefix
         self.ops = {op.outputs[0].name: op for op in operations if op.type.startswith("const")}
-        self.names = constant_names(part)
+        self.tensors = {tensor.path: tensor for tensor in part.tensors}
 
     def __call__(self, name: str) -> Tensor:
-        """A tensor in fp32 with the checkpoint's shape. Raises GateError if the package does not hold it."""
-        values, scale = self.stored(name)
+        """A checkpoint's tensor in fp32, as the program's constants would have it.
+
+        Args:
+            name: transformers' name of it.
+
+        Raises:
+            GateError: if the package does not hold it.
+        """
+        tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
+        made = [held for held in self.tensors.values() if held.source.tensor == tensor]
+        if not made:
+            raise GateError(f"{self.package.name} does not hold {name}")
+        columns: list[Tensor] = [held.source.original(self.values(held.path)) for held in made]
+        if made[0].source.column is None:
+            return columns[0].reshape(made[0].stored)
+        return torch.stack(columns, dim=-1).reshape(made[0].stored)
+
+    def values(self, path: str) -> Tensor:
+        """A constant in fp32."""
+        values, scale = self.stored(path)
         return values.float() if scale is None else values.float().mul_(scale)
 
-    def rows(self, name: str) -> Iterator[Tensor]:
+    def rows(self, path: str) -> Iterator[Tensor]:
         """The same, ROWS rows at a time, each block over the one before it."""
-        return expanded(*self.stored(name))
+        return expanded(*self.stored(path))
 
-    def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """A tensor as it is stored, in int8 or fp16, and the quantisation step of each output channel [out, 1]."""
-        op = self.op(name)
+    def stored(self, path: str) -> tuple[Tensor, Tensor | None]:
+        """A constant as it is stored, in int8 or fp16, and the quantisation step of each output channel [out, 1]."""
+        op = self.op(path)
         if op.type == "const":
             return self.read(op.attributes["val"]).squeeze(), None
         values, scale = (self.read(op.inputs[key].arguments[0].value) for key in ("data", "scale"))
@@ -58,13 +84,12 @@ class PackageWeights:
         files = TranscriptionContext(str(self.package / MODEL_FILE.parent / "weights"))
         return torch.from_numpy(np.asarray(_load_value(files, value)))
 
-    def op(self, name: str) -> Any:
-        """The constant that holds a tensor."""
-        stem = self.names[name]
-        for candidate in (f"{stem}_to_fp16_quantized", f"{stem}_to_fp16"):
+    def op(self, path: str) -> Any:
+        """The operation that holds a constant."""
+        for candidate in (f"{stem(path)}_to_fp16_quantized", f"{stem(path)}_to_fp16"):
             if candidate in self.ops:
                 return self.ops[candidate]
-        raise GateError(f"{self.package.name} does not hold {name}: no constant {stem}")
+        raise GateError(f"{self.package.name} does not hold {path}: no constant {stem(path)}")
 
 
 def expanded(values: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
@@ -79,31 +104,27 @@ def expanded(values: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
         yield rows if scale is None else rows.mul_(scale[first : first + ROWS])
 
 
-def constant_names(part: Part) -> Mapping[str, str]:
-    """Checkpoint name -> stem of the constant's name, which coremltools makes from the module's path."""
-    names = [tensor.name.split("[")[0] for tensor in part.tensors]
-    if part.kind == "head":
-        return dict(zip(names, ("norm_weight", "lm_head_weight"), strict=True))
-    return {name: name.removeprefix("model.").replace(".", "_") for name in names}
-
-
-def weight_steps(stored: PackageWeights, original: Weights) -> tuple[float, str]:
+def weight_steps(stored: PackageWeights, source: Path) -> tuple[float, str]:
     """Largest distance of stored weights from the original ones in quantisation steps, and the tensor's name.
 
     A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value), and no step is under fp16's smallest: a
     channel of nothing but zeros has a scale of 0. NaN if any distance is.
+
+    Args:
+        stored: the package's weights.
+        source: the checkpoint's folder.
     """
     worst, where = 0.0, ""
-    for name in stored.names:
-        values, (kept, scale) = original(name), stored.stored(name)
+    for path, tensor in stored.tensors.items():
+        original, (kept, scale) = read(tensor, source), stored.stored(path)
         for i, rows in enumerate(expanded(kept, scale)):
-            expected = values[i * ROWS : (i + 1) * ROWS].float()
+            expected = turned(original[i * ROWS : (i + 1) * ROWS], tensor.source).float().reshape(rows.shape)
             step = fp16_step(expected) if scale is None else scale[i * ROWS : (i + 1) * ROWS].clamp(min=FP16_STEP)
             steps = float(rows.sub_(expected).abs_().div_(step).max())
             if math.isnan(steps):
-                return steps, name
+                return steps, tensor.label
             if steps > worst:
-                worst, where = steps, name
+                worst, where = steps, tensor.label
     return worst, where
 
 

@@ -1,28 +1,17 @@
-"""What a decoder is made of, as numbers: read from a Hugging Face config through transformers' own AutoConfig.
+"""What a decoder is, as data: its numbers, what its layers are, and where the constants of its programs come from.
 
-config.json comes in two generations (`rope_scaling`, and `rope_parameters` from transformers 5 on); AutoConfig reads
-both, so nothing here looks at the file itself.
+A family (families/*.py) writes such a description from a Hugging Face config; everything else reads it and knows no
+family. `Graph` and `Kind` decide a program's graph, so together with the weights they decide its bytes.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from shardmill.errors import CheckpointError
-from shardmill.models import type_fault
-
-SIZES = (
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_size",
-    "intermediate_size",
-    "vocab_size",
-    "head_dim",
-)
+ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
+MASK, SLIDING_MASK = "attn_mask", "attn_mask_sliding"
 
 
 @dataclass(frozen=True)
@@ -30,8 +19,8 @@ class Rope:
     """Rotary embedding as the host computes it: angle(position, i) = position * inv_freq[i]."""
 
     inv_freq: tuple[float, ...]  # [rope_dim / 2], radians per position
-    scale: float  # LongRoPE's attention factor: cos and sin are multiplied by it
-    factors: str  # "default", "short" or "long": which list of factors inv_freq was made from
+    scale: float  # the attention factor of LongRoPE and YaRN: cos and sin are multiplied by it
+    factors: str  # "default", "short" or "long": which list of LongRoPE's factors inv_freq was made from
 
     @property
     def dim(self) -> int:
@@ -40,10 +29,18 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Graph:
-    """The numbers that fix the graph of a layer and of a head; with the weights they decide a package's bytes."""
+class Kind:
+    """What tells one layer's graph from another's in the same model; a layer's index does not."""
 
-    model_type: str
+    mixer: str = "attention"  # or "conv", a short causal convolution
+    rope: str | None = ROPE  # the table that its heads turn by; None for a layer without rotary embedding
+    mask: str = MASK  # which positions its tokens see
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The numbers and options that all layers of a model share, and its head."""
+
     hidden: int
     heads: int
     kv_heads: int
@@ -51,72 +48,75 @@ class Graph:
     rope_dim: int
     ffn: int
     rms_norm_eps: float
+    fused: bool = False  # one projection for q, k and v, and one for gate and up
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: str = ""  # "before" or "after" the rotation, for each head; "wide": before, over all heads together
+    pre_norms: bool = True  # a norm before each branch
+    post_norms: bool = False  # a norm on each branch's output
+    activation: str = "silu"  # or "gelu_tanh"
+    attention_scale: float = 0.0  # of the scores; 0 stands for head_dim ** -0.5
+    score_cap: float = 0.0  # c * tanh(score / c); 0 for none
+    logit_cap: float = 0.0
+    logit_scale: float = 1.0
+    branch_scale: float = 1.0  # of what a branch adds to the residual stream
+    stream_scale: float = 1.0  # the residual stream is this many times the model's, to stay in the range of fp16
+    conv_taps: int = 0  # of a short convolution: this token and conv_taps - 1 before it
 
     @property
     def group(self) -> int:
         """Query heads per key/value head."""
         return self.heads // self.kv_heads
 
+    @property
+    def stream_eps(self) -> float:
+        """The epsilon of norms that read the residual stream."""
+        return self.rms_norm_eps * self.stream_scale**2
+
 
 @dataclass(frozen=True)
 class Architecture:
     """A whole decoder."""
 
+    model_type: str
     graph: Graph
-    layers: int
+    kinds: tuple[Kind, ...]  # one for each layer
     vocab: int
     tied: bool  # the LM head is the embedding table
-    max_positions: int
-    rope: Rope
+    ropes: Mapping[str, Rope]  # table name -> frequencies
+    window: int | None = None  # positions that a sliding layer sees, its own included
+    embedding_scale: float = 1.0  # the host's table is this many times the checkpoint's, the stream's scale included
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return len(self.kinds)
 
 
 @dataclass(frozen=True)
-class Names:
-    """What a checkpoint calls the tensors that parts are made of."""
+class Source:
+    """Where a constant comes from: a checkpoint's tensor, (value + add) * times, row by row."""
 
-    by_layer: tuple[tuple[str, ...], ...]
-    final_norm: str
-    head: str
-    embedding: str
+    tensor: str
+    add: float = 0.0
+    times: float = 1.0
+    column: int | None = None  # only this one of the columns of a row
+    shape: tuple[int, ...] | None = None  # the tensor's, where it is not the constant's
 
-    def layers(self, start: int, end: int) -> list[str]:
-        """Names of all tensors of layers [start, end)."""
-        return [name for layer in self.by_layer[start:end] for name in layer]
-
-
-def size_fault(content: Any) -> str:
-    """Which size of a parsed config.json is none, in words; empty if all are. One that is left out has a default."""
-    if not isinstance(content, dict):
-        return "not a model's config"
-    sizes = {name: content[name] for name in SIZES if content.get(name) is not None}
-    wrong = [f"{name} is {size!r}: it must be 1 or more" for name, size in sizes.items() if not is_size(size)]
-    return wrong[0] if wrong else ""
+    def original(self, values: Any) -> Any:
+        """The checkpoint's values, given a constant's."""
+        return values / self.times - self.add
 
 
-def is_size(value: Any) -> bool:
-    """Whether it is a whole number from 1 on; true and false are none."""
-    return type(value) is int and value >= 1
+@dataclass(frozen=True)
+class Model:
+    """A decoder and its checkpoint: `sources` says for the path of every constant where it comes from.
 
-
-def load_hf_config(folder: Path) -> Any:
-    """transformers' config of the checkpoint in `folder`.
-
-    Raises CheckpointError where config.json is missing, holds what no model can be, or names a model_type that is not
-    supported. Code that a checkpoint brings along is never run, nor is anybody asked whether to.
+    Paths are "layers.I.ROLE", "norm.weight", "lm_head.weight" and "embedding".
     """
-    from transformers import AutoConfig
 
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        wrong = size_fault(content) or type_fault(content.get("model_type"))
-        if wrong:
-            raise ValueError(wrong)
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever transformers makes of it
-        raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """What an error says at once; of one that announces the fault with a colon, the fault too."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+    architecture: Architecture
+    sources: Mapping[str, Source]
+    prefix: str = "model."  # begins the checkpoint's names where transformers' begin with "model."
+    ignored: tuple[str, ...] = field(default=())  # tensors that a checkpoint may hold and no program needs

@@ -7,6 +7,7 @@ nothing is indexed by a runtime value. T is symbolic after conversion: only -1 s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -14,29 +15,32 @@ from torch import Tensor, nn
 
 # Below this magnitude RMSNorm divides by the constant instead of the largest element, so that a token of zeros is safe.
 NORM_FLOOR = 2.0**-4
+GELU_RANGE = 10.0
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the channel axis, without leaving the range of fp16.
+    """x / sqrt(mean(x^2) + eps) * weight over one axis, that of the channels by default, within the range of fp16.
 
     The square of an activation over 256 overflows fp16, so x is first divided by its largest magnitude m; the mean of
     the squares then lies in 1/channels .. 1, and eps is divided by m^2 to keep the result exactly RMSNorm's. Spelled
     in operations that were measured on the Neural Engine, hence no abs, no clip and no reciprocal.
     """
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, axis: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.reshape(1, -1, 1, 1), requires_grad=False)
+        shape = [-1 if i == axis else 1 for i in range(4)]
+        self.axis, self.weight = axis, nn.Parameter(weight.reshape(shape), requires_grad=False)
         self.floor: Tensor
         self.root_eps: Tensor
         self.register_buffer("floor", torch.full((1, 1, 1, 1), NORM_FLOOR))
         self.register_buffer("root_eps", torch.full((1, 1, 1, 1), math.sqrt(eps)))
 
     def forward(self, x: Tensor) -> Tensor:
-        high, low = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)  # [1, 1, T, 1]
+        axis = self.axis
+        high, low = x.amax(dim=axis, keepdim=True), x.amin(dim=axis, keepdim=True)  # [1, 1, T, 1]
         largest = torch.maximum(torch.maximum(high, low * -1), self.floor)
         y, e = x / largest, self.root_eps / largest
-        return y * torch.rsqrt((y * y).mean(dim=1, keepdim=True) + e * e) * self.weight
+        return y * torch.rsqrt((y * y).mean(dim=axis, keepdim=True) + e * e) * self.weight
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
@@ -45,6 +49,8 @@ def scale(x: Tensor, factor: float) -> Tensor:
     A square root such as head_dim ** -0.5 is off by up to 2e-4 in fp16, which would be most of the error between this
     program and the model it was made from. The product of two fp16 numbers comes as close as wanted.
     """
+    if factor == 1:
+        return x
     for constant in fp16_factors(factor):
         x = x * constant
     return x
@@ -60,11 +66,32 @@ def fp16_factors(value: float) -> tuple[float, ...]:
     return float(first[best]), float(second[best])
 
 
-def projection(weight: Tensor) -> nn.Conv2d:
+def cap(x: Tensor, limit: float) -> Tensor:
+    """limit * tanh(x / limit); x itself for a limit of 0."""
+    return scale(torch.tanh(scale(x, 1 / limit)), limit) if limit else x
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation, spelled as x * sigmoid(2u), since tanh(u) = 2 * sigmoid(2u) - 1.
+
+    Beyond 10 in magnitude the sigmoid is 0 or 1 to fp16's last digit, so the cubic is taken within it: that keeps it in
+    the range of fp16.
+    """
+    near = torch.clamp(x, -GELU_RANGE, GELU_RANGE)
+    inner = near + scale(near * near * near, 0.044715)
+    return x * torch.sigmoid(scale(inner, 2 * math.sqrt(2 / math.pi)))
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": nn.functional.silu, "gelu_tanh": gelu_tanh}
+
+
+def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
     """A linear layer of [out, in] weights as the 1x1 convolution over [1, in, T, 1]."""
     rows, columns = weight.shape
-    conv = nn.Conv2d(columns, rows, kernel_size=1, bias=False)
+    conv = nn.Conv2d(columns, rows, kernel_size=1, bias=bias is not None)
     conv.weight = nn.Parameter(weight[:, :, None, None], requires_grad=False)
+    if bias is not None:
+        conv.bias = nn.Parameter(bias, requires_grad=False)
     return conv
 
 
@@ -88,25 +115,35 @@ def write_cache(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) ->
     return cache * keep + torch.matmul(write_mask, new)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def write_ring(ring: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
+    """The ring of a convolution's inputs with token t's put where write_mask's row t says.
+
+    Args:
+        ring: [1, 1, d, R].
+        new: [1, 1, d, T].
+        write_mask: [1, 1, T, R], one-hot in its rows.
+        keep: [1, 1, 1, R] = 1 - sum_t write_mask.
+    """
+    return ring * keep + torch.matmul(new, write_mask)
+
+
+def read_ring(ring: Tensor, read_mask: Tensor, width: int) -> Tensor:
+    """The input that each token reads from the ring [1, 1, width, R] by a mask [1, 1, R, T], as [1, width, T, 1]."""
+    return torch.matmul(ring, read_mask).reshape(1, width, -1, 1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0) -> Tensor:
     """Softmax attention, all query heads of a key/value head in one matrix product.
 
-    Args: q [1, kv_heads, group * T, head_dim], already scaled; k, v [1, kv_heads, S, head_dim];
-    mask [1, 1, group * T, S], additive. Returns [1, kv_heads, group * T, head_dim].
+    Args:
+        q: [1, kv_heads, group * T, head_dim], already scaled.
+        k: [1, kv_heads, S, head_dim].
+        v: [1, kv_heads, S, head_dim].
+        mask: [1, 1, group * T, S], additive.
+        limit: of the scores' magnitude, see `cap`.
+
+    Returns:
+        [1, kv_heads, group * T, head_dim].
     """
-    scores = torch.matmul(q, k.transpose(-1, -2)) + mask  # [1, kv_heads, group * T, S]
+    scores = cap(torch.matmul(q, k.transpose(-1, -2)), limit) + mask  # [1, kv_heads, group * T, S]
     return torch.matmul(torch.softmax(scores, dim=-1), v)
-
-
-class GatedMLP(nn.Module):
-    """down(silu(gate) * up), gate and up in one projection of [2 * ffn, hidden] rows."""
-
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        super().__init__()
-        self.gate_up_proj, self.down_proj = projection(gate_up), projection(down)
-        self.ffn = down.shape[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = torch.split(self.gate_up_proj(x), self.ffn, dim=1)  # each [1, ffn, T, 1]
-        down: Tensor = self.down_proj(nn.functional.silu(gate) * up)
-        return down

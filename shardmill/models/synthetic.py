@@ -26,6 +26,9 @@ from shardmill.checkpoint.layout import text_files
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError
 from shardmill.files import replacing, write_json
+from shardmill.models import family, type_fault
+from shardmill.models.architecture import Model, Source
+from shardmill.models.contract import Form, constants
 
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20
@@ -33,6 +36,10 @@ LOUD_CHANNELS = 6
 LOUD_STREAM = 8.0  # what writes to an outlier channel is this much larger,
 LOUD_NORM = 0.25  # the norm that reads it holds it down, as trained norms do,
 LOUD_COLUMN = 4.0  # and its column in a projection has larger weights: the case that per-channel INT8 finds hard
+
+WRITERS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
+NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+MATRIX = 2
 
 Bits = NDArray[np.uint16]
 
@@ -47,18 +54,21 @@ class Normal:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One tensor [rows, columns] (rows = 0: a vector of columns); `loud` is for outlier channels along `axis`."""
+    """One tensor, drawn as [rows, columns] (a vector is one row); `loud` is for outlier channels along `axis`."""
 
     name: str
-    rows: int
-    columns: int
+    shape: tuple[int, ...]
     usual: Normal
     loud: Normal
-    axis: str  # "rows" or "columns"
+    axis: str = "columns"  # or "rows"
 
     @property
-    def shape(self) -> list[int]:
-        return [self.rows, self.columns] if self.rows else [self.columns]
+    def rows(self) -> int:
+        return self.shape[0] if len(self.shape) > 1 else 1
+
+    @property
+    def columns(self) -> int:
+        return math.prod(self.shape[1:]) if len(self.shape) > 1 else self.shape[0]
 
     @property
     def nbytes(self) -> int:
@@ -74,12 +84,23 @@ def synth_checkpoint(
     max_file_bytes: int = MAX_FILE_BYTES,
     threads: int = 4,
 ) -> None:
-    """Writes the checkpoint that `config` (a phi3 config.json's content) describes to the new folder `dest`.
+    """Writes the checkpoint that `config` describes to the new folder `dest`.
 
-    `tokenizer` is a folder whose tokenizer files are copied. Memory is a few blocks of BLOCK_ELEMENTS per thread.
-    Raises CheckpointError for another model_type, missing settings, a folder in the way, or too little space.
+    Memory is a few blocks of BLOCK_ELEMENTS per thread.
+
+    Args:
+        config: config.json's content, of any family that builds.
+        dest: the new folder.
+        seed: of the weights.
+        tokenizer: a folder whose tokenizer files are copied.
+        max_file_bytes: of one weight file.
+        threads: how many draw weights.
+
+    Raises:
+        CheckpointError: for a model_type that does not build, missing settings, a folder in the way, or too little
+            space.
     """
-    recipes = list(_phi3_recipes(config))
+    recipes = list(_recipes(config))
     total = sum(recipe.nbytes for recipe in recipes)
     if dest.exists():
         raise CheckpointError(f"{dest}: is there already; remove it or choose another folder")
@@ -97,43 +118,53 @@ def synth_checkpoint(
         _write_texts(folder, config, tokenizer)
 
 
-def _phi3_recipes(config: dict[str, Any]) -> Iterator[Recipe]:
-    if config.get("model_type") != "phi3":
-        raise CheckpointError(f"synthetic weights for model_type {config.get('model_type')!r}: only phi3 is known")
-    try:
-        hidden, ffn = config["hidden_size"], config["intermediate_size"]
-        layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-        vocab, kv_heads = config["vocab_size"], config["num_key_value_heads"]
-    except KeyError as error:
-        raise CheckpointError(f"synthetic weights: config.json has no {error}; add it") from error
-    head_dim = config.get("head_dim") or hidden // heads
-    added = 1 / math.sqrt(2 * layers)  # each layer adds to the residual stream twice
+def _recipes(config: dict[str, Any]) -> Iterator[Recipe]:
+    """A recipe for each tensor of the checkpoint, in the order of a pass."""
+    model = _described(config)
+    a, g = model.architecture, model.architecture.graph
     table = config.get("initializer_range", 0.02)
-    yield _writer("model.embed_tokens.weight", vocab, hidden, table, "columns")
-    for index in range(layers):
-        p = f"model.layers.{index}."
-        yield _norm(p + "input_layernorm.weight", hidden)
-        yield _reader(p + "self_attn.qkv_proj.weight", (heads + 2 * kv_heads) * head_dim, hidden)
-        yield _writer(p + "self_attn.o_proj.weight", hidden, heads * head_dim, added / math.sqrt(heads * head_dim))
-        yield _norm(p + "post_attention_layernorm.weight", hidden)
-        yield _reader(p + "mlp.gate_up_proj.weight", 2 * ffn, hidden)
-        yield _writer(p + "mlp.down_proj.weight", hidden, ffn, added / math.sqrt(ffn))
-    yield _norm("model.norm.weight", hidden)
-    if not config.get("tie_word_embeddings", False):
-        yield _writer("lm_head.weight", vocab, hidden, table, "columns")
+    wanted: dict[str, tuple[int, ...]] = {"embedding": (a.vocab, g.hidden)}
+    wanted |= constants(Form("layers", g, tuple(enumerate(a.kinds)))) | constants(Form("head", g, rows=a.vocab))
+    made: set[str] = set()
+    for path, shape in wanted.items():
+        source = model.sources[path]
+        if source.tensor not in made:  # a tied head, or another column
+            made.add(source.tensor)
+            yield _recipe(path, source, source.shape or shape, g.hidden, a.layers, table)
 
 
-def _norm(name: str, hidden: int) -> Recipe:
-    return Recipe(name, 0, hidden, Normal(1.0, 0.1), Normal(LOUD_NORM, 0.02), "columns")
+def _described(config: dict[str, Any]) -> Model:
+    """The model of a config.json's content. Raises CheckpointError for one that can't be built."""
+    from transformers import AutoConfig
+
+    fault = type_fault(config.get("model_type"))
+    if fault:
+        raise CheckpointError(f"synthetic weights: {fault}")
+    missing = [name for name in NEEDED if name not in config]
+    if missing:
+        raise CheckpointError(f"synthetic weights: config.json has no {missing[0]!r}; add it")
+    rest = {key: value for key, value in config.items() if key != "model_type"}
+    found = AutoConfig.for_model(config["model_type"], **rest)
+    model: Model = family(config["model_type"]).describe(found, context=1)
+    return model
 
 
-def _reader(name: str, rows: int, hidden: int) -> Recipe:
+def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, layers: int, table: float) -> Recipe:
+    """What a tensor is drawn from, by what it does in the program."""
+    name = source.tensor
+    if path in ("embedding", "lm_head.weight"):
+        return Recipe(name, shape, Normal(0.0, table), Normal(0.0, LOUD_STREAM * table))
+    if path.endswith("norm.weight"):
+        usual, loud = Normal(1.0 - source.add, 0.1), Normal(LOUD_NORM - source.add, 0.02)
+        return Recipe(name, shape, usual, loud if shape[0] == hidden else usual)
+    if len(shape) != MATRIX:  # biases and the taps of convolutions
+        std = 1 / math.sqrt(shape[-1]) if len(shape) > MATRIX else table
+        return Recipe(name, shape, Normal(0.0, std), Normal(0.0, std))
+    if path.endswith(WRITERS):  # writes to the residual stream, which each layer does twice
+        std = 1 / math.sqrt(2 * layers) / math.sqrt(shape[-1])
+        return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_STREAM * std), "rows")
     std = 1 / math.sqrt(hidden)
-    return Recipe(name, rows, hidden, Normal(0.0, std), Normal(0.0, LOUD_COLUMN * std), "columns")
-
-
-def _writer(name: str, rows: int, columns: int, std: float, axis: str = "rows") -> Recipe:
-    return Recipe(name, rows, columns, Normal(0.0, std), Normal(0.0, LOUD_STREAM * std), axis)
+    return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_COLUMN * std))
 
 
 def _split(recipes: list[Recipe], limit: int) -> list[list[Recipe]]:
@@ -151,7 +182,7 @@ def _write_file(path: Path, recipes: list[Recipe], seed: int, threads: int) -> N
     at = 0
     for recipe in recipes:
         end = at + recipe.nbytes
-        header[recipe.name] = {"dtype": "BF16", "shape": recipe.shape, "data_offsets": [at, end]}
+        header[recipe.name] = {"dtype": "BF16", "shape": list(recipe.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -170,7 +201,7 @@ def _write_file(path: Path, recipes: list[Recipe], seed: int, threads: int) -> N
 
 
 def _blocks(recipe: Recipe) -> Iterator[tuple[Recipe, int, int]]:
-    rows, step = max(recipe.rows, 1), max(BLOCK_ELEMENTS // recipe.columns, 1)
+    rows, step = recipe.rows, max(BLOCK_ELEMENTS // recipe.columns, 1)
     for first in range(0, rows, step):
         yield recipe, first, min(first + step, rows)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmill.models import SUPPORTED
+from shardmill.models import supported
 from shardmill.pipeline.fingerprint import code_digest, package_versions
 
 
@@ -22,13 +22,13 @@ class Tools:
 
 
 SOURCE = "source"  # the folder of a build in which the checkpoint's files lie
-GRAPHS = tuple(f"shardmill.models.{name}" for name in SUPPORTED)
+GRAPHS = tuple(f"shardmill.models.families.{name}" for name in supported())
 
 TOOLS = {
     "fetch": Tools(("shardmill.pipeline.steps.fetch",), ("huggingface-hub",)),
     "split": Tools(("shardmill.pipeline.steps.split", *GRAPHS), ("transformers",)),
     "embedding": Tools(("shardmill.pipeline.steps.embedding",), ("numpy", "safetensors")),
-    "convert": Tools(("shardmill.pipeline.steps.convert", *GRAPHS), ("coremltools", "numpy", "protobuf", "torch")),
+    "convert": Tools(("shardmill.pipeline.steps.convert",), ("coremltools", "numpy", "protobuf", "torch")),
     "compile": Tools(("shardmill.pipeline.steps.compile",), ("coremltools", "protobuf")),
     "reference": Tools(("shardmill.pipeline.steps.reference",), ("tokenizers", "torch", "transformers")),
     "residency": Tools(("shardmill.pipeline.steps.residency",), ("coremltools", "protobuf")),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
+from shardmill.models.contract import MASKED, RING
 
-FORMAT = 1
+FORMAT = 2
 RUNTIME: dict[str, type] = {  # what a runtime reads
     "model": str,
     "context": int,
@@ -17,11 +18,13 @@ RUNTIME: dict[str, type] = {  # what a runtime reads
     "widths": list,
     "vocab": int,
     "rope": dict,
+    "conv_taps": int,
     "eos_token_ids": list,
     "embedding": dict,
     "parts": list,
     "tokenizer": dict,
 }
+PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
 COMPLETE = RUNTIME | {"packages": dict, "texts": dict}  # what verify looks at too
 
 
@@ -50,11 +53,13 @@ def faults(content: Any, kinds: Mapping[str, type]) -> Iterator[str]:
     if wrong:
         yield f"{wrong[0]} is not there or not of its type"
         return
-    if not {"inv_freq", "scale"} <= content["rope"].keys():
-        yield "rope lacks inv_freq or scale"
+    if not all(isinstance(t, dict) and {"inv_freq", "scale"} <= t.keys() for t in content["rope"].values()):
+        yield "a table of rope lacks inv_freq or scale"
+    if not isinstance(content.get("window", ""), int | None):
+        yield "window is not there or not of its type"
     for part in content["parts"]:
-        if not isinstance(part, dict) or not {"name", "kind", "start", "end", "program"} <= part.keys():
-            yield "a part lacks its name, kind, start, end or program"
+        if not isinstance(part, dict) or not set(PART) <= part.keys():
+            yield f"a part lacks one of {', '.join(PART)}"
             return
     if not all(names_files(entry) for entry in entries(content)):
         yield "an entry does not say where its file lies"
@@ -84,7 +89,7 @@ def runtime_manifest(
     """
     architecture = plan["architecture"]
     parts = [
-        {key: row[key] for key in ("name", "kind", "start", "end")} | {"program": dict(programs[row["name"]])}
+        {key: row[key] for key in PART if key != "program"} | {"program": dict(programs[row["name"]])}
         for row in plan["parts"]
         if row["kind"] != "embedding"
     ]
@@ -96,8 +101,11 @@ def runtime_manifest(
         "widths": plan["widths"],
         "vocab": architecture["vocab"],
         "hidden": architecture["graph"]["hidden"],
-        "rope": architecture["rope"],
-        "mask_value": -1e4,
+        "rope": architecture["ropes"],
+        "window": architecture["window"],
+        "conv_taps": architecture["graph"]["conv_taps"],
+        "ring": RING,
+        "mask_value": float(MASKED),
         "eos_token_ids": plan["eos_token_ids"],
         "embedding": embedding,
         "parts": parts,

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.files import digest, write_json
-from shardmill.models import SUPPORTED
 from shardmill.pipeline.fingerprint import code_digest, package_versions
 
-CODE = ("shardmill.convert.template.sample", *(f"shardmill.models.{name}" for name in SUPPORTED))
+CODE = ("shardmill.convert.template.sample",)
 PACKAGES = ("coremltools", "numpy", "torch")
 
 

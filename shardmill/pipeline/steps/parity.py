@@ -41,29 +41,26 @@ def run_part(
     """
     piece = plans.load_part(part)
     plan = json.loads(summary.read_text())
-    rope = plan["architecture"]["rope"]
     todo = part_action(plan, piece, output(made, "package"), output(compiled, "bundle"), seen(states, piece))
 
     def work(out: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
         from shardmill.gates import parity
-        from shardmill.gates.reference import Reference, part_weights
+        from shardmill.gates.reference import Reference
         from shardmill.gates.weights import PackageWeights
-        from shardmill.runtime.engine import rope_tables
 
         known = load_file(states)
-        context = plan["context"]
-        reference = Reference(source_folder(record), context)
-        original = part_weights(piece, source_folder(record))
-        stored = PackageWeights(package, piece)
+        source = source_folder(record)
+        reference = Reference(source, plan["context"])
+        stored = PackageWeights(package, piece, plan["prefix"])
         if piece.kind == "layers":
-            runner = parity.Runner(bundle, piece, rope_tables(rope, context))
-            found = parity.layers_parity(runner, reference, known["hidden"], original, stored)
+            runner = parity.Runner(bundle, piece, plan)
+            found = parity.layers_parity(runner, reference, known["hidden"], source, stored)
         else:
             hidden = known["hidden"][-1]
             both = hidden, known["logits"][: len(hidden)]
-            found = parity.head_parity(bundle, piece, reference, both, original, stored)
+            found = parity.head_parity(bundle, piece, reference, both, source, stored)
         settle(f"parity {piece.name}", report(piece.name, found), out["verdict"], verdict)
 
     failed(verdict).unlink(missing_ok=True)
@@ -73,7 +70,12 @@ def run_part(
 def part_action(plan: Mapping[str, Any], part: plans.Part, package: str, bundle: str, reference: str) -> Action:
     """Args: plan plan.json's content; the hashes of package and bundle; reference what `seen` says of the part."""
     inputs = {"part": digest(part.content), "package": package, "bundle": bundle, "reference": reference}
-    return measured("parity", inputs, rope=plan["architecture"]["rope"], tokens=part.tokens)
+    return measured("parity", inputs, **host_side(plan), tokens=part.tokens)
+
+
+def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What the host's arrays depend on, beside the part."""
+    return {key: plan[key] for key in ("rope", "window")}
 
 
 def measured(step: str, inputs: Mapping[str, str], **params: Any) -> Action:

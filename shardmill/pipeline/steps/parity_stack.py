@@ -9,7 +9,7 @@ from typing import Any
 
 from shardmill import machine
 from shardmill import plan as plans
-from shardmill.pipeline.steps.parity import measured, output, report
+from shardmill.pipeline.steps.parity import host_side, measured, output, report
 from shardmill.pipeline.steptable import source_folder
 from shardmill.pipeline.store import Action, Store
 from shardmill.pipeline.verdict import failed, settle
@@ -53,9 +53,10 @@ def run(
         manifest = in_place(plan, dict(zip(paths, bundles, strict=True)), table)
         # Every width of question 2 is fed, not only those that a runtime uses.
         manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
-        weights, head = stack.stored_weights({piece.name: (piece, paths[piece.name]) for piece in pieces})
+        weights, head = stack.stored_weights({p.name: (p, paths[p.name]) for p in pieces}, plan["prefix"])
         reference = Reference(source_folder(record), plan["context"])
-        found = stack.stack_parity(lambda: Engine(manifest, Path("/")), reference, weights, load_file(states), head)
+        original = stack.Stored(reference, weights, head, plan["architecture"]["embedding_scale"])
+        found = stack.stack_parity(lambda: Engine(manifest, Path("/")), original, load_file(states))
         settle("parity stack", report("stack", found), out["verdict"], verdict)
 
     failed(verdict).unlink(missing_ok=True)
@@ -69,4 +70,4 @@ def action(
     inputs = {f"package {i}": sha for i, sha in enumerate(packages)}
     inputs |= {f"bundle {i}": sha for i, sha in enumerate(bundles)}
     inputs |= {"reference": reference, "embedding": table}
-    return measured("parity_stack", inputs, rope=plan["architecture"]["rope"], widths=plan["widths"])
+    return measured("parity_stack", inputs, **host_side(plan), widths=plan["widths"])

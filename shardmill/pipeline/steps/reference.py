@@ -36,11 +36,12 @@ def run(
         tokens = encode(source, text)[:count]
         if len(tokens) < parity["positions"]:
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
-        weights = reference.checkpoint_weights(source)
+        weights = reference.checkpoint_weights(source, plan["prefix"])
         table = weights("model.embed_tokens.weight")
         head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
         blocks = torch.split(head, reference.HEAD_ROWS)
-        trace = reference.run(reference.Reference(source, plan["context"]), tokens, table, blocks, weights)
+        model = reference.Reference(source, plan["context"])
+        trace = model.run(tokens, lambda ids: table[ids], blocks, weights)
         hidden = trace["hidden"][:, : parity["positions"]].contiguous()
         save_file({"tokens": torch.tensor(tokens), "hidden": hidden, "logits": trace["logits"]}, made["states"])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shardmill import config, plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, write_json
+from shardmill.models.architecture import Model
 from shardmill.pipeline.steptable import ingredients, source_folder
 from shardmill.pipeline.store import Action, Store
 
@@ -56,29 +58,33 @@ def split(
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import read_tensors
     from shardmill.models import family
-    from shardmill.models.architecture import load_hf_config
+    from shardmill.models.hf_config import load_hf_config
 
     hf = load_hf_config(source)
-    models = family(hf.model_type)
-    architecture = models.architecture(hf, settings.context)
-    graph = architecture.graph
+    model = family(hf.model_type).describe(hf, settings.context)
+    architecture, graph = model.architecture, model.architecture.graph
     for problem in config.model_problems(settings, architecture.layers, graph.head_dim, architecture.vocab):
         raise ConfigError(f"{settings.model}: {problem}")
-    if architecture.rope.factors == "long":
+    if any(rope.factors == "long" for rope in architecture.ropes.values()):
         log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.context)
     tensors = read_tensors(source)
-    check_tensors(tensors, models.tensor_shapes(architecture), optional=(models.LM_HEAD,) if architecture.tied else ())
-    drafts = plan.draft_parts(settings, architecture, tensors, models.names(architecture))
-    wanted = {t.name: t.info for part in drafts for t in part.tensors}
+    check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
+    drafts = plan.draft_parts(settings, model, tensors)
+    wanted = {t.label: t.info for part in drafts for t in part.tensors}
     scan = scan_checkpoint(source, wanted, hashes, threads)
     parts = plan.with_hashes(drafts, scan.tensors)
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": model_digest(parts, files)}
-    return parts, plan.plan_json(settings, architecture, parts) | host
+    return parts, plan.plan_json(settings, model, parts) | host
+
+
+def ignored(model: Model, tensors: Iterable[str]) -> list[str]:
+    """Names of the tensors that no program needs. What the model ignores may end in *."""
+    return [name for name in tensors if any(fnmatchcase(name, pattern) for pattern in model.ignored)]
 
 
 def model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
     """One hash for what transformers would run: every tensor, the config and the tokenizer, wherever they come from."""
-    tensors = {tensor.name: tensor.sha256 for part in parts for tensor in part.tensors}
+    tensors = {tensor.label: tensor.sha256 for part in parts for tensor in part.tensors}
     read = {name: files[name]["sha256"] for name in ("config.json", "tokenizer.json") if name in files}
     return digest({"tensors": tensors, "files": read})
 

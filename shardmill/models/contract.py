@@ -1,0 +1,259 @@
+"""The graph contract: what goes into each kind of program, what it keeps, what comes out, and what the host computes.
+
+A model is a chain of parts, and a part has a kind:
+
+    kind    in                                                          states               out
+    layers  x [1, d, T, 1]                                              k_i, v_i, c_i        hidden [1, d, T, 1]
+            rope_cos, rope_sin [T, rope_dim / 2], rope_*_local
+            attn_mask, attn_mask_sliding [1, 1, T, S]
+            kv_write_mask [1, 1, S, T]
+            conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
+    head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
+
+Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, R the
+slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass. No program has an index that
+depends on data: the host says by masks what is written and what is seen. Token t sees slot s if and only if s was last
+written with a position that is not after t's, so a rejected draft costs nothing: its slots are hidden by their
+positions until they are written again. This file alone spells that out; conversion, engine, gates and manifest ask it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.models.architecture import Graph, Kind
+
+Shape = tuple[int, ...]
+Floats = NDArray[np.float32]
+
+T = -1  # stands for the token axis in shapes
+RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
+MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it into NaN (rule N4)
+NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
+
+
+@dataclass(frozen=True)
+class Form:
+    """All that decides the interface of a part."""
+
+    kind: str  # "layers" or "head"
+    graph: Graph
+    layers: tuple[tuple[int, Kind], ...] = ()  # absolute index and kind of each layer
+    slots: int = 0  # S
+    rows: int = 0  # of the vocabulary
+
+    @property
+    def ropes(self) -> tuple[str, ...]:
+        """The rotary tables that its layers use, sorted."""
+        return tuple(sorted({kind.rope for _, kind in self.layers if kind.mixer == "attention" and kind.rope}))
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """The attention masks that its layers use, sorted."""
+        return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer == "attention"}))
+
+    @property
+    def convolves(self) -> bool:
+        """Whether any layer is a short convolution."""
+        return any(kind.mixer == "conv" for _, kind in self.layers)
+
+
+def inputs(form: Form) -> dict[str, Shape]:
+    """The inputs of a program by name, in order; T stands for the token axis."""
+    g = form.graph
+    if form.kind == "head":
+        return {"hidden": (1, g.hidden, T, 1)}
+    found: dict[str, Shape] = {"x": (1, g.hidden, T, 1)}
+    for name in form.ropes:
+        cos, sin = rope_inputs(name)
+        found |= {cos: (T, g.rope_dim // 2), sin: (T, g.rope_dim // 2)}
+    found |= {name: (1, 1, T, form.slots) for name in form.masks}
+    if form.masks:
+        found["kv_write_mask"] = (1, 1, form.slots, T)
+    if form.convolves:
+        found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
+    return found
+
+
+def rope_inputs(table: str) -> tuple[str, str]:
+    """Names of the inputs for the cosines and sines of a rotary table: rope -> rope_cos, rope_sin."""
+    stem, _, rest = table.partition("_")
+    return (f"{stem}_cos_{rest}", f"{stem}_sin_{rest}") if rest else (f"{stem}_cos", f"{stem}_sin")
+
+
+def states(form: Form) -> dict[str, Shape]:
+    """The states of a program by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
+    g = form.graph
+    found: dict[str, Shape] = {}
+    for i, kind in form.layers:
+        if kind.mixer == "conv":
+            found[f"c_{i}"] = (1, 1, g.hidden, RING)
+        else:
+            found |= {f"{name}_{i}": (1, g.kv_heads, form.slots, g.head_dim) for name in "kv"}
+    return found
+
+
+def output(form: Form) -> str:
+    """The name of a program's one output."""
+    return "logits" if form.kind == "head" else "hidden"
+
+
+def constants(form: Form) -> dict[str, Shape]:
+    """The weights of a program by their path in it, in order, with their shapes."""
+    if form.kind == "head":
+        return {"norm.weight": (form.graph.hidden,), "lm_head.weight": (form.rows, form.graph.hidden)}
+    return {
+        f"layers.{i}.{role}": shape
+        for i, kind in form.layers
+        for role, shape in layer_constants(form.graph, kind).items()
+    }
+
+
+def stem(path: str) -> str:
+    """What coremltools calls a constant: its path in the PyTorch module, spelled as an identifier."""
+    return path.replace(".", "_")
+
+
+def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
+    """The weights of one layer by their path from the layer, with their shapes."""
+    mixer = _convolution(g) if kind.mixer == "conv" else _attention(g)
+    first, second = "input_layernorm.weight", "post_attention_layernorm.weight"
+    if not g.post_norms:
+        return {first: (g.hidden,), **mixer, second: (g.hidden,), **_feed_forward(g)}
+    before = {"pre_feedforward_layernorm.weight": (g.hidden,)} if g.pre_norms else {}
+    after = {"post_feedforward_layernorm.weight": (g.hidden,)}
+    start = {first: (g.hidden,)} if g.pre_norms else {}
+    return {**start, **mixer, second: (g.hidden,), **before, **_feed_forward(g), **after}
+
+
+def _attention(g: Graph) -> dict[str, Shape]:
+    q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
+    rows = {"qkv": q + 2 * kv} if g.fused else {"q": q, "k": kv, "v": kv}
+    found: dict[str, Shape] = {}
+    for name, count in rows.items():
+        found |= _projection(f"{p}{name}_proj", count, g.hidden, g.qkv_bias)
+    if g.qk_norm:
+        widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
+        found |= {f"{p}q_norm.weight": widths[:1], f"{p}k_norm.weight": widths[1:]}
+    return found | _projection(f"{p}o_proj", g.hidden, q, g.o_bias)
+
+
+def _convolution(g: Graph) -> dict[str, Shape]:
+    taps: dict[str, Shape] = {f"conv.tap_{j}": (g.hidden,) for j in range(g.conv_taps)}
+    return {
+        **_projection("conv.in_proj", 3 * g.hidden, g.hidden, False),
+        **taps,
+        **_projection("conv.out_proj", g.hidden, g.hidden, False),
+    }
+
+
+def _feed_forward(g: Graph) -> dict[str, Shape]:
+    rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn}
+    found: dict[str, Shape] = {}
+    for name, count in rows.items():
+        found |= _projection(f"mlp.{name}_proj", count, g.hidden, g.mlp_bias)
+    return found | _projection("mlp.down_proj", g.hidden, g.ffn, g.mlp_bias)
+
+
+def _projection(path: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{path}.weight": (rows, columns)}
+    return weight | ({f"{path}.bias": (rows,)} if bias else {})
+
+
+class Host:
+    """The host's side of the contract: what is in each slot, and the arrays of a pass.
+
+    One Host serves all parts of a model, since all of them see the same tokens. A program takes those of the arrays
+    that are its inputs.
+    """
+
+    def __init__(self, runtime: Mapping[str, Any], positions: int | None = None) -> None:
+        """Makes the rotary tables.
+
+        Args:
+            runtime: what model.json says of the model: context, rope, window, conv_taps.
+            positions: how many positions the rotary tables hold; as many as there are slots if left out.
+        """
+        self.slots: int = runtime["context"]
+        self.window: int | None = runtime["window"]
+        self.taps: int = runtime["conv_taps"]
+        self.tables = {
+            name: values
+            for table, numbers in runtime["rope"].items()
+            for name, values in zip(rope_inputs(table), rope_tables(numbers, positions or self.slots), strict=True)
+        }
+        self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
+        self.ring = np.full(RING, NEVER)  # the same of the convolutions' rings
+
+    def reset(self) -> None:
+        """Forgets every slot. What the states hold is masked until it is overwritten."""
+        self.held[:] = NEVER
+        self.ring[:] = NEVER
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Hides slots until they are written again."""
+        self.held[list(slots)] = NEVER
+
+    def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
+        """The arrays of a pass by the names of inputs; marks its slots as written.
+
+        Raises:
+            ValueError: where a convolution would need a token that its ring no longer holds.
+        """
+        at, where = np.asarray(positions), np.asarray(slots)
+        self.held[where] = at
+        found = {name: table[at] for name, table in self.tables.items()}  # [T, rope_dim / 2]
+        found["attn_mask"] = attention_mask(self.held, at)
+        if self.window is not None:
+            found["attn_mask_sliding"] = attention_mask(self.held, at, self.window)
+        found["kv_write_mask"] = write_mask(self.slots, where)
+        if self.taps:
+            found |= self._ring_masks(at)
+        return found
+
+    def rewindable(self, position: int) -> bool:
+        """Whether the next pass may start at a position, given what the rings still hold."""
+        return not self.taps or all(self.ring[p % RING] == p for p in range(max(position - self.taps + 1, 0), position))
+
+    def _ring_masks(self, at: NDArray[np.int64]) -> dict[str, Floats]:
+        """conv_write_mask [1, 1, T, R] and conv_read_mask [1, L - 1, R, T]: slot = position mod R."""
+        self.ring[at % RING] = at
+        count = len(at)
+        write = np.zeros((1, 1, count, RING), np.float32)
+        write[0, 0, np.arange(count), at % RING] = 1
+        read = np.zeros((1, self.taps - 1, RING, count), np.float32)
+        for back in range(1, self.taps):
+            wanted = at - back
+            columns = np.flatnonzero(wanted >= 0)  # before the text a convolution reads zeros
+            lost = wanted[columns][self.ring[wanted[columns] % RING] != wanted[columns]]
+            if len(lost):
+                raise ValueError(f"position {lost[0]} is no longer in the convolutions' ring of {RING}; feed it again")
+            read[0, back - 1, wanted[columns] % RING, columns] = 1
+        return {"conv_write_mask": write, "conv_read_mask": read}
+
+
+def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats]:
+    """cos and sin for every position, [positions, rope_dim / 2], the attention factor included."""
+    angles = np.arange(positions, dtype=np.float32)[:, None] * np.asarray(rope["inv_freq"], np.float32)
+    scale = np.float32(rope["scale"])
+    return np.cos(angles) * scale, np.sin(angles) * scale
+
+
+def attention_mask(held: NDArray[np.int64], positions: NDArray[np.int64], window: int | None = None) -> Floats:
+    """[1, 1, T, S]: 0 where slot s holds a position <= the token's, and within its window, else -1e4."""
+    visible = held[None, :] <= positions[:, None]
+    if window is not None:
+        visible &= held[None, :] > positions[:, None] - window
+    return np.where(visible, np.float32(0), MASKED)[None, None]
+
+
+def write_mask(slots: int, where: NDArray[np.int64]) -> Floats:
+    """[1, 1, S, T], one-hot: row s, column t = 1 writes token t into slot s."""
+    mask = np.zeros((1, 1, slots, len(where)), np.float32)
+    mask[0, 0, where, np.arange(len(where))] = 1
+    return mask

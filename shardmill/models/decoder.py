@@ -1,0 +1,210 @@
+"""What family files share: from a transformers config to the description of a decoder, refusing what has no place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import (
+    MASK,
+    ROPE,
+    SLIDING_MASK,
+    Architecture,
+    Graph,
+    Kind,
+    Model,
+    Source,
+)
+from shardmill.models.contract import layer_constants
+from shardmill.models.rope import rope
+
+# Fields that every family reads, here or through transformers' rotary module.
+READ = {
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "model_type",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "vocab_size",
+}
+# Fields that do not change what a trained model computes: training, generation, bookkeeping.
+IDLE = {
+    "architectures",
+    "attention_dropout",
+    "auto_map",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "dtype",
+    "embd_pdrop",
+    "eod_token_id",
+    "eos_token_id",
+    "hidden_dropout",
+    "id2label",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "name_or_path",
+    "original_max_position_embeddings",  # LongRoPE's, read with rope_parameters
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",  # splits products into sums: the same arithmetic
+    "problem_type",
+    "resid_pdrop",
+    "residual_dropout",
+    "return_dict",
+    "rope_scaling",  # folded into rope_parameters by transformers
+    "rope_theta",
+    "sep_token_id",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+NEUTRAL: tuple[Any, ...] = (None, False, 0, 0.0, 1.0, "", [], {}, ())
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def decoder(
+    config: Any,
+    context: int,
+    honours: Collection[str] = (),
+    *,
+    kinds: Sequence[Kind] | None = None,
+    ropes: Mapping[str, Any] | None = None,
+    window: int | None = None,
+    embedding_scale: float = 1.0,
+    tensors: Mapping[str, Source] | None = None,
+    prefix: str = "model.",
+    final_norm: str = "norm.weight",
+    ignored: tuple[str, ...] = (),
+    **options: Any,
+) -> Model:
+    """The description of a decoder whose layers are those of models/blocks.py.
+
+    Args:
+        config: transformers' config.
+        context: key/value slots of the programs.
+        honours: fields of the config that the family reads, beyond those that all families read.
+        kinds: the layers, in order; all of them plain attention layers if left out.
+        ropes: rotary tables by name; the config's only one if left out.
+        window: positions that a sliding layer sees.
+        embedding_scale: what the model multiplies a token's row with.
+        tensors: for a layer's constants, where they come from, if not from the tensor of the same name.
+        prefix: begins the names of all the checkpoint's tensors but the LM head's.
+        final_norm: the last norm's tensor, after the prefix.
+        ignored: tensors that a checkpoint may hold and no program needs.
+        options: of the Graph.
+
+    Raises:
+        CheckpointError: for what the programs have no place for.
+    """
+    refuse_unplaced(config, honours)
+    check_context(config, context)
+    tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
+    graph = Graph(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        rope_dim=max(table.dim for table in tables.values()),
+        ffn=options.pop("ffn", None) or config.intermediate_size,
+        rms_norm_eps=options.pop("rms_norm_eps", None) or config.rms_norm_eps,
+        activation=options.pop("activation", None) or activation(config, "hidden_act"),
+        **options,
+    )
+    check_heads(graph)
+    layers = tuple(kinds) if kinds is not None else (Kind(),) * config.num_hidden_layers
+    architecture = Architecture(
+        model_type=config.model_type,
+        graph=graph,
+        kinds=layers,
+        vocab=config.vocab_size,
+        tied=config.tie_word_embeddings,
+        ropes=tables,
+        embedding_scale=embedding_scale * graph.stream_scale,
+        window=window if any(kind.mask == SLIDING_MASK for kind in layers) else None,
+    )
+    named = tensors or {}
+    sources = {
+        f"layers.{i}.{role}": _placed(named.get(role, Source(role)), f"{prefix}layers.{i}.")
+        for i, kind in enumerate(layers)
+        for role in layer_constants(graph, kind)
+    }
+    norm = named.get("norm.weight", Source(final_norm))
+    table = Source("embed_tokens.weight", times=architecture.embedding_scale)
+    sources["norm.weight"] = _placed(norm, prefix)
+    sources["embedding"] = _placed(table, prefix)
+    head = f"{prefix}embed_tokens.weight" if architecture.tied else "lm_head.weight"
+    sources["lm_head.weight"] = Source(head)
+    return Model(architecture, sources, prefix, (*ignored, "lm_head.weight") if architecture.tied else ignored)
+
+
+def activation(config: Any, field: str) -> str:
+    """The activation that a field of the config names. Raises CheckpointError for one that programs lack."""
+    name = getattr(config, field)
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"{field} {name!r}: programs have {', '.join(sorted(ACTIVATIONS))} only")
+    return ACTIVATIONS[name]
+
+
+def sliding_kind(context: int, window: int | None, **options: Any) -> Kind:
+    """A layer that sees `window` positions, which is a plain one where the context holds no more than those."""
+    return Kind(mask=SLIDING_MASK if window and window < context else MASK, **options)
+
+
+def kinds_by_type(
+    layer_types: Sequence[str], context: int, window: int | None, sliding_rope: str = ROPE
+) -> tuple[Kind, ...]:
+    """Attention layers after the config's `layer_types`. Raises CheckpointError for a type that programs lack."""
+    known = {
+        "full_attention": Kind(),
+        "sliding_attention": sliding_kind(context, window, rope=sliding_rope),
+    }
+    unknown = sorted(set(layer_types) - known.keys())
+    if unknown:
+        raise CheckpointError(f"layer_types: {unknown[0]!r}: programs have {' and '.join(known)} only")
+    return tuple(known[name] for name in layer_types)
+
+
+def refuse_unplaced(config: Any, honours: Collection[str]) -> None:
+    """Raises CheckpointError for a field that nothing here reads and that is not at its neutral value."""
+    placed = {*READ, *IDLE, *honours}
+    for field, value in sorted(config.to_dict().items()):
+        if field in placed or field.startswith(("_", "unsloth")) or is_neutral(value):
+            continue
+        raise CheckpointError(f"config.json: {field} is {value!r}: {config.model_type} programs have no place for it")
+
+
+def is_neutral(value: Any) -> bool:
+    """Whether a field at this value changes nothing, whatever it means. True is no number here."""
+    return value is not True and value in NEUTRAL
+
+
+def check_context(config: Any, context: int) -> None:
+    """Raises CheckpointError for more slots than the model has positions."""
+    limit = config.max_position_embeddings
+    if context > limit:
+        raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
+
+
+def check_heads(g: Graph) -> None:
+    """Raises CheckpointError for sizes of heads that do not fit each other."""
+    if g.rope_dim > g.head_dim:
+        raise CheckpointError(f"rope_parameters: turn {g.rope_dim} dimensions of heads that have {g.head_dim}")
+    if g.heads % g.kv_heads:
+        raise CheckpointError(f"{g.heads} heads are no multiple of {g.kv_heads} key/value heads")
+
+
+def _placed(source: Source, prefix: str) -> Source:
+    return replace(source, tensor=prefix + source.tensor)

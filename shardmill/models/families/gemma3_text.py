@@ -1,0 +1,42 @@
+"""model_type gemma3_text: Gemma 3, text only. Gemma 2 with norms on query and key, and rotary tables by layer type.
+
+Source of the arithmetic: transformers, models/gemma3/modeling_gemma3.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.models.architecture import LOCAL_ROPE, ROPE, Model
+from shardmill.models.decoder import decoder, kinds_by_type
+from shardmill.models.families.gemma2 import HONOURED, gains, options
+from shardmill.models.rope import rope
+
+
+def describe(config: Any, context: int, prefix: str = "model.", ignored: tuple[str, ...] = ()) -> Model:
+    """The description of a transformers Gemma3TextConfig for programs of `context` slots.
+
+    Args:
+        config: transformers' config.
+        context: key/value slots of the programs.
+        prefix: begins the names of the checkpoint's tensors.
+        ignored: tensors of a multimodal checkpoint that no program needs.
+    """
+    window = config.sliding_window
+    tables = {
+        ROPE: rope(config, context, "full_attention"),
+        LOCAL_ROPE: rope(config, context, "sliding_attention"),
+    }
+    return decoder(
+        config,
+        context,
+        honours=(*HONOURED, "rope_local_base_freq", "sliding_window_pattern"),
+        kinds=kinds_by_type(config.layer_types, context, window, sliding_rope=LOCAL_ROPE),
+        ropes=tables,
+        window=window,
+        tensors=gains(),
+        qk_norm="before",
+        prefix=prefix,
+        ignored=ignored,
+        **options(config),
+    )

@@ -1,0 +1,30 @@
+"""model_type granite: IBM Granite 3, dense. Llama with four multipliers.
+
+Source of the arithmetic: transformers, models/granite/modeling_granite.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.models.architecture import Model
+from shardmill.models.decoder import decoder
+
+MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers GraniteConfig for programs of `context` slots."""
+    bias = bool(config.attention_bias)
+    return decoder(
+        config,
+        context,
+        honours=("attention_bias", "mlp_bias", *MULTIPLIERS),
+        embedding_scale=config.embedding_multiplier,
+        attention_scale=config.attention_multiplier,
+        branch_scale=config.residual_multiplier,
+        logit_scale=1 / config.logits_scaling,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bool(config.mlp_bias),
+    )

@@ -1,0 +1,36 @@
+"""model_type hunyuan_v1_dense: Tencent's Hunyuan and HY-MT. Norms on query and key after the rotation.
+
+Its rotary module turns `alpha` into a base frequency once and for all, whatever rope_type says.
+Source of the arithmetic: transformers, models/hunyuan_v1_dense/modeling_hunyuan_v1_dense.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import ROPE, Model, Source
+from shardmill.models.decoder import decoder
+from shardmill.models.rope import FIXED, rope
+
+TENSORS = {
+    "self_attn.q_norm.weight": Source("self_attn.query_layernorm.weight"),
+    "self_attn.k_norm.weight": Source("self_attn.key_layernorm.weight"),
+}
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers HunYuanDenseV1Config for programs of `context` slots."""
+    bias, parameters = bool(config.attention_bias), config.rope_parameters
+    if parameters["rope_type"] == "dynamic" and not parameters.get("alpha"):
+        raise CheckpointError("rope_parameters: of rope_type dynamic but without alpha: frequencies would change")
+    return decoder(
+        config,
+        context,
+        honours=("attention_bias",),
+        ropes={ROPE: rope(config, context, fixed=(*FIXED, "dynamic"))},
+        tensors=TENSORS,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="after",
+    )

@@ -1,0 +1,65 @@
+"""model_type lfm2: Liquid's LFM2, dense. Short convolutions, and attention on some layers.
+
+Source of the arithmetic: transformers, models/lfm2/modeling_lfm2.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import Kind, Model, Source
+from shardmill.models.decoder import decoder
+
+HONOURED = (
+    "block_auto_adjust_ff_dim",
+    "block_ff_dim",
+    "block_ffn_dim_multiplier",
+    "block_multiple_of",
+    "conv_L_cache",
+    "layer_types",
+    "norm_eps",
+)
+RENAMED = {
+    "input_layernorm.weight": "operator_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.o_proj.weight": "self_attn.out_proj.weight",
+    "self_attn.q_norm.weight": "self_attn.q_layernorm.weight",
+    "self_attn.k_norm.weight": "self_attn.k_layernorm.weight",
+    "mlp.gate_proj.weight": "feed_forward.w1.weight",
+    "mlp.up_proj.weight": "feed_forward.w3.weight",
+    "mlp.down_proj.weight": "feed_forward.w2.weight",
+}
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers Lfm2Config for programs of `context` slots."""
+    if config.conv_bias:
+        raise CheckpointError("conv_bias is true: programs have short convolutions without biases only")
+    taps, shape = config.conv_L_cache, (config.hidden_size, 1, config.conv_L_cache)
+    columns = {f"conv.tap_{j}": Source("conv.conv.weight", column=j, shape=shape) for j in range(taps)}
+    return decoder(
+        config,
+        context,
+        honours=HONOURED,
+        kinds=tuple(Kind(mixer="conv" if kind == "conv" else "attention") for kind in config.layer_types),
+        tensors={role: Source(name) for role, name in RENAMED.items()} | columns,
+        final_norm="embedding_norm.weight",
+        ffn=feed_forward_width(config),
+        rms_norm_eps=config.norm_eps,
+        activation="silu",
+        qk_norm="before",
+        conv_taps=taps,
+    )
+
+
+def feed_forward_width(config: Any) -> int:
+    """The MLP's width, which transformers works out from the config's."""
+    width = int(config.intermediate_size)
+    if not config.block_auto_adjust_ff_dim:
+        return width
+    width = int(2 * width / 3)
+    if config.block_ffn_dim_multiplier is not None:
+        width = int(config.block_ffn_dim_multiplier * width)
+    multiple = int(config.block_multiple_of)
+    return multiple * -(-width // multiple)

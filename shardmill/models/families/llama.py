@@ -1,0 +1,24 @@
+"""model_type llama: Llama 2 and 3, TinyLlama, SmolLM, SmolLM2 and what was fine-tuned from them.
+
+Source of the arithmetic: transformers, models/llama/modeling_llama.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.models.architecture import Model
+from shardmill.models.decoder import decoder
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers LlamaConfig for programs of `context` slots."""
+    bias = bool(config.attention_bias)
+    return decoder(
+        config,
+        context,
+        honours=("attention_bias", "mlp_bias"),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bool(config.mlp_bias),
+    )

@@ -1,0 +1,33 @@
+"""model_type smollm3: SmolLM3. Some layers have no rotary embedding: those where `no_rope_layers` is 0.
+
+Source of the arithmetic: transformers, models/smollm3/modeling_smollm3.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.models.architecture import ROPE, Model
+from shardmill.models.decoder import decoder, sliding_kind
+from shardmill.models.families.qwen2 import WINDOWS
+
+HONOURED = (*WINDOWS, "attention_bias", "mlp_bias", "no_rope_layer_interval", "no_rope_layers")
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers SmolLM3Config for programs of `context` slots."""
+    window, bias = config.sliding_window, bool(config.attention_bias)
+    kinds = tuple(
+        sliding_kind(context, window if kind == "sliding_attention" else None, rope=ROPE if turns else None)
+        for kind, turns in zip(config.layer_types, config.no_rope_layers, strict=True)
+    )
+    return decoder(
+        config,
+        context,
+        honours=HONOURED,
+        kinds=kinds,
+        window=window,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bool(config.mlp_bias),
+    )

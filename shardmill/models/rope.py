@@ -1,0 +1,59 @@
+"""Rotary frequencies, read from transformers' own modules, so that every variant is the one it computes."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from math import isfinite
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import Rope
+from shardmill.models.hf_config import first_line
+
+FIXED = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length
+
+
+def rope(config: Any, context: int, layer_type: str = "", fixed: tuple[str, ...] = FIXED) -> Rope:
+    """Frequencies and attention factor as transformers computes them for a sequence of `context` tokens.
+
+    Args:
+        config: transformers' config of the model.
+        context: the length, which decides LongRoPE's factors.
+        layer_type: whose table, in a model whose layer types have tables of their own.
+        fixed: rope types whose frequencies the family's own module computes once and for all.
+
+    Raises:
+        CheckpointError: for parameters of which transformers makes no table of finite numbers.
+    """
+    try:
+        found = _rope(config, context, layer_type, fixed)
+        if not all(isfinite(number) for number in (*found.inv_freq, found.scale)):
+            raise ValueError("some frequencies are not finite")
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"rope_parameters: no rotary table can be made of them: {first_line(error)}") from error
+    return found
+
+
+def _rope(config: Any, context: int, layer_type: str, fixed: tuple[str, ...]) -> Rope:
+    parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+    kind = parameters["rope_type"]
+    if kind == "longrope":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, seq_len=context)
+        long = context > parameters["original_max_position_embeddings"]
+        return Rope(tuple(inv_freq.tolist()), float(scale), "long" if long else "short")
+    if kind not in fixed:
+        raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join((*fixed, 'longrope'))}")
+    module = _rotary_class(config)(config)
+    prefix = f"{layer_type}_" if layer_type else ""
+    inv_freq = getattr(module, f"{prefix}inv_freq")
+    return Rope(tuple(inv_freq.tolist()), float(getattr(module, f"{prefix}attention_scaling")), "default")
+
+
+def _rotary_class(config: Any) -> Any:
+    """The RotaryEmbedding of the module that belongs to a config's class."""
+    module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    members = inspect.getmembers(module, inspect.isclass)
+    return next(found for name, found in members if name.endswith("RotaryEmbedding"))
