@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -78,9 +79,6 @@ def context(build: Build) -> dict[str, Any]:
 
 
 def state_bytes(piece: Piece, build: Build) -> int:
-    """Bytes of a part's key/value states: k and v, fp16 [kv_heads, S, head_dim] per layer. Heads have none."""
-    if piece.kind != "layers":
-        return 0
-    graph = build.plan["architecture"]["graph"]
-    per_layer = 2 * graph["kv_heads"] * build.plan["context"] * graph["head_dim"] * 2
-    return int((piece.end - piece.start) * per_layer)
+    """Bytes of a part's states, which are fp16; a head has none."""
+    (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
+    return sum(2 * prod(shape) for shape in row.get("states", {}).values())

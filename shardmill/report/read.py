@@ -67,7 +67,7 @@ def piece(row: Json, part: Json, made: Path | None) -> Piece:
         start=row["start"],
         end=row["end"],
         tensors=len(part["tensors"]),
-        parameters=sum(count(tensor["shape"]) for tensor in part["tensors"]),
+        parameters=row["parameters"],
         weight_file=max(weights, default=None),
         total=sum(sizes.values()) if sizes else None,
     )

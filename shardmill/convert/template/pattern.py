@@ -1,9 +1,9 @@
 """From a few small programs to programs of any sequence of layers and any width.
 
 coremltools numbers what it names (`var_209`, `x_9_cast_fp16`, `transpose_5`). Layers of one kind add the same to every
-such number, so a number is affine in how many layers of each kind stand before its own and how many there are in all;
-and every extent is a constant or a multiple of a width. The forms are read off sample programs and evaluated for the
-program wanted. What does not fit raises StampError.
+such number, so a number is affine in how many layers of each kind stand before its own, how many there are in all, and
+which rotary tables were used before; and every extent is a constant or a multiple of a width. The forms are read off
+sample programs and evaluated for the program wanted. What does not fit raises StampError.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ class Place:
 
     before: tuple[int, ...]  # layers of each kind before its own, [K]
     total: tuple[int, ...]  # layers of each kind in the program, [K]
+    tables: tuple[int, ...]  # for each rotary table, 1 where a layer before uses it, [R]
     absolute: int  # the layer's index in the model
     widths: Mapping[str, int]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """What numbers depend on: [1 + 2 K]."""
-        return (1, *self.before, *self.total)
+        """What numbers depend on: [1 + 2 K + R]."""
+        return (1, *self.before, *self.total, *self.tables)
 
 
 @dataclass(frozen=True)
 class Number:
     """Weights of `Place.counts`, or the absolute layer index plus a base."""
 
-    weights: tuple[int, ...]  # [1 + 2 K]; (base,) with is_layer
+    weights: tuple[int, ...]  # [1 + 2 K + R]; (base,) with is_layer
     is_layer: bool = False
 
     @property
@@ -174,7 +175,7 @@ def inverse(counts: tuple[tuple[int, ...], ...]) -> NDArray[np.float64]:
     """
     matrix = np.asarray(counts, np.float64)
     kept: list[int] = []
-    for column in reversed(range(matrix.shape[1])):  # totals before counts of what stands before
+    for column in (0, *reversed(range(1, matrix.shape[1]))):  # totals before counts of what stands before
         if np.linalg.matrix_rank(matrix[:, [*kept, column]]) > len(kept):
             kept.append(column)
     found = np.zeros(matrix.shape[::-1])

@@ -1,8 +1,9 @@
 """The template of a kind of program, and the programs composed from it.
 
 A program is a few sequences (operations, inputs, states) in which every layer takes up a stretch, and a rest. Layers of
-one kind differ in numbers only, except that the first stretch also holds what all layers share, and that the last has
-names of its own. So a template holds three stretches for each kind: as the first layer, as the last, and between.
+one kind differ in numbers only, with three exceptions: the first stretch also holds what all layers share, the last has
+names of its own, and the first layer to use a rotary table brings what prepares that table. So a template holds a
+stretch for each kind and each such role.
 """
 
 from __future__ import annotations
@@ -16,6 +17,29 @@ import numpy as np
 from shardmill.convert.template.pattern import FIRST, REMEDY, Pattern, Place, Sighting, StampError, fit, inverse
 
 Stretch = tuple[Pattern, ...]
+MOST_BROUGHT = 8
+
+
+@dataclass(frozen=True)
+class Role:
+    """What decides a layer's stretch."""
+
+    kind: int
+    standing: str  # "first", "inner" or "last"; an only layer is the first
+    introduces: bool  # the rotary table of its kind is used by no layer before it
+
+
+Tables = tuple[str | None, ...]  # the rotary table of each kind
+
+
+def roles(order: Sequence[int], tables: Tables) -> list[Role]:
+    """The role of each layer of a program, given their kinds."""
+    found, seen = [], set()
+    for index, kind in enumerate(order):
+        standing = "first" if index == 0 else "last" if index == len(order) - 1 else "inner"
+        found.append(Role(kind, standing, index > 0 and tables[kind] is not None and tables[kind] not in seen))
+        seen.add(tables[kind])
+    return found
 
 
 @dataclass(frozen=True)
@@ -24,25 +48,25 @@ class Sample:
 
     spec: Any  # Model_pb2.Model
     order: tuple[int, ...]  # the kind of each layer, as a number
-    kinds: int  # how many there are
+    tables: Tables
     widths: Mapping[str, int]
 
     @property
     def places(self) -> list[Place]:
         """Where its layers stand."""
-        return places(self.order, self.kinds, FIRST, self.widths)
+        return places(self.order, self.tables, FIRST, self.widths)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Stretches of a sequence by where a layer stands ("first", "inner", "last") and its kind."""
+    """Stretches of a sequence."""
 
-    stretches: Mapping[tuple[str, int], Stretch]
+    stretches: Mapping[Role, Stretch]
 
-    def stamp(self, order: Sequence[int], at: Sequence[Place]) -> Iterator[Any]:
-        """The messages for layers of the kinds `order` at their places."""
-        for index, (kind, place) in enumerate(zip(order, at, strict=True)):
-            for pattern in self.stretches[standing(index, len(order)), kind]:
+    def stamp(self, layers: Sequence[Role], at: Sequence[Place]) -> Iterator[Any]:
+        """The messages for layers of the given roles at their places."""
+        for role, place in zip(layers, at, strict=True):
+            for pattern in self.stretches[role]:
                 yield pattern.stamp(place)
 
 
@@ -50,7 +74,7 @@ class Run:
 class Template:
     """What every program of a form is composed from."""
 
-    kinds: int
+    tables: Tables
     rest: Pattern
     runs: tuple[Run, ...]
 
@@ -59,27 +83,27 @@ class Template:
 
         Its weights have no place yet.
         """
-        at = places(order, self.kinds, start, widths)
+        at = places(order, self.tables, start, widths)
         spec = self.rest.stamp(at[0])
         for sequence, run in zip(sequences(spec), self.runs, strict=True):
-            sequence.extend(run.stamp(order, at))
+            sequence.extend(run.stamp(roles(order, self.tables), at))
         check_closed(spec)
         return spec
 
 
-def places(order: Sequence[int], kinds: int, start: int, widths: Mapping[str, int]) -> list[Place]:
+def places(order: Sequence[int], tables: Tables, start: int, widths: Mapping[str, int]) -> list[Place]:
     """Where the layers of a program stand, given the kind of each."""
+    names = sorted({table for table in tables if table})
 
     def count(part: Sequence[int]) -> tuple[int, ...]:
-        return tuple(part.count(kind) for kind in range(kinds))
+        return tuple(part.count(kind) for kind in range(len(tables)))
+
+    def used(part: Sequence[int]) -> tuple[int, ...]:
+        seen = {tables[kind] for kind in part}
+        return tuple(int(name in seen) for name in names)
 
     order = tuple(order)
-    return [Place(count(order[:i]), count(order), start + i, widths) for i in range(len(order))]
-
-
-def standing(index: int, layers: int) -> str:
-    """Whether a layer is the first of a program, the last, or between; an only one is the first."""
-    return "first" if index == 0 else "last" if index == layers - 1 else "inner"
+    return [Place(count(order[:i]), count(order), used(order[:i]), start + i, widths) for i in range(len(order))]
 
 
 def fit_template(samples: Sequence[Sample]) -> Template:
@@ -87,21 +111,42 @@ def fit_template(samples: Sequence[Sample]) -> Template:
     rows = zip(*(sequences(sample.spec) for sample in samples), strict=True)
     runs = tuple(fit_run([list(sequence) for sequence in row], samples) for row in rows)
     rest = fit([(sample.places[0], without_sequences(sample.spec)) for sample in samples])
-    return Template(samples[0].kinds, rest, runs)
+    return Template(samples[0].tables, rest, runs)
 
 
 def fit_run(found: Sequence[list[Any]], samples: Sequence[Sample]) -> Run:
     """The run behind the same sequence of every sample."""
     shared, *lengths = stretch_lengths([len(sequence) for sequence in found], samples)
-    seen: dict[tuple[str, int], list[list[Sighting]]] = {}
+    fault: StampError | None = None
+    for brought in range(min(shared, MOST_BROUGHT) + 1):  # messages that prepare a rotary table
+        try:
+            return cut_run(found, samples, shared, lengths, brought)
+        except StampError as error:
+            fault = fault or error
+    assert fault is not None
+    raise fault
+
+
+def cut_run(
+    found: Sequence[list[Any]], samples: Sequence[Sample], shared: int, lengths: Sequence[int], brought: int
+) -> Run:
+    """The run behind a sequence, if every table that a layer after the first introduces brings so many messages."""
+    seen: dict[Role, list[list[Sighting]]] = {}
     for sequence, sample in zip(found, samples, strict=True):
-        start = 0
-        for index, (kind, place) in enumerate(zip(sample.order, sample.places, strict=True)):
-            end = start + lengths[kind] + (shared if index == 0 else 0)
-            where = standing(index, len(sample.order)), kind
-            seen.setdefault(where, []).append([(place, message) for message in sequence[start:end]])
+        layers = roles(sample.order, sample.tables)
+        start, before = 0, shared - brought * sum(role.introduces for role in layers)
+        for role, place in zip(layers, sample.places, strict=True):
+            end = start + lengths[role.kind] + (before if role.standing == "first" else brought * role.introduces)
+            seen.setdefault(role, []).append([(place, message) for message in sequence[start:end]])
             start = end
-    return Run({where: tuple(map(fit, zip(*stretches, strict=True))) for where, stretches in seen.items()})
+    return Run({role: fit_stretch(stretches) for role, stretches in seen.items()})
+
+
+def fit_stretch(stretches: Sequence[Sequence[Sighting]]) -> Stretch:
+    """The stretch behind those of several layers of one role."""
+    if len({len(stretch) for stretch in stretches}) > 1:
+        raise StampError(f"layers of {len(stretches[0])} and {len(stretches[-1])} operations; {REMEDY}")
+    return tuple(map(fit, zip(*stretches, strict=True)))
 
 
 def stretch_lengths(totals: Sequence[int], samples: Sequence[Sample]) -> list[int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardmill.convert.template.cache import shared
 from shardmill.convert.template.pattern import FIRST
-from shardmill.convert.template.program import Sample, Template, fit_template, places, standing
+from shardmill.convert.template.program import Role, Sample, Tables, Template, fit_template, places, roles
 from shardmill.models.architecture import Graph, Kind
 from shardmill.models.contract import constants
 from shardmill.plan import Part
@@ -64,8 +64,8 @@ def known_template(bare: Part, single: bool, quantization: str, cache: Path | No
         quantization: "int8" or "fp16".
         cache: where samples are kept, or None.
     """
-    kinds = max(len(bare.kinds), 1)
-    chosen = [(0,), (0,)] if single else sample_orders(kinds)
+    tables: Tables = tuple(kind.rope for kind in bare.kinds) or (None,)
+    chosen = [(0,), (0,)] if single else sample_orders(tables)
     small = [dict(zip(("hidden", "ffn", "rows"), PRIMES[3 * i : 3 * i + 3], strict=True)) for i in range(len(chosen))]
 
     def make() -> list[bytes]:
@@ -73,27 +73,32 @@ def known_template(bare: Part, single: bool, quantization: str, cache: Path | No
 
     wanted = asdict(bare) | {"quantization": quantization, "orders": chosen}
     specs = shared(cache, wanted, make) if cache else make()
-    samples = [Sample(parse(s), order, kinds, w) for s, order, w in zip(specs, chosen, small, strict=True)]
+    samples = [Sample(parse(s), order, tables, w) for s, order, w in zip(specs, chosen, small, strict=True)]
     return fit_template(samples)
 
 
 @lru_cache(maxsize=8)
-def sample_orders(kinds: int) -> list[tuple[int, ...]]:
-    """Sequences of all the kinds, few and short, that tell apart everything that a layer's numbers depend on."""
-    longest = max(4, kinds + 2)
+def sample_orders(tables: Tables) -> list[tuple[int, ...]]:
+    """Sequences of all the kinds, few and short, that tell apart everything that a layer's numbers depend on.
+
+    Args:
+        tables: the rotary table of each kind.
+    """
+    kinds = len(tables)
+    longest = max(4, kinds + 1 + len({table for table in tables if table}))
     candidates = [o for n in range(2, longest + 1) for o in product(range(kinds), repeat=n) if len(set(o)) == kinds]
     chosen: list[tuple[int, ...]] = []
-    while (rank := known(chosen, kinds)) < known(candidates, kinds):
-        chosen.append(max(candidates, key=lambda found: ((known([*chosen, found], kinds) - rank) / len(found), found)))
+    while (rank := known(chosen, tables)) < known(candidates, tables):
+        chosen.append(max(candidates, key=lambda found: ((known([*chosen, found], tables) - rank) / len(found), found)))
     return chosen
 
 
-def known(orders: list[tuple[int, ...]], kinds: int) -> int:
-    """How many independent things sequences tell of the layers of each kind, by where they stand."""
-    rows: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+def known(orders: list[tuple[int, ...]], tables: Tables) -> int:
+    """How many independent things sequences of kinds tell of the layers of every role."""
+    rows: dict[Role, list[tuple[int, ...]]] = {}
     for found in orders:
-        for index, (kind, place) in enumerate(zip(found, places(found, kinds, 0, {}), strict=True)):
-            rows.setdefault((standing(index, len(found)), kind), []).append(place.counts)
+        for role, place in zip(roles(found, tables), places(found, tables, 0, {}), strict=True):
+            rows.setdefault(role, []).append(place.counts)
     return sum(int(np.linalg.matrix_rank(np.asarray(counts))) for counts in rows.values())
 
 

@@ -20,6 +20,7 @@ HONOURED = (
     "layer_types",
     "norm_eps",
 )
+CONVOLUTION = Kind(mixer="conv", rope=None, mask="")
 RENAMED = {
     "input_layernorm.weight": "operator_norm.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight",
@@ -42,7 +43,7 @@ def describe(config: Any, context: int) -> Model:
         config,
         context,
         honours=HONOURED,
-        kinds=tuple(Kind(mixer="conv" if kind == "conv" else "attention") for kind in config.layer_types),
+        kinds=tuple(CONVOLUTION if kind == "conv" else Kind() for kind in config.layer_types),
         tensors={role: Source(name) for role, name in RENAMED.items()} | columns,
         final_norm="embedding_norm.weight",
         ffn=feed_forward_width(config),
