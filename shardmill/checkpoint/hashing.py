@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.checkpoint.cache import HashCache, Span, file_state
-from shardmill.checkpoint.headers import TensorInfo
+from shardmill.checkpoint.headers import TensorInfo, printable
 from shardmill.checkpoint.paths import opened
 from shardmill.errors import CheckpointError
 
@@ -60,7 +60,7 @@ def scan_checkpoint(
         wanted[folder / tensors[name].file].append(span)
     digests = _digest_spans(wanted, cache, threads)
     of_tensor = {name: digests[folder / tensors[name].file, span] for name, span in spans.items()}
-    faults = [f"{name} ({digest.fault})" for name, digest in of_tensor.items() if digest.fault]
+    faults = [f"{printable(name)} ({digest.fault})" for name, digest in of_tensor.items() if digest.fault]
     if faults:
         more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         raise CheckpointError(
