@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shardmill.errors import UnreadableError
+
 SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
 
 
@@ -23,6 +25,17 @@ def dumps(content: Any) -> str:
 def digest(content: Any) -> str:
     """sha256 of the canonical JSON of `content`."""
     return hashlib.sha256(dumps(content).encode()).hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of our own. Raises UnreadableError for whatever keeps it from being read."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("not a file")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"damaged: {error}"
+        raise UnreadableError(f"{path}: can't be read ({why}); remove it and build again") from error
 
 
 def write_json(path: Path, content: Any) -> None:

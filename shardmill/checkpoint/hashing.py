@@ -137,9 +137,10 @@ def _digest_spans(
     with ThreadPoolExecutor(threads) as pool:
         fresh = dict(zip(jobs, pool.map(lambda job: _digest_span(*job), jobs), strict=True))
     for path in {path for path, _ in jobs}:
-        if file_state(path) != states[path]:
+        after = file_state(path)
+        if not after.same_content(states[path]):
             raise CheckpointError(f"{path}: changed while it was being hashed; run again once it is complete")
-        if cache:
+        if cache and after == states[path]:
             good = {span: d.sha256 for (owner, span), d in fresh.items() if owner == path and not d.fault}
             cache.record(states[path], good, began)
     return digests | fresh

@@ -8,15 +8,15 @@ import os
 import re
 import shutil
 import stat
-import time
 from pathlib import Path
 
 import pytest
 from stored import Made, Outcome, entry, never, write_both
 
+from shardmill.errors import ShardmillError
 from shardmill.files import dumps
 from shardmill.pipeline import store
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.store import Action, Store
 
 
 def test_a_hit_restores_everything_without_work(shop: Store, here: Outcome, there: Outcome) -> None:
@@ -148,18 +148,53 @@ def test_differences_name_leaves() -> None:
     assert store.differences(before, {**before, "params": {"rope": {"scale": 2}}}) == ["params.rope.scale"]
 
 
-def test_a_hit_reads_no_gigabytes(shop: Store, here: Outcome, there: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was hashed when it was made is not hashed again, however often it is linked."""
+def rot(file: Path) -> None:
+    """Flips a bit as a disk does: size and times of the file stay."""
+    before = file.stat()
+    file.chmod(0o644)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    file.chmod(before.st_mode)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("file", ["folder.mlpackage/deep/data.bin", "file.json", "entry.json"])
+def test_what_rotted_in_the_store_is_not_shipped(shop: Store, here: Outcome, there: Outcome, file: str) -> None:
+    """The builds share the stored bytes by hard links: the entry is dropped and made again, and so is the output."""
     here.perform(shop)
-    time.sleep(0.05)
-    there.perform(shop, never)
+    whole = here.hashes()
+    rot(entry(shop) / file)
+    assert here.perform(shop) is True
+    assert here.hashes() == whole == json.loads(here.receipt.read_text())["outputs"]
+    assert there.perform(shop, never) is False
+    assert there.hashes() == whole
+
+
+def test_a_store_that_never_holds_what_was_written_ends_the_job(
+    shop: Store, here: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Working again and again would not help."""
+    monkeypatch.setattr(store, "tree_hashes", lambda path, real=store.tree_hashes: (real(path)[0], {"x": str(path)}))
+    with pytest.raises(ShardmillError, match="not the bytes that were just written"):
+        here.perform(shop)
+    assert here.names() == set()
+
+
+def test_to_foretell_a_build_reads_no_gigabytes(shop: Store, here: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shardmill why` looks at every entry; what was hashed when it was made is believed there."""
+    here.perform(shop)
     read: list[Path] = []
-    real = Path.open
+    monkeypatch.setattr(store, "tree_hashes", read.append)
+    assert store.intact(entry(shop)) is True
+    assert read == []
 
-    def counted(self: Path, *arguments: object, **options: object) -> object:
-        read.append(self)
-        return real(self, *arguments, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(Path, "open", counted)
-    assert here.perform(shop, never) is False
-    assert [path.name for path in read if path.name == "data.bin"] == []
+@pytest.mark.parametrize("record", ["entry.json", "stamps.json"])
+def test_a_record_too_deep_to_parse_is_a_damaged_one(shop: Store, here: Outcome, record: str) -> None:
+    here.perform(shop)
+    (entry(shop) / record).chmod(0o644)
+    (entry(shop) / record).write_text("[" * 100_000)
+    assert here.perform(shop) is True
+    shop.last(here.receipt).write_text("[" * 100_000)
+    assert shop.reason(Action("step"), here.receipt) == "not made before"
