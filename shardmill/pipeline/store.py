@@ -22,7 +22,7 @@ from typing import Any
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.files import digest, dumps, read_json, replacing, write_json
+from shardmill.files import digest, dumps, read_json, replacing, sealed, write_json
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,9 @@ class Store:
         hashes = {
             "outputs": {name: made["sha256"] for name, made in recorded.items()},
             "files": {name: made["files"] for name, made in recorded.items() if made["files"]},
+            "paths": paths_from(receipt, outputs),
         }
-        write_json(receipt, {**asdict(action), "key": action.key, **hashes, **notes})
+        write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
         write_json(self.last(receipt), asdict(action))
         return worked
 
@@ -226,6 +227,11 @@ def link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
+    """Where outputs lie as seen from their receipt."""
+    return {name: Path(os.path.relpath(path, receipt.parent)).as_posix() for name, path in outputs.items()}
 
 
 def read_receipt(path: Path) -> dict[str, Any]:

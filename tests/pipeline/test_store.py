@@ -14,7 +14,7 @@ import pytest
 from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.errors import ShardmillError
-from shardmill.files import dumps
+from shardmill.files import SEAL, dumps
 from shardmill.pipeline import store
 from shardmill.pipeline.store import Action, Store
 
@@ -50,7 +50,8 @@ def test_receipts_are_canonical_and_say_nothing_of_place_or_time(shop: Store, he
     text = here.receipt.read_text()
     content = json.loads(text)
     assert text == dumps(content)
-    assert set(content) == {"step", "inputs", "params", "code", "packages", "key", "outputs", "files"}
+    assert set(content) == {"step", "inputs", "params", "code", "packages", "key", "outputs", "files", "paths", SEAL}
+    assert content["paths"] == {"file": "a.json", "folder": "a.mlpackage"}
     assert content["files"] == {"folder": {"deep/data.bin": hashlib.sha256(b"\x00\x01").hexdigest()}}
     assert str(tmp_path) not in text
     other = Outcome(tmp_path / "elsewhere")
