@@ -23,6 +23,8 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, read_json, replacing, sealed, write_json
+from shardmill.pipeline.lock import using_store
+from shardmill.pipeline.users import register
 
 log = logging.getLogger(__name__)
 
@@ -59,23 +61,19 @@ class Store:
 
         `work` gets a path to write to for each name. `notes` go into the receipt (the engine, say).
         """
-        entry = self.root / action.key
-        worked = not (intact(entry) and restored(entry, outputs))
-        if worked:
-            log.info("worked: %s", self.reason(action, receipt))
-            self.make(entry, outputs, work)
-            if not restored(entry, outputs):
-                raise ShardmillError(f"{entry}: not the bytes that were just written; check this disk, then run again")
-        else:
-            log.info("unchanged")
-        recorded = read_entry(entry)
-        hashes = {
-            "outputs": {name: made["sha256"] for name, made in recorded.items()},
-            "files": {name: made["files"] for name, made in recorded.items() if made["files"]},
-            "paths": paths_from(receipt, outputs),
-        }
-        write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
-        write_json(self.last(receipt), asdict(action))
+        with using_store(self.root):
+            register(self.root)
+            entry = self.root / action.key
+            worked = not (intact(entry) and restored(entry, outputs))
+            if worked:
+                log.info("worked: %s", self.reason(action, receipt))
+                self.make(entry, outputs, work)
+                if not restored(entry, outputs):
+                    raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
+            else:
+                log.info("unchanged")
+            write_receipt(receipt, action, read_entry(entry), outputs, notes)
+            write_json(self.last(receipt), asdict(action))
         return worked
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
@@ -227,6 +225,26 @@ def link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def write_receipt(
+    receipt: Path, action: Action, made: Mapping[str, Any], outputs: Mapping[str, Path], notes: Mapping[str, Any]
+) -> None:
+    """Writes what was made from what.
+
+    Args:
+        receipt: The file to write.
+        action: The work and all that decides its result.
+        made: What is recorded of each output.
+        outputs: Where they lie.
+        notes: What else there is to say.
+    """
+    hashes = {
+        "outputs": {name: one["sha256"] for name, one in made.items()},
+        "files": {name: one["files"] for name, one in made.items() if one["files"]},
+        "paths": paths_from(receipt, outputs),
+    }
+    write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
 
 
 def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
