@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.cache import HashCache
-from shardmill.checkpoint.hashing import tree_hashes
+from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, read_json, replacing, sealed, write_json
 from shardmill.pipeline.lock import using_store
@@ -56,10 +56,27 @@ class Store:
         self.root = root
         self.hashes = HashCache(root / "hashes.sqlite")
 
-    def perform(self, action: Action, outputs: Mapping[str, Path], receipt: Path, work: Work, **notes: Any) -> bool:
-        """Makes `outputs` (name -> path of a file or folder) and the receipt; True if that took work.
+    def perform(
+        self,
+        action: Action,
+        outputs: Mapping[str, Path],
+        receipt: Path,
+        work: Work,
+        reads: Mapping[Path, Path] | None = None,
+        **notes: Any,
+    ) -> bool:
+        """Makes `outputs` and the receipt; True if that took work.
 
-        `work` gets a path to write to for each name. `notes` go into the receipt (the engine, say).
+        Args:
+            action: What decides the result.
+            outputs: By name, the path of a file or folder.
+            receipt: Where to say what was made from what.
+            work: Gets a path to write to for each name.
+            reads: Artifacts that the work reads, with the receipts by whose hashes the action knows them.
+            notes: What else the receipt should say (the engine, for instance).
+
+        Raises:
+            ShardmillError: An artifact to be read is not the one that was made.
         """
         with using_store(self.root):
             register(self.root)
@@ -67,6 +84,7 @@ class Store:
             worked = not (intact(entry) and restored(entry, outputs))
             if worked:
                 log.info("worked: %s", self.reason(action, receipt))
+                check_artifacts(reads or {})
                 self.make(entry, outputs, work)
                 if not restored(entry, outputs):
                     raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
@@ -250,6 +268,19 @@ def write_receipt(
 def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
     """Where outputs lie as seen from their receipt."""
     return {name: Path(os.path.relpath(path, receipt.parent)).as_posix() for name, path in outputs.items()}
+
+
+def check_artifacts(receipts: Mapping[Path, Path]) -> None:
+    """Raises ShardmillError where an artifact is not what its receipt says.
+
+    Else its damage would become part of what is made of it, under the key of the sound one.
+    """
+    for artifact, receipt in receipts.items():
+        made = read_receipt(receipt)
+        ((name, sha),) = made["outputs"].items()
+        files = {artifact / file: inner for file, inner in made["files"].get(name, {}).items()} or {artifact: sha}
+        if any(not file.is_file() or hash_file(file) != expected for file, expected in files.items()):
+            raise ShardmillError(f"{artifact}: not the bytes that were made; remove it and build again")
 
 
 def read_receipt(path: Path) -> dict[str, Any]:

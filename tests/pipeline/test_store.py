@@ -199,3 +199,36 @@ def test_a_record_too_deep_to_parse_is_a_damaged_one(shop: Store, here: Outcome,
     assert here.perform(shop) is True
     shop.last(here.receipt).write_text("[" * 100_000)
     assert shop.reason(Action("step"), here.receipt) == "not made before"
+
+
+@pytest.mark.parametrize("fault", ["rotten", "a file less", "gone"])
+def test_work_on_what_is_not_what_was_made_is_refused(shop: Store, tmp_path: Path, fault: str) -> None:
+    """Its result would be kept under the key of the sound one. Snakemake's mark in a folder is no fault."""
+    package, receipt = tmp_path / "a.mlpackage", tmp_path / "a.receipt.json"
+    bundle, compiled = tmp_path / "a.mlmodelc", tmp_path / "b.receipt.json"
+
+    def convert(made: Made) -> None:
+        made["package"].mkdir()
+        (made["package"] / "weights").write_text("weights")
+        (made["package"] / "model").write_text("model")
+
+    def compiles(made: Made) -> None:
+        made["bundle"].mkdir()
+        shutil.copyfile(package / "weights", made["bundle"] / "weights")
+
+    def run() -> bool:
+        return shop.perform(Action("compile"), {"bundle": bundle}, compiled, compiles, {package: receipt})
+
+    shop.perform(Action("convert"), {"package": package}, receipt, convert)
+    (package / ".snakemake_timestamp").touch()
+    if fault == "rotten":
+        rot(package / "weights")
+    else:
+        (package / "model").unlink() if fault == "a file less" else shutil.rmtree(package)
+    with pytest.raises(ShardmillError, match=r"a\.mlpackage: not the bytes that were made; remove it and build again"):
+        run()
+    assert not bundle.exists() and not compiled.exists()
+    shutil.rmtree(package, ignore_errors=True)
+    shop.perform(Action("convert"), {"package": package}, receipt, convert)
+    assert run() is True
+    assert (bundle / "weights").read_text() == "weights"
