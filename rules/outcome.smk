@@ -86,6 +86,7 @@ rule report:
         receipts=sm.all_receipts(C),
     output:
         page="build/{model}/report.html",
+        receipt="build/{model}/report.receipt.json",
     log:
         "build/{model}/logs/report.log",
     conda:

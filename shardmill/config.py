@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
 from shardmill.models import type_fault
 from shardmill.models.hf_config import size_fault
+from shardmill.yamlfile import read_yaml
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)
@@ -125,18 +125,6 @@ class Config:
 def load(path: Path, root: Path = Path(".")) -> Config:
     """The config in the file `path`; raises ConfigError. `root` is where relative paths in it start."""
     return parse(read_yaml(path), str(path), root)
-
-
-def read_yaml(path: Path) -> Any:
-    """What a YAML file holds; raises ConfigError."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 
 def find(model: str, folder: Path = Path("configs")) -> Path:
@@ -255,7 +243,7 @@ def local_problems(config: Config, root: Path) -> list[str]:
         return [f"source.path: {config.source.path} holds no config.json; give a folder in Hugging Face layout"]
     except OSError as error:
         return [f"source.path: {error.filename} can't be read: {error.strerror}"]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return [f"{file}: not JSON: {error}"]
     wrong = size_fault(content) or (type_fault(content["model_type"]) if "model_type" in content else "")
     if wrong:

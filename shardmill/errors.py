@@ -15,3 +15,7 @@ class CheckpointError(ShardmillError):
 
 class GateError(ShardmillError):
     """A measured number missed its threshold."""
+
+
+class UnreadableError(ShardmillError):
+    """A record of our own that is missing, damaged or no JSON."""

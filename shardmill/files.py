@@ -7,11 +7,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shardmill.errors import UnreadableError
+
+SEAL = "shardmill_seal"  # the key under which a record holds the digest of all else in it
 SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
 
 
@@ -23,6 +26,35 @@ def dumps(content: Any) -> str:
 def digest(content: Any) -> str:
     """sha256 of the canonical JSON of `content`."""
     return hashlib.sha256(dumps(content).encode()).hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of our own. Raises UnreadableError for whatever keeps it from being read."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("not a file")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"damaged: {error}"
+        raise UnreadableError(f"{path}: can't be read ({why}); remove it and build again") from error
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with the digest of itself, by which damage shows."""
+    body = {key: value for key, value in content.items() if key != SEAL}
+    return body | {SEAL: digest(body)}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A record that was written sealed. Raises UnreadableError where a single bit of it is another."""
+    content = read_json(path)
+    try:
+        whole = sealed(content) == content and dumps(content) == path.read_text(encoding="utf-8")
+    except (ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise UnreadableError(f"{path}: can't be read (damaged: not what was written); remove it and build again")
+    return dict(content)
 
 
 def write_json(path: Path, content: Any) -> None:

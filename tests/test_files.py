@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from shardmill.files import digest, dumps, replacing, write_json
+from shardmill.errors import UnreadableError
+from shardmill.files import digest, dumps, read_json, replacing, write_json
 
 
 def test_equal_content_has_one_spelling() -> None:
@@ -62,3 +64,23 @@ def test_nobody_sees_a_file_before_it_is_whole(tmp_path: Path) -> None:
         assert not path.exists()
         assert temporary.stat().st_dev == path.parent.stat().st_dev  # a rename within one file system
     assert path.read_text() == "whole"
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": ' * 100_000], ids=len)
+def test_what_can_not_be_read_is_one_line_with_the_remedy(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(raw)
+    with pytest.raises(UnreadableError) as caught:
+        read_json(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: can't be read (damaged: ") and line.endswith("remove it and build again")
+    assert "\n" not in line and len(line) < len(str(path)) + 300
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A FIFO has no end, a folder no content."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    for name in ("fifo", "folder", "absent"):
+        with pytest.raises(UnreadableError, match=f"{name}: can't be read"):
+            read_json(tmp_path / name)

@@ -45,6 +45,10 @@ class FileState:
     def state(self) -> str:
         return f"{self.size}:{self.mtime}:{self.ctime}"
 
+    def same_content(self, other: "FileState") -> bool:
+        """Whether nothing was written between two looks; a new hard link or other permissions move ctime only."""
+        return (self.file, self.size, self.mtime) == (other.file, other.size, other.mtime)
+
     def is_settled(self, now: int) -> bool:
         """Whether a write from `now` on is sure to show in mtime or ctime."""
         return now - max(self.mtime, self.ctime) > RACY_NS
@@ -98,9 +102,8 @@ class HashCache:
 
     def carry(self, before: FileState, after: FileState) -> None:
         """Keeps the entries of a file whose ctime we moved ourselves by giving it one more hard link."""
-        unchanged = (before.file, before.size, before.mtime) == (after.file, after.size, after.mtime)
         # A write between the two looks at the file would have brought its mtime up to the present.
-        if unchanged and before.is_settled(time.time_ns()):
+        if before.same_content(after) and before.is_settled(time.time_ns()):
             query = "UPDATE OR REPLACE hashes SET state = ? WHERE file = ? AND state = ?"
             self._run([(query, (after.state, after.file, before.state))])
 

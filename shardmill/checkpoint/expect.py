@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Mapping
 
-from shardmill.checkpoint.headers import TensorInfo
+from shardmill.checkpoint.headers import TensorInfo, printable
 from shardmill.errors import CheckpointError
 
 WEIGHT_DTYPES = ("BF16", "F16", "F32")
 SHOWN = 3
+FAULT_LENGTH = 200  # of a name with two shapes
 
 
 def check_tensors(
@@ -42,5 +43,5 @@ def check_tensors(
 def _count(fault: str, names: list[str]) -> str:
     if not names:
         return ""
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    shown = ", ".join(printable(name, FAULT_LENGTH) for name in names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     return f"{len(names)} {fault} ({shown})"

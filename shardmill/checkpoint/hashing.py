@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.checkpoint.cache import HashCache, Span, file_state
-from shardmill.checkpoint.headers import TensorInfo
+from shardmill.checkpoint.headers import TensorInfo, printable
 from shardmill.checkpoint.paths import opened
 from shardmill.errors import CheckpointError
 
@@ -60,7 +60,7 @@ def scan_checkpoint(
         wanted[folder / tensors[name].file].append(span)
     digests = _digest_spans(wanted, cache, threads)
     of_tensor = {name: digests[folder / tensors[name].file, span] for name, span in spans.items()}
-    faults = [f"{name} ({digest.fault})" for name, digest in of_tensor.items() if digest.fault]
+    faults = [f"{printable(name)} ({digest.fault})" for name, digest in of_tensor.items() if digest.fault]
     if faults:
         more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         raise CheckpointError(
@@ -137,9 +137,10 @@ def _digest_spans(
     with ThreadPoolExecutor(threads) as pool:
         fresh = dict(zip(jobs, pool.map(lambda job: _digest_span(*job), jobs), strict=True))
     for path in {path for path, _ in jobs}:
-        if file_state(path) != states[path]:
+        after = file_state(path)
+        if not after.same_content(states[path]):
             raise CheckpointError(f"{path}: changed while it was being hashed; run again once it is complete")
-        if cache:
+        if cache and after == states[path]:
             good = {span: d.sha256 for (owner, span), d in fresh.items() if owner == path and not d.fault}
             cache.record(states[path], good, began)
     return digests | fresh

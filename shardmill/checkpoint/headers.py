@@ -89,12 +89,12 @@ def _read_indexed(folder: Path) -> dict[str, TensorInfo]:
         for info in read_header(folder, file):
             listed = weight_map.get(info.name, "no file")
             if listed != file:
-                what = f"tensor {_short(info.name)} belongs to {listed} according to {INDEX_FILE}"
+                what = f"tensor {printable(info.name)} belongs to {listed} according to {INDEX_FILE}"
                 raise _damaged(folder / file, what)
             found[info.name] = info
     missing = sorted(set(weight_map) - set(found))
     if missing:
-        what = f"tensor {_short(missing[0])} is in {INDEX_FILE} but not in the file"
+        what = f"tensor {printable(missing[0])} is in {INDEX_FILE} but not in the file"
         raise _damaged(folder / weight_map[missing[0]], what)
     return found
 
@@ -132,7 +132,7 @@ def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"not valid JSON ({_short(str(error))})") from error
+        raise _damaged(path, f"not valid JSON ({printable(str(error))})") from error
     if not isinstance(document, dict):
         raise _damaged(path, "its JSON is not an object")
     return document
@@ -147,16 +147,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor_info(name: str, entry: Any, file: str, data_start: int, path: Path) -> TensorInfo:
-    tensor = f"tensor {_short(name)}"
+    tensor = f"tensor {printable(name)}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"{tensor} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise CheckpointError(f"{path}: {tensor} has dtype {_short(str(dtype))}; use BF16, F16 or F32")
+        raise CheckpointError(f"{path}: {tensor} has dtype {printable(str(dtype))}; use BF16, F16 or F32")
     if not _are_sizes(shape) or len(shape) > MAX_RANK:
-        raise _damaged(path, f"{tensor}: shape {_short(str(shape))} is no list of at most {MAX_RANK} sizes")
+        raise _damaged(path, f"{tensor}: shape {printable(str(shape))} is no list of at most {MAX_RANK} sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(path, f"{tensor}: data_offsets {_short(str(offsets))} are not [begin, end]")
+        raise _damaged(path, f"{tensor}: data_offsets {printable(str(offsets))} are not [begin, end]")
     begin, end = offsets
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
         raise _damaged(path, f"{tensor}: {end - begin} bytes do not hold {dtype} of shape {shape}")
@@ -173,11 +173,11 @@ def _check_cover(infos: list[TensorInfo], data_start: int, size: int, path: Path
     at = data_start
     for info in infos:
         if info.start < at:
-            raise _damaged(path, f"tensor {_short(info.name)} overlaps the one before it")
+            raise _damaged(path, f"tensor {printable(info.name)} overlaps the one before it")
         if info.start > at:
-            raise _damaged(path, f"unused bytes before tensor {_short(info.name)}")
+            raise _damaged(path, f"unused bytes before tensor {printable(info.name)}")
         if info.end > size:
-            raise _damaged(path, f"truncated, tensor {_short(info.name)} ends at byte {info.end} of {size}")
+            raise _damaged(path, f"truncated, tensor {printable(info.name)} ends at byte {info.end} of {size}")
         at = info.end
     if at != size:
         raise _damaged(path, f"{size - at} bytes after the last tensor")
@@ -187,7 +187,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path}: {what}; fetch the checkpoint again")
 
 
-def _short(text: str, limit: int = 80) -> str:
+def printable(text: str, limit: int = 80) -> str:
     """Text from a file, fit for an error line: printable and not long."""
     clean = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
     return clean if len(clean) <= limit else clean[:limit] + "..."

@@ -18,6 +18,7 @@ from huggingface_hub.errors import (
 from shardmill.errors import CheckpointError
 
 _AGAIN = "what was downloaded is kept, run again to resume"
+_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, AssertionError, httpx2.InvalidURL)
 
 
 @contextlib.contextmanager
@@ -27,6 +28,20 @@ def explained(repo: str, revision: str | None, endpoint: str) -> Iterator[None]:
         yield
     except (httpx2.HTTPError, HFValidationError, OSError) as error:
         raise CheckpointError(f"{repo}: {_explain(error, repo, revision, endpoint)}") from error
+
+
+@contextlib.contextmanager
+def understood(endpoint: str) -> Iterator[None]:
+    """Raises CheckpointError where an answer can't be made sense of, such as a sign-in page of the network."""
+    try:
+        yield
+    except HFValidationError:
+        raise  # of what we asked for
+    except _NONSENSE as error:
+        raise CheckpointError(
+            f"{endpoint} did not answer as a hub does ({type(error).__name__}); "
+            "check HF_ENDPOINT, and whether a proxy or a sign-in page stands between"
+        ) from error
 
 
 def _explain(error: Exception, repo: str, revision: str | None, endpoint: str) -> str:

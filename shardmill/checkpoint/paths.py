@@ -3,13 +3,13 @@
 A name may only lead to a file inside the checkpoint folder. Raises CheckpointError for every other.
 """
 
-import json
 import os
 from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
-from shardmill.errors import CheckpointError
+from shardmill.errors import CheckpointError, UnreadableError
+from shardmill.files import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -72,7 +72,7 @@ def _is_hub_blob(folder: Path, path: Path) -> bool:
 
 def _is_recorded(folder: Path, name: str) -> bool:
     try:
-        recorded = json.loads((folder / RECORD_FILE).read_text("utf-8"))["files"][name]["size"]
-    except (OSError, ValueError, KeyError, TypeError):
+        recorded = read_json(folder / RECORD_FILE)["files"][name]["size"]
+    except (UnreadableError, KeyError, TypeError):
         return False
     return bool(recorded == (folder / name).stat().st_size)

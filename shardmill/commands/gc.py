@@ -15,11 +15,12 @@ def gc(
     """Remove stored artifacts that no build refers to, and what killed runs left."""
     from shardmill.errors import ShardmillError
     from shardmill.pipeline import gc
-    from shardmill.pipeline.lock import hold_lock
+    from shardmill.pipeline.lock import hold_lock, hold_store
 
     if not (builds / ".store").is_dir():
         raise ShardmillError(f"{builds}: no store there (.store); give the folder that holds the builds")
     hold_lock(str(builds))
+    hold_store(builds / ".store")
     found = gc.collect(builds, dry_run)
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")

@@ -17,10 +17,10 @@ def synth_checkpoint(
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
     import json
 
-    from shardmill.config import read_yaml
     from shardmill.errors import ConfigError
     from shardmill.models.hf_config import size_fault
     from shardmill.models.synthetic import synth_checkpoint as write
+    from shardmill.yamlfile import read_yaml
 
     content = read_yaml(like)
     source = (content.get("source") or {}) if isinstance(content, dict) else None

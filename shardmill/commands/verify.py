@@ -1,4 +1,4 @@
-"""`shardmill verify`: are a build's files the ones that its model.json and its provenance name?"""
+"""`shardmill verify`: is every file of a build the one that was built?"""
 
 from __future__ import annotations
 
@@ -7,19 +7,37 @@ from typing import Annotated
 
 import typer
 
+SHOWN = 20
+
 
 def verify(build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")]) -> None:
-    """Hash model.json, every file that it names and the gates' verdicts. Exit code 1 if one is missing or changed."""
-    from shardmill.pipeline.provenance import mismatches
+    """Hash every file and compare it with what is recorded. Exit code 1 if one is changed, missing or not the build's.
 
-    checked, wrong = mismatches(build)
-    for name, what in wrong:
-        typer.echo(f"{name}: {what}", err=True)
-    typer.echo(f"{checked} files checked, {len(wrong)} wrong")
-    if wrong:
+    The records start from provenance.json, whose sha256 is printed: who may write here could have changed all of them,
+    so compare it with one that you noted elsewhere.
+    """
+    from shardmill.checkpoint.hashing import hash_file
+    from shardmill.pipeline.audit import ATTESTATION, audit
+
+    found = audit(build)
+    for name, what in found.wrong[:SHOWN]:
+        typer.echo(f"{printable(name)}: {what}", err=True)
+    if len(found.wrong) > SHOWN:
+        typer.echo(f"... and {len(found.wrong) - SHOWN} more", err=True)
+    typer.echo(
+        f"{found.checked} files checked, {len(found.wrong)} wrong; "
+        f"{found.unchecked} logs and marks of Snakemake not checked"
+    )
+    typer.echo(f"{ATTESTATION}: sha256 {hash_file(build / ATTESTATION)}")
+    if found.wrong:
         typer.echo(
-            f"Remove what is wrong (for a file in source/, {build / 'source.receipt.json'}) and build again: "
+            f"Remove what is wrong (for a file in source/, {build / 'source.receipt.json'} too) and build again: "
             "snakemake --cores 4 all",
             err=True,
         )
         raise typer.Exit(1)
+
+
+def printable(name: str) -> str:
+    """A file's name without what a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in name)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.convert.template import cache
-from shardmill.errors import ShardmillError
-from shardmill.files import SCRATCH
+from shardmill.errors import ShardmillError, UnreadableError
+from shardmill.files import SCRATCH, read_json
 from shardmill.pipeline.store import TEMPLATES
+from shardmill.pipeline.users import users
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,19 @@ def action_key(receipt: Path) -> str:
     What a damaged one refers to is not known, so nothing may be removed while it is there.
     """
     try:
-        key = json.loads(receipt.read_text(encoding="utf-8")).get("key", "")
+        key = read_json(receipt).get("key", "")
         if not isinstance(key, str):
-            raise ValueError(f"key is {key!r}")
-    except (OSError, ValueError, AttributeError) as error:
+            raise TypeError(f"key is {key!r}")
+    except (UnreadableError, AttributeError, TypeError) as error:
         what = "damaged, so what it refers to is not known; remove it and build again, then collect"
         raise ShardmillError(f"{receipt}: {what}") from error
     return key
 
 
 def garbage(builds: Path) -> Iterator[Path]:
-    """What of the store nothing refers to, and scratch folders that killed runs left anywhere."""
-    keep = referenced(builds)
+    """What of the store no build that uses it refers to, and scratch folders that killed runs left here."""
     store = builds / ".store"
+    keep = {key for user in users(store) for key in referenced(user)}
     for folder in sorted(store.iterdir() if store.is_dir() else ()):
         is_entry = (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
         if folder.is_dir() and is_entry and folder.name not in keep:
@@ -55,12 +56,13 @@ def garbage(builds: Path) -> Iterator[Path]:
 
 
 def collect(builds: Path, dry: bool = False) -> Collected:
-    """Removes garbage from `builds`/.store. No build may be running: the caller holds the build lock."""
+    """Removes garbage from `builds`/.store. No build may be running: the caller holds the locks of both."""
     entries = freed = 0
     for path in garbage(builds):
-        files = [path, *path.rglob("*")]
-        freed += sum(f.stat().st_size for f in files if f.is_file() and f.stat().st_nlink == 1)
+        files = [path] if path.is_symlink() else [path, *path.rglob("*")]
+        states = [file.lstat() for file in files]
+        freed += sum(s.st_size for s in states if stat.S_ISREG(s.st_mode) and s.st_nlink == 1)
         entries += 1
         if not dry:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return Collected(entries, freed)

@@ -1,8 +1,13 @@
-"""One build at a time in a folder. Unlike lock files, these locks die with their processes, however those end."""
+"""One build at a time in a folder, and no garbage collection in a store while a job uses it.
+
+Unlike lock files, these locks die with their processes, however those end.
+"""
 
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -33,9 +38,29 @@ def join_build(build: str) -> None:
     _held.append(jobs)
 
 
+@contextmanager
+def using_store(store: Path) -> Iterator[None]:
+    """Inside, nothing is collected from the store; waits for a collection that is under way."""
+    with _opened(str(store), ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def hold_store(store: Path) -> None:
+    """Keeps every job from the store until this process ends. Raises ShardmillError where one uses it now.
+
+    Builds that share the store by a link lock their own folders only.
+    """
+    lock = _opened(str(store), ".lock")
+    if not _locks(lock, fcntl.LOCK_EX):
+        lock.close()
+        raise ShardmillError(f"{store}: a build is using this store; wait for it or stop it")
+    _held.append(lock)
+
+
 def _opened(build: str, name: str) -> TextIO:
     folder = Path(build)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return open(folder / name, "w")
 
 

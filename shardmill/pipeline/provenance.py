@@ -7,27 +7,38 @@ The form is an in-toto statement (https://in-toto.io/Statement/v1) with SLSA's p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardmill import __version__
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.errors import ShardmillError
+from shardmill.files import read_json, read_sealed, sealed
+from shardmill.pipeline.steptable import SOURCE
 from shardmill.runtime.manifest import COMPLETE, entries, read_manifest
 
 BUILD_TYPE = "urn:shardmill:build:v1"
 BUILDER = "urn:shardmill"
-SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
 
 
 def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[str, Any]:
-    """provenance.json's content. Args: source.json, model.json, the receipts of all steps."""
-    source, model = json.loads(record.read_text()), read_manifest(manifest.parent, COMPLETE)
+    """provenance.json's content.
+
+    Args:
+        record: source.receipt.json, whose bytes are also those of source/source.json.
+        manifest: model.json.
+        receipts: Those of all steps whose results are the same in every build.
+
+    Raises:
+        ShardmillError: One of them is damaged.
+    """
+    source, model = read_json(record), read_manifest(manifest.parent, COMPLETE)
+    fetched = {"sha256": hash_file(record)}
     names = {path: path.relative_to(manifest.parent).as_posix().removesuffix(".receipt.json") for path in receipts}
-    steps = {names[path]: json.loads(path.read_text()) for path in receipts}
-    return {
+    steps = {names[path]: read_sealed(path) for path in receipts}
+    content = {
         "_type": "https://in-toto.io/Statement/v1",
         "predicateType": "https://slsa.dev/provenance/v1",
         "subject": [{"name": n, "digest": {"sha256": s}} for n, s in (*subjects(model, manifest), *verdicts(steps))],
@@ -41,10 +52,12 @@ def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[st
             },
             "runDetails": {
                 "builder": {"id": BUILDER, "version": {"shardmill": __version__}},
+                "byproducts": [{"name": n, "digest": fetched} for n in (record.name, f"{SOURCE}/{RECORD_FILE}")],
                 "shardmill_steps": steps,  # an extension field: SLSA wants the vendor's name in front
             },
         },
     }
+    return sealed(content)
 
 
 def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
@@ -53,10 +66,25 @@ def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, st
     for entry in entries(model):
         if "sha256" not in entry and "files" not in entry:
             raise ShardmillError(f"{manifest}: no sha256 of {entry['path']}; delete it and build again")
-        if "sha256" in entry:
-            yield entry["path"], entry["sha256"]
-        for name, sha in entry.get("files", {}).items():
-            yield f"{entry['path']}/{name}", sha
+        yield from named(entry)
+
+
+def named(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(path, sha256) of every file that an entry of model.json names."""
+    if "sha256" in entry:
+        yield entry["path"], entry["sha256"]
+    for name, sha in entry.get("files", {}).items():
+        yield f"{entry['path']}/{name}", sha
+
+
+def check_files(model: Mapping[str, Any], build: Path) -> None:
+    """Raises ShardmillError where a file is not the one that a manifest's content names."""
+    for entry in entries(model):
+        for name, sha in named(entry):
+            if not (build / name).is_file() or hash_file(build / name) != sha:
+                made = f"{SOURCE}.receipt.json" if name.startswith(f"{SOURCE}/") else entry["path"]
+                what = "not the file that was made and judged"
+                raise ShardmillError(f"{build / name}: {what}; remove {build / made} and build again")
 
 
 def verdicts(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -64,46 +92,3 @@ def verdicts(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]
     for name, receipt in steps.items():
         if "verdict" in receipt.get("outputs", {}):
             yield f"{name}.json", receipt["outputs"]["verdict"]
-
-
-def extra_files(model: Mapping[str, Any], build: Path) -> Iterator[str]:
-    """Files in the folders of programs and packages that model.json does not name, as paths relative to the build."""
-    programs = [part["program"] for part in model["parts"]]
-    for entry in (*programs, *model["packages"].values()):
-        folder = build / entry["path"]
-        for file in sorted(folder.rglob("*")):
-            name = file.relative_to(folder).as_posix()
-            if file.is_file() and name not in entry.get("files", {}) and name != SNAKEMAKE_MARK:
-                yield f"{entry['path']}/{name}"
-
-
-def mismatches(build: Path) -> tuple[int, list[tuple[str, str]]]:
-    """(files checked, [(path, what is wrong)]) of a finished build. Raises ShardmillError where there is none."""
-    model = read_manifest(build, COMPLETE)
-    (manifest, found), *named = subjects(model, build / "model.json")
-    attestation = attested(build / "provenance.json")
-    wrong = [(name, "not named by model.json") for name in extra_files(model, build)]
-    if found != attestation.get(manifest):
-        wrong.append((manifest, "not the bytes that provenance.json names"))
-    known = {manifest, *dict(named)}
-    gates = [(name, sha) for name, sha in attestation.items() if name not in known]
-    wrong += [*_changed(build, named, "model.json"), *_changed(build, gates, "provenance.json")]
-    return 1 + len(named) + len(gates), wrong
-
-
-def _changed(build: Path, files: Sequence[tuple[str, str]], says: str) -> Iterator[tuple[str, str]]:
-    for name, sha in files:
-        path = build / name
-        if not path.is_file():
-            yield name, "missing"
-        elif hash_file(path) != sha:
-            yield name, f"not the bytes that {says} names"
-
-
-def attested(provenance: Path) -> dict[str, str]:
-    """The sha256 that a provenance.json gives of each file, by path; none where it is damaged or gone."""
-    try:
-        statement = json.loads(provenance.read_text(encoding="utf-8"))
-        return {row["name"]: row["digest"]["sha256"] for row in statement["subject"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}

@@ -16,6 +16,7 @@ from shardmill.errors import ConfigError, ShardmillError
 from shardmill.pipeline import memory
 from shardmill.pipeline.lock import hold_lock
 from shardmill.pipeline.steptable import watched
+from shardmill.yamlfile import read_yaml
 
 __all__ = [
     "all_receipts",
@@ -36,6 +37,8 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Config:
     """The validated config; what is wrong with it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     try:
+        for file in workflow.configfiles:
+            read_yaml(Path(file))  # Snakemake has read it, but takes the last of a key given twice
         found = parse(config, name)
         for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")

@@ -2,8 +2,8 @@
 
 An action's key is the sha256 of its inputs' content hashes, its parameters, the code it uses and the versions of the
 packages that decide its bytes. What was made for a key lies in `<store>/<key>/` and is linked into place on a hit,
-without importing anything heavy. Every entry and every output appears by atomic rename, and an entry is compared with
-its recorded hashes before it is used; one that does not match is dropped and made again.
+without importing anything heavy. Every entry and every output appears by atomic rename, and what is linked into place
+is hashed and compared with the record first; an entry that does not match is dropped and made again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.cache import HashCache
-from shardmill.checkpoint.hashing import tree_hashes
-from shardmill.errors import ShardmillError
-from shardmill.files import digest, dumps, replacing, write_json
+from shardmill.checkpoint.hashing import hash_file, tree_hashes
+from shardmill.errors import ShardmillError, UnreadableError
+from shardmill.files import digest, dumps, read_json, replacing, sealed, write_json
+from shardmill.pipeline.lock import using_store
+from shardmill.pipeline.users import register
 
 log = logging.getLogger(__name__)
 
@@ -54,27 +56,42 @@ class Store:
         self.root = root
         self.hashes = HashCache(root / "hashes.sqlite")
 
-    def perform(self, action: Action, outputs: Mapping[str, Path], receipt: Path, work: Work, **notes: Any) -> bool:
-        """Makes `outputs` (name -> path of a file or folder) and the receipt; True if that took work.
+    def perform(
+        self,
+        action: Action,
+        outputs: Mapping[str, Path],
+        receipt: Path,
+        work: Work,
+        reads: Mapping[Path, Path] | None = None,
+        **notes: Any,
+    ) -> bool:
+        """Makes `outputs` and the receipt; True if that took work.
 
-        `work` gets a path to write to for each name. `notes` go into the receipt (the engine, say).
+        Args:
+            action: What decides the result.
+            outputs: By name, the path of a file or folder.
+            receipt: Where to say what was made from what.
+            work: Gets a path to write to for each name.
+            reads: Artifacts that the work reads, with the receipts by whose hashes the action knows them.
+            notes: What else the receipt should say (the engine, for instance).
+
+        Raises:
+            ShardmillError: An artifact to be read is not the one that was made.
         """
-        entry = self.root / action.key
-        worked = not intact(entry)
-        if worked:
-            log.info("worked: %s", self.reason(action, receipt))
-            self.make(entry, outputs, work)
-        else:
-            log.info("unchanged")
-        recorded = read_entry(entry)
-        for name, path in outputs.items():
-            place(entry / recorded[name]["file"], path)
-        hashes = {
-            "outputs": {name: made["sha256"] for name, made in recorded.items()},
-            "files": {name: made["files"] for name, made in recorded.items() if made["files"]},
-        }
-        write_json(receipt, {**asdict(action), "key": action.key, **hashes, **notes})
-        write_json(self.last(receipt), asdict(action))
+        with using_store(self.root):
+            register(self.root)
+            entry = self.root / action.key
+            worked = not (intact(entry) and restored(entry, outputs))
+            if worked:
+                log.info("worked: %s", self.reason(action, receipt))
+                check_artifacts(reads or {})
+                self.make(entry, outputs, work)
+                if not restored(entry, outputs):
+                    raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
+            else:
+                log.info("unchanged")
+            write_receipt(receipt, action, read_entry(entry), outputs, notes)
+            write_json(self.last(receipt), asdict(action))
         return worked
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
@@ -100,8 +117,8 @@ class Store:
     def reason(self, action: Action, receipt: Path) -> str:
         """Why there is work: the ingredients of the key that differ from the last time."""
         try:
-            before = json.loads(self.last(receipt).read_text())
-        except (OSError, ValueError):
+            before = read_json(self.last(receipt))
+        except UnreadableError:
             return "not made before"
         found = differences(before, json.loads(dumps(asdict(action))))
         return ", ".join(found) or "its entry is gone or damaged"
@@ -122,8 +139,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
 def adopt(scratch: Path, entry: Path) -> None:
     """Makes a scratch folder the entry; an intact one that another process made meanwhile stays."""
     if entry.exists() and not intact(entry):
-        entry.rename(scratch.with_name(f"{scratch.name}-damaged"))
-        shutil.rmtree(scratch.with_name(f"{scratch.name}-damaged"), ignore_errors=True)
+        drop(entry)
     try:
         scratch.rename(entry)
     except OSError:
@@ -131,14 +147,23 @@ def adopt(scratch: Path, entry: Path) -> None:
             raise
 
 
-def intact(entry: Path) -> bool:
-    """Whether everything in an entry is what was recorded.
+def drop(entry: Path) -> None:
+    """Removes an entry; nobody ever sees half of it."""
+    aside = entry.with_name(f"tmp-{uuid.uuid4().hex}")
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        entry.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
-    A file whose size and time of change are those it was made with is believed; any other is hashed.
+
+def intact(entry: Path) -> bool:
+    """Whether everything in an entry seems to be what was recorded.
+
+    A file whose size and time of change are those it was made with is believed; any other is hashed. That is enough to
+    foretell what a build would do; what a build takes is hashed in any case, see `restored`.
     """
     try:
         recorded = read_entry(entry)
-        if stamps(entry) == json.loads((entry / STAMPS).read_text()):
+        if stamps(entry) == read_json(entry / STAMPS):
             return True
         same = [described(entry / made["file"]) == made for made in recorded.values()]
         whole = bool(same) and all(same)
@@ -152,6 +177,22 @@ def intact(entry: Path) -> bool:
     return whole
 
 
+def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
+    """Puts an entry's files at `outputs`, hashed against the record; drops an entry that is not as recorded.
+
+    A disk that rots changes neither size nor time, so only the bytes tell.
+    """
+    try:
+        recorded = read_entry(entry)
+        for name, path in outputs.items():
+            place(entry / recorded[name]["file"], path, recorded[name])
+    except (FileNotFoundError, ShardmillError, KeyError, TypeError, AttributeError) as error:
+        log.warning("damaged entry %s: %s", entry.name[:12], error)
+        drop(entry)
+        return False
+    return True
+
+
 def described(path: Path) -> dict[str, Any]:
     """What is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
     sha, files = tree_hashes(path)
@@ -160,7 +201,7 @@ def described(path: Path) -> dict[str, Any]:
 
 def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
     """Output name -> what is recorded of it."""
-    content: dict[str, dict[str, Any]] = json.loads((entry / ENTRY).read_text())
+    content: dict[str, dict[str, Any]] = read_json(entry / ENTRY)
     return content
 
 
@@ -180,17 +221,20 @@ def stored(name: str, path: Path) -> str:
     return name + path.suffix
 
 
-def place(source: Path, target: Path) -> None:
+def place(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
     """Puts a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
 
     A file is copied. Snakemake sets the time of every file that is an output, which through a link would make other
     builds look old, and refuses to make one anew that can't be written, as stored ones can't.
+    Raises ShardmillError, with `target` as it was, where the bytes are not those that were recorded.
     """
     with replacing(target) as temporary:
         if source.is_dir():
             shutil.copytree(source, temporary, copy_function=link, symlinks=True)
         else:
             shutil.copyfile(source, temporary)
+        if tree_hashes(temporary) != (recorded["sha256"], recorded["files"]):
+            raise ShardmillError(f"{source.name} is not what was recorded")
 
 
 def link(source: str, target: str) -> None:
@@ -201,7 +245,45 @@ def link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+def write_receipt(
+    receipt: Path, action: Action, made: Mapping[str, Any], outputs: Mapping[str, Path], notes: Mapping[str, Any]
+) -> None:
+    """Writes what was made from what.
+
+    Args:
+        receipt: The file to write.
+        action: The work and all that decides its result.
+        made: What is recorded of each output.
+        outputs: Where they lie.
+        notes: What else there is to say.
+    """
+    hashes = {
+        "outputs": {name: one["sha256"] for name, one in made.items()},
+        "files": {name: one["files"] for name, one in made.items() if one["files"]},
+        "paths": paths_from(receipt, outputs),
+    }
+    write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
+
+
+def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
+    """Where outputs lie as seen from their receipt."""
+    return {name: Path(os.path.relpath(path, receipt.parent)).as_posix() for name, path in outputs.items()}
+
+
+def check_artifacts(receipts: Mapping[Path, Path]) -> None:
+    """Raises ShardmillError where an artifact is not what its receipt says.
+
+    Else its damage would become part of what is made of it, under the key of the sound one.
+    """
+    for artifact, receipt in receipts.items():
+        made = read_receipt(receipt)
+        ((name, sha),) = made["outputs"].items()
+        files = {artifact / file: inner for file, inner in made["files"].get(name, {}).items()} or {artifact: sha}
+        if any(not file.is_file() or hash_file(file) != expected for file, expected in files.items()):
+            raise ShardmillError(f"{artifact}: not the bytes that were made; remove it and build again")
+
+
 def read_receipt(path: Path) -> dict[str, Any]:
     """A receipt's content."""
-    content: dict[str, Any] = json.loads(path.read_text())
+    content: dict[str, Any] = read_json(path)
     return content

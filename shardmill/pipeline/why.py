@@ -7,7 +7,6 @@ may turn out to be unchanged.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.config import Config
+from shardmill.files import read_json
 from shardmill.pipeline.snakefile import task_files
 from shardmill.pipeline.steps import (
     benchmark,
@@ -107,7 +107,7 @@ def planned(entry: Path, config: Config) -> tuple[Sequence[Part], dict[str, Any]
     """The parts and the plan that a store entry of the split step holds."""
     files = {name: entry / made["file"] for name, made in read_entry(entry).items()}
     parts = [load_part(files[name]) for name in (*config.parts, "embedding")]
-    return parts, json.loads(files["plan"].read_text())
+    return parts, read_json(files["plan"])
 
 
 def program(

@@ -79,11 +79,3 @@ def file_sizes(path: Path) -> dict[str, int]:
         return {path.name: path.stat().st_size}
     files = (file for file in path.rglob("*") if file.is_file())
     return {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
-
-
-def count(shape: Sequence[int]) -> int:
-    """Elements of a tensor."""
-    result = 1
-    for extent in shape:
-        result *= extent
-    return result

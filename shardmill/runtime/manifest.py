@@ -37,7 +37,7 @@ def read_manifest(build: Path, kinds: Mapping[str, type] = RUNTIME) -> dict[str,
     except OSError as error:
         why = error.strerror
         raise ShardmillError(f"{file} can't be read ({why}); build the model first: snakemake --cores 4 all") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShardmillError(f"{file} is damaged: {error}; delete it and build again") from error
     if wrong:
         raise ShardmillError(f"{file} is no manifest of a built model: {wrong}; delete it and build again")

@@ -40,6 +40,11 @@ class Hub:
     drop_after: dict[str, int] = field(default_factory=dict)  # file -> bytes after which one answer breaks off
     stall_after: dict[str, int] = field(default_factory=dict)  # file -> bytes after which the answer hangs
     served: dict[str, bytes] = field(default_factory=dict)  # file -> other bytes than the listing promises
+    etags: dict[str, str] = field(default_factory=dict)  # file -> the ETag that it is answered with
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)  # file -> what its row of the listing says instead
+    listing: bytes | None = None  # instead of the listing
+    dripping: str = ""  # the path whose answer comes a byte at a time
+    retry_after: str | None = None  # every answer is a 429 that asks to wait
     gated_status: int | None = None
     token: str | None = None
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -102,6 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self.seen = Request(self.command, path, self.headers.get("Range"), token)
         self.hub.requests.append(self.seen)
+        if self.hub.retry_after is not None:
+            return self._answer(429, b"", {"Retry-After": self.hub.retry_after})
         routes = (
             (r"/api/models/(.+?)/tree/([^/]+)", self._tree),
             (r"/api/models/(.+?)/revision/([^/]+)", self._info),
@@ -128,8 +135,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tree(self, repo: str, revision: str) -> None:
         if not self._refused(repo, revision):
-            rows = [entry(name, body, self.hub.is_lfs(name)) for name, body in self.hub.files.items()]
-            self._answer(200, json.dumps(rows).encode(), {"Content-Type": "application/json"})
+            files = self.hub.files.items()
+            rows = [entry(name, body, self.hub.is_lfs(name)) | self.hub.rows.get(name, {}) for name, body in files]
+            body = json.dumps(rows).encode() if self.hub.listing is None else self.hub.listing
+            self._answer(200, body, {"Content-Type": "application/json"})
 
     def _info(self, repo: str, revision: str = "main") -> None:
         if not self._refused(repo, revision):
@@ -145,13 +154,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         elif self.hub.is_lfs(name):
             body = self.hub.files[name]
-            etag = hashlib.sha256(body).hexdigest()
+            etag = self.hub.etags.get(name, hashlib.sha256(body).hexdigest())
             linked = {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(body))}
             # Another host name, as the hub's: the client follows it for a GET only, and leaves the token behind.
             location = self.hub.endpoint.replace("127.0.0.1", "localhost") + f"/cdn/{name}"
             self._answer(302, b"", {"X-Repo-Commit": COMMIT, "Location": location, **linked})
         else:
-            etag = git_blob_id(self.hub.files[name])
+            etag = self.hub.etags.get(name, git_blob_id(self.hub.files[name]))
             body = self.hub.served.get(name, self.hub.files[name])
             self._answer(200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
 
@@ -182,8 +191,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, body: bytes) -> None:
         try:
-            self.wfile.write(body)
-            self.wfile.flush()
-            self.seen.sent += len(body)
+            pieces = [body] if self.seen.path != self.hub.dripping else [body[i : i + 1] for i in range(len(body))]
+            for piece in pieces:
+                self.wfile.write(piece)
+                self.wfile.flush()
+                self.seen.sent += len(piece)
+                if len(pieces) > 1 and self.hub.released.wait(0.05):
+                    break
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client was killed

@@ -47,3 +47,13 @@ def test_optional_tensors_may_be_absent_present_but_not_misshapen() -> None:
     check_tensors(found(rotary=info("rotary", (9,))), EXPECTED, optional={"rotary"})
     with pytest.raises(CheckpointError, match="misshapen"):
         check_tensors(found(proj=info("proj", (1,))), EXPECTED, optional={"proj"})
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,)])
+def test_a_name_can_not_speak_to_the_terminal(shape: tuple[int, ...]) -> None:
+    """A checkpoint's names are its author's: escapes would clear the screen, or write a line of ours."""
+    name = "evil\n\x1b[31mX" + "y" * 1000
+    with pytest.raises(CheckpointError) as caught:
+        check_tensors(found() | {name: info(name, shape)}, EXPECTED | {name: (4,)} if shape == (1,) else EXPECTED)
+    assert str(caught.value).isprintable() and "evil??[31mX" in str(caught.value)
+    assert len(str(caught.value)) < 500

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save
 
 from shardmill.checkpoint import hashing
-from shardmill.checkpoint.cache import RACY_NS, HashCache
+from shardmill.checkpoint.cache import RACY_NS, HashCache, Span, file_state
 from shardmill.checkpoint.hashing import hash_file, scan_checkpoint, tree_hash
 from shardmill.checkpoint.headers import read_header, read_tensors
 from shardmill.errors import CheckpointError
@@ -199,3 +199,21 @@ def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path, monkeypatch: py
     for read in (lambda: hash_file(file), lambda: read_header(tmp_path, file.name)):
         with pytest.raises(CheckpointError, match=f"^{file}: can't be read \\(Permission denied\\)"):
             read()
+
+
+def test_a_hard_link_made_meanwhile_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds link the same stored file at the same time, which moves its ctime; what is remembered stays right."""
+    file = tmp_path / "a"
+    file.write_bytes(b"content")
+    real = hashing._digest_span
+
+    def linked(path: Path, span: Span) -> object:
+        os.link(file, tmp_path / "b")
+        return real(path, span)
+
+    monkeypatch.setattr(hashing, "_digest_span", linked)
+    cache = HashCache(tmp_path / "cache")
+    later = time.time_ns() + 10 * RACY_NS
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert hash_file(file, cache) == sha(b"content")
+    assert cache.lookup(file_state(file)) == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,7 +77,7 @@ def test_templates_of_these_tools_stay_and_those_of_others_go(builds: Path) -> N
     assert [path.name for path in folder.iterdir()] == [cache.tools()]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"key": []}'])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"key": []}', "[" * 100_000])
 def test_a_damaged_receipt_stops_it(builds: Path, content: str) -> None:
     """What it refers to is not known, so nothing may go."""
     receipt = builds / "two/a.receipt.json"
@@ -107,3 +109,68 @@ def test_the_command_says_what_would_go_before_it_goes(builds: Path) -> None:
     assert kept(builds, params={"topology": "old"})
     assert run_gc(str(builds)).startswith("removed 1 entries")
     assert not kept(builds, params={"topology": "old"})
+
+
+@pytest.fixture
+def sharing(builds: Path, tmp_path: Path) -> Path:
+    """Another checkout's builds, with the same store by a link, and an entry that only they use."""
+    other = tmp_path / "other" / "build"
+    other.mkdir(parents=True)
+    (other / ".store").symlink_to(builds / ".store")
+    Outcome(other / "three").perform(Store(other / ".store"), params={"only": "here"})
+    return other
+
+
+def test_what_another_checkout_uses_stays(builds: Path, sharing: Path) -> None:
+    """Whoever collects: the builds beside the store, or those that have it by a link."""
+    for folder in (builds, sharing):
+        gc.collect(folder)
+        assert (kept(builds, params={"only": "here"}), kept(builds, params={"topology": "new"})) == (True, True)
+    assert not kept(builds, params={"topology": "old"})
+
+
+@pytest.mark.parametrize("end", ["gone", "another store"])
+def test_a_checkout_that_no_longer_uses_the_store_keeps_nothing(builds: Path, sharing: Path, end: str) -> None:
+    if end == "gone":
+        shutil.rmtree(sharing)
+    else:
+        (sharing / ".store").unlink()
+        (sharing / ".store").mkdir()
+    assert gc.collect(builds).entries == 2
+    assert not kept(builds, params={"only": "here"})
+
+
+def test_nothing_is_collected_while_a_job_of_another_checkout_works(builds: Path, sharing: Path) -> None:
+    """Its scratch folder looks like one that a killed run left."""
+
+    def collect_meanwhile(made: Made) -> None:
+        said = CliRunner().invoke(app, ["gc", str(builds)])
+        assert (said.exit_code, "a build is using this store" in said.stderr) == (1, True)
+        while lock._held:
+            lock._held.pop().close()
+        write_both(made)
+
+    assert Outcome(sharing / "four").perform(Store(sharing / ".store"), collect_meanwhile, code="new") is True
+    assert run_gc(str(builds)).startswith("removed 1 entries")
+
+
+def test_a_job_waits_for_a_collection(builds: Path) -> None:
+    """What it finds in the store must not go while it links it."""
+    lock.hold_store(builds / ".store")
+    thread = threading.Thread(target=Outcome(builds / "five").perform, args=(Store(builds / ".store"),))
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive() and not (builds / "five").exists()
+    while lock._held:
+        lock._held.pop().close()
+    thread.join(20)
+    assert (builds / "five/a.receipt.json").is_file()
+
+
+def test_a_link_in_the_store_goes_and_its_target_stays(builds: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "entry.json").write_text("{}")
+    (builds / ".store" / ("0" * 64)).symlink_to(tmp_path / "mine")
+    assert gc.collect(builds).entries == 2
+    assert (tmp_path / "mine" / "entry.json").is_file()
+    assert not (builds / ".store" / ("0" * 64)).is_symlink()

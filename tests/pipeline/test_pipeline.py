@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+from typer.testing import CliRunner
 
-from shardmill.pipeline.provenance import mismatches
+from shardmill.cli import app
+from shardmill.pipeline.audit import audit, is_out_of_scope
 
 from .project import Project
 
@@ -54,8 +56,33 @@ def test_a_build_is_complete_and_true(finished: Project) -> None:
     expected = {f"{folder}/{part}" for folder in ("packages", "compiled", "residency", "parity") for part in PARTS}
     expected |= {"source", "plan", "reference", "embedding", "parity/stack"}
     assert set(records) == {f"{name}.receipt.json" for name in expected} | {"model.json", "provenance.json"}
-    checked, wrong = mismatches(finished.build)
-    assert (wrong, checked > 10) == ([], True)
+    found = audit(finished.build)
+    assert (found.wrong, found.checked > 10) == ((), True)
+
+
+def test_a_bit_flipped_anywhere_in_a_build_is_found(finished: Project, tmp_path: Path) -> None:
+    """In every file but the logs and Snakemake's marks, each by its name; provenance.json names all others."""
+    build = tmp_path / "tiny"
+    shutil.copytree(finished.build, build)
+    names = [path.relative_to(build).as_posix() for path in build.rglob("*") if path.is_file()]
+    names = [name for name in names if not is_out_of_scope(name)]
+    assert len(names) == audit(build).checked > 40
+    for name in names:
+        path = build / name
+        content, mode = path.read_bytes(), path.stat().st_mode
+        path.chmod(0o644)
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert name in judged(build)
+        path.write_bytes(content)
+        path.chmod(mode)
+    assert audit(build).wrong == ()
+
+
+def judged(build: Path) -> str:
+    """What `shardmill verify` says where something is wrong."""
+    said = CliRunner().invoke(app, ["verify", str(build)])
+    assert said.exit_code == 1
+    return said.output
 
 
 def test_records_tell_nothing_of_place_or_time(finished: Project) -> None:
@@ -171,7 +198,7 @@ def test_a_build_killed_again_and_again_ends_like_an_undisturbed_one(
         assert not (project.build / "model.json").exists()
     project.finish()
     assert project.records() == finished.records()
-    assert mismatches(project.build)[1] == []
+    assert audit(project.build).wrong == ()
 
 
 @pytest.mark.parametrize("before", ["nothing", "a finished build"])

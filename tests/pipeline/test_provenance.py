@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from manifests import manifest
 
-from shardmill.files import digest, dumps, write_json
+from shardmill.files import digest, dumps, sealed, write_json
 from shardmill.pipeline.provenance import statement
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]
@@ -26,7 +26,7 @@ def write_build(folder: Path) -> tuple[Path, Path, list[Path]]:
     for path, name in zip(receipts, STEPS, strict=True):
         gate = name.startswith(("residency/", "parity/"))
         outputs = {"verdict": digest(name)} if gate else {"package": "f" * 64}
-        write_json(path, {"step": name, "key": name, "outputs": outputs})
+        write_json(path, sealed({"step": name, "key": name, "outputs": outputs}))
     return folder / "source.receipt.json", folder / "model.json", receipts
 
 

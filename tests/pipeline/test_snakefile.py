@@ -52,6 +52,8 @@ def test_memory_is_declared_for_the_configured_method_within_the_limit(settings:
 
 def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
     files = SimpleNamespace(configfiles=["configs/a.yaml"])
+    Path("configs").mkdir()
+    Path("configs/a.yaml").touch()
 
     def refusal(content: dict[str, Any]) -> str:
         with pytest.raises(SystemExit) as ended:
@@ -72,6 +74,13 @@ def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> 
     assert refusal(settings) == "source.path: checkpoint holds no tokenizer.json"
     Path("checkpoint/tokenizer.model").rename("checkpoint/tokenizer.json")
     assert snakefile.checked(settings, files).model == "tiny"
+
+
+def test_a_key_given_twice_ends_the_run(settings: dict[str, Any]) -> None:
+    """Snakemake reads configs itself, and hands over the last value alone."""
+    Path("a.yaml").write_text("model: tiny\nmodel: other\n")
+    with pytest.raises(SystemExit, match=r"shardmill: a\.yaml: model: given twice \(line 2\); keep one"):
+        snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml"]))
 
 
 def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[str, Any]) -> None:

@@ -8,15 +8,15 @@ import os
 import re
 import shutil
 import stat
-import time
 from pathlib import Path
 
 import pytest
 from stored import Made, Outcome, entry, never, write_both
 
-from shardmill.files import dumps
+from shardmill.errors import ShardmillError
+from shardmill.files import SEAL, dumps
 from shardmill.pipeline import store
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.store import Action, Store
 
 
 def test_a_hit_restores_everything_without_work(shop: Store, here: Outcome, there: Outcome) -> None:
@@ -50,7 +50,8 @@ def test_receipts_are_canonical_and_say_nothing_of_place_or_time(shop: Store, he
     text = here.receipt.read_text()
     content = json.loads(text)
     assert text == dumps(content)
-    assert set(content) == {"step", "inputs", "params", "code", "packages", "key", "outputs", "files"}
+    assert set(content) == {"step", "inputs", "params", "code", "packages", "key", "outputs", "files", "paths", SEAL}
+    assert content["paths"] == {"file": "a.json", "folder": "a.mlpackage"}
     assert content["files"] == {"folder": {"deep/data.bin": hashlib.sha256(b"\x00\x01").hexdigest()}}
     assert str(tmp_path) not in text
     other = Outcome(tmp_path / "elsewhere")
@@ -119,7 +120,7 @@ def test_failed_work_leaves_nothing(shop: Store, here: Outcome) -> None:
     with pytest.raises(RuntimeError):
         here.perform(shop, fail)
     assert here.names() == set()
-    assert [path for path in shop.root.iterdir() if path.name != "hashes.sqlite"] == []
+    assert [path for path in shop.root.iterdir() if path.name not in (".lock", "hashes.sqlite", "users")] == []
 
 
 def test_failed_work_leaves_the_last_outputs(shop: Store, here: Outcome) -> None:
@@ -148,18 +149,86 @@ def test_differences_name_leaves() -> None:
     assert store.differences(before, {**before, "params": {"rope": {"scale": 2}}}) == ["params.rope.scale"]
 
 
-def test_a_hit_reads_no_gigabytes(shop: Store, here: Outcome, there: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was hashed when it was made is not hashed again, however often it is linked."""
+def rot(file: Path) -> None:
+    """Flips a bit as a disk does: size and times of the file stay."""
+    before = file.stat()
+    file.chmod(0o644)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    file.chmod(before.st_mode)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("file", ["folder.mlpackage/deep/data.bin", "file.json", "entry.json"])
+def test_what_rotted_in_the_store_is_not_shipped(shop: Store, here: Outcome, there: Outcome, file: str) -> None:
+    """The builds share the stored bytes by hard links: the entry is dropped and made again, and so is the output."""
     here.perform(shop)
-    time.sleep(0.05)
-    there.perform(shop, never)
+    whole = here.hashes()
+    rot(entry(shop) / file)
+    assert here.perform(shop) is True
+    assert here.hashes() == whole == json.loads(here.receipt.read_text())["outputs"]
+    assert there.perform(shop, never) is False
+    assert there.hashes() == whole
+
+
+def test_a_store_that_never_holds_what_was_written_ends_the_job(
+    shop: Store, here: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Working again and again would not help."""
+    monkeypatch.setattr(store, "tree_hashes", lambda path, real=store.tree_hashes: (real(path)[0], {"x": str(path)}))
+    with pytest.raises(ShardmillError, match="not what was just written"):
+        here.perform(shop)
+    assert here.names() == set()
+
+
+def test_to_foretell_a_build_reads_no_gigabytes(shop: Store, here: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shardmill why` looks at every entry; what was hashed when it was made is believed there."""
+    here.perform(shop)
     read: list[Path] = []
-    real = Path.open
+    monkeypatch.setattr(store, "tree_hashes", read.append)
+    assert store.intact(entry(shop)) is True
+    assert read == []
 
-    def counted(self: Path, *arguments: object, **options: object) -> object:
-        read.append(self)
-        return real(self, *arguments, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(Path, "open", counted)
-    assert here.perform(shop, never) is False
-    assert [path.name for path in read if path.name == "data.bin"] == []
+@pytest.mark.parametrize("record", ["entry.json", "stamps.json"])
+def test_a_record_too_deep_to_parse_is_a_damaged_one(shop: Store, here: Outcome, record: str) -> None:
+    here.perform(shop)
+    (entry(shop) / record).chmod(0o644)
+    (entry(shop) / record).write_text("[" * 100_000)
+    assert here.perform(shop) is True
+    shop.last(here.receipt).write_text("[" * 100_000)
+    assert shop.reason(Action("step"), here.receipt) == "not made before"
+
+
+@pytest.mark.parametrize("fault", ["rotten", "a file less", "gone"])
+def test_work_on_what_is_not_what_was_made_is_refused(shop: Store, tmp_path: Path, fault: str) -> None:
+    """Its result would be kept under the key of the sound one. Snakemake's mark in a folder is no fault."""
+    package, receipt = tmp_path / "a.mlpackage", tmp_path / "a.receipt.json"
+    bundle, compiled = tmp_path / "a.mlmodelc", tmp_path / "b.receipt.json"
+
+    def convert(made: Made) -> None:
+        made["package"].mkdir()
+        (made["package"] / "weights").write_text("weights")
+        (made["package"] / "model").write_text("model")
+
+    def compiles(made: Made) -> None:
+        made["bundle"].mkdir()
+        shutil.copyfile(package / "weights", made["bundle"] / "weights")
+
+    def run() -> bool:
+        return shop.perform(Action("compile"), {"bundle": bundle}, compiled, compiles, {package: receipt})
+
+    shop.perform(Action("convert"), {"package": package}, receipt, convert)
+    (package / ".snakemake_timestamp").touch()
+    if fault == "rotten":
+        rot(package / "weights")
+    else:
+        (package / "model").unlink() if fault == "a file less" else shutil.rmtree(package)
+    with pytest.raises(ShardmillError, match=r"a\.mlpackage: not the bytes that were made; remove it and build again"):
+        run()
+    assert not bundle.exists() and not compiled.exists()
+    shutil.rmtree(package, ignore_errors=True)
+    shop.perform(Action("convert"), {"package": package}, receipt, convert)
+    assert run() is True
+    assert (bundle / "weights").read_text() == "weights"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from report import sample
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.files import read_sealed
 from shardmill.pipeline.steps import report
 from shardmill.report.read import read_pieces
 
@@ -71,6 +73,7 @@ def build_folder(root: Path) -> dict[str, Any]:
         "speed": write(root / "benchmark" / "speed.json", build.speed),
         "receipts": [write(root / f"{name}.receipt.json", content) for name, content in build.receipts.items()],
         "page": root / "report.html",
+        "receipt": root / "report.receipt.json",
         "settings": build.settings,
     }
 
@@ -82,6 +85,9 @@ def test_the_step_writes_the_same_page_from_the_same_files_anywhere(tmp_path: Pa
         arguments = build_folder(tmp_path / name)
         report.run(**arguments)
         pages.append(arguments["page"].read_text(encoding="utf-8"))
+        drawn = read_sealed(arguments["receipt"])
+        assert drawn["paths"] == {"page": "report.html", "speed": "benchmark/speed.json"}
+        assert drawn["outputs"] == {"page": hash_file(arguments["page"]), "speed": hash_file(arguments["speed"])}
     assert pages[0] == pages[1]
     assert str(tmp_path) not in pages[0]
     assert "packages/head_0" in pages[0] and "2\u00a0KiB" in pages[0]

@@ -10,7 +10,8 @@ import pytest
 from manifests import manifest
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.provenance import mismatches
+from shardmill.pipeline.audit import audit
+from shardmill.pipeline.provenance import subjects
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import COMPLETE, RUNTIME, read_manifest
 
@@ -51,7 +52,7 @@ def test_a_sound_one_is_read(tmp_path: Path) -> None:
 def test_one_that_is_none_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
     write(tmp_path, WRONG[name])
     assert "is no manifest of a built model" in refusal(tmp_path, lambda build: read_manifest(build, COMPLETE))
-    assert "build again" in refusal(tmp_path, mismatches)
+    assert "build again" in refusal(tmp_path, audit)
 
 
 @pytest.mark.parametrize("key", RUNTIME)
@@ -68,9 +69,11 @@ def test_a_damaged_file_is_named(tmp_path: Path, raw: bytes) -> None:
 
 def test_where_there_is_none(tmp_path: Path) -> None:
     assert "build the model first" in refusal(tmp_path, read_manifest)
-    assert "build the model first" in refusal(tmp_path / "nowhere", mismatches)
+    assert "build the model first" in refusal(tmp_path / "nowhere", audit)
 
 
 def test_an_entry_without_a_hash_is_not_taken_for_checked(tmp_path: Path) -> None:
     write(tmp_path, manifest(embedding={"path": "embedding.safetensors"}))
-    assert "no sha256 of embedding.safetensors" in refusal(tmp_path, mismatches)
+    model = manifest(embedding={"path": "embedding.safetensors"})
+    said = refusal(tmp_path, lambda build: list(subjects(model, build / "model.json")))
+    assert "no sha256 of embedding.safetensors" in said

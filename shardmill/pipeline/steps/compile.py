@@ -27,7 +27,7 @@ def run(package: Path, made: Path, bundle: Path, receipt: Path, store: str) -> N
             ct.models.utils.compile_model(str(package), str(out["bundle"]))
 
     notes: dict[str, Any] = {"engine": machine.engine()} | ({"note": UNVERIFIED} if machine.is_portable() else {})
-    Store(Path(store)).perform(action(made_hash), {"bundle": bundle}, receipt, work, **notes)
+    Store(Path(store)).perform(action(made_hash), {"bundle": bundle}, receipt, work, {package: made}, **notes)
 
 
 def action(package: str) -> Action:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.layout import text_files
-from shardmill.files import write_json
+from shardmill.files import read_json, write_json
+from shardmill.pipeline.provenance import check_files
 from shardmill.pipeline.steptable import SOURCE
 from shardmill.pipeline.store import read_receipt
 from shardmill.runtime.manifest import runtime_manifest
@@ -29,7 +29,7 @@ def run(
     made: Path,
     gates: list[Path],
 ) -> None:
-    """Writes model.json (`made`). Its hashes are those that the receipts record: no byte is read once more.
+    """Writes model.json (`made`). Its hashes are those that the receipts record, and every file is compared with them.
 
     Args: summary plan.json; record source.receipt.json; packages and bundles by part, with packaged and compiled their
     receipts; table embedding.safetensors and tabled its receipt. `gates` are inputs only because there is no
@@ -41,8 +41,10 @@ def run(
         return {path.stem: described(root, path, receipt) for path, receipt in zip(paths, receipts, strict=True)}
 
     programs = all_described(bundles, compiled), all_described(packages, packaged)
-    plan, source = json.loads(summary.read_text()), json.loads(record.read_text())
-    write_json(made, model(plan, source, *programs, described(root, table, tabled)))
+    plan, source = read_json(summary), read_json(record)
+    content = model(plan, source, *programs, described(root, table, tabled))
+    check_files(content, root)
+    write_json(made, content)
 
 
 def model(

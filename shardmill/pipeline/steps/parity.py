@@ -64,7 +64,8 @@ def run_part(
         settle(f"parity {piece.name}", report(piece.name, found), out["verdict"], verdict)
 
     failed(verdict).unlink(missing_ok=True)
-    Store(Path(store)).perform(todo, {"verdict": verdict}, receipt, work, engine=machine.engine())
+    reads = {package: made, bundle: compiled}
+    Store(Path(store)).perform(todo, {"verdict": verdict}, receipt, work, reads, engine=machine.engine())
 
 
 def part_action(plan: Mapping[str, Any], part: plans.Part, package: str, bundle: str, reference: str) -> Action:

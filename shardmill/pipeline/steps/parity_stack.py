@@ -60,7 +60,9 @@ def run(
         settle("parity stack", report("stack", found), out["verdict"], verdict)
 
     failed(verdict).unlink(missing_ok=True)
-    Store(Path(store)).perform(todo, {"verdict": verdict}, receipt, work, engine=machine.engine())
+    reads = dict(zip((*packages, *bundles), (*made, *compiled), strict=True))
+    reads |= {table: table.with_suffix(".receipt.json"), states: expected}
+    Store(Path(store)).perform(todo, {"verdict": verdict}, receipt, work, reads, engine=machine.engine())
 
 
 def action(

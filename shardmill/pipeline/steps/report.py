@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardmill.files import write_text
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.files import sealed, write_json, write_text
+from shardmill.pipeline.store import paths_from
 from shardmill.report.read import Build, read_json, read_pieces, read_receipts
 
 
@@ -22,9 +24,10 @@ def run(
     speed: Path,
     receipts: list[Path],
     page: Path,
+    receipt: Path,
     settings: Mapping[str, Any],
 ) -> None:
-    """Writes report.html (`page`).
+    """Writes report.html (`page`), and a receipt that holds its hash and that of the figures in it.
 
     Args: manifest model.json; summary plan.json; record source.receipt.json; parts parts/*.json; packages and table
     for their sizes; residency and parity the gates' files; speed benchmark/speed.json; receipts of all steps;
@@ -45,3 +48,6 @@ def run(
         settings=settings,
     )
     write_text(page, render(build))
+    files = {"page": page, "speed": speed}
+    hashes = {name: hash_file(path) for name, path in files.items()}
+    write_json(receipt, sealed({"step": "report", "outputs": hashes, "paths": paths_from(receipt, files)}))

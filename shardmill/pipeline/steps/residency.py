@@ -41,7 +41,8 @@ def run(
         settle(f"residency {piece.name}", content, out["verdict"], verdict)
 
     failed(verdict).unlink(missing_ok=True)
-    Store(Path(store)).perform(action(piece, *hashes), {"verdict": verdict}, receipt, work, engine=engine)
+    reads = {package: made, bundle: compiled}
+    Store(Path(store)).perform(action(piece, *hashes), {"verdict": verdict}, receipt, work, reads, engine=engine)
 
 
 def action(part: plan.Part, package: str, bundle: str) -> Action:

@@ -1,0 +1,108 @@
+"""What a hub may cost: how long it may keep us waiting, and how much it may send.
+
+A hub, a mirror or a proxy can ask for an hour's patience, send one byte every few seconds, or never stop sending.
+Weights take as long as they take and report their progress; everything else is small and ends within `SMALL_SECONDS`.
+"""
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+import httpx2
+from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils._http import default_client_factory
+
+from shardmill.errors import CheckpointError
+
+SMALL_SECONDS = 300.0  # for one listing or one text file
+LONGEST_WAIT = 60  # seconds that a hub may ask us to wait before a retry
+SMALL_BYTES = 64_000_000  # of a listing or a text file; the largest tokenizers in use have 35 MB
+
+_Result = TypeVar("_Result")
+
+
+def client() -> httpx2.Client:
+    """The hub client's own HTTP client, which also refuses to wait for long and to read listings without end."""
+    made = default_client_factory()
+    made.event_hooks = {**made.event_hooks, "response": [_refuse_long_wait, _limit_listing]}
+    return made
+
+
+def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
+    """What `work` returns; raises CheckpointError, beginning with `what`, where it takes longer than `seconds`.
+
+    No timeout of a socket does this: each byte of a slow answer starts them anew. Late work is left behind in a daemon
+    thread, which ends with the process.
+    """
+    outcome: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        if outcome.done():
+            raise
+        raise CheckpointError(f"{what}: no complete answer within {seconds:.0f} s; run again later") from None
+
+
+class BoundedFile(io.BufferedWriter):
+    """A file opened for appending that refuses to grow past `limit` bytes."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        super().__init__(io.FileIO(path, "ab"))
+        self.path, self.limit = path, limit
+
+    def write(self, content: bytes) -> int:  # type: ignore[override]
+        """Raises CheckpointError before a byte too many is written."""
+        if self.tell() + len(content) > self.limit:
+            raise CheckpointError(f"{self.path.name}: more than the {self.limit} bytes that the hub lists")
+        return super().write(content)
+
+
+def _refuse_long_wait(response: httpx2.Response) -> None:
+    if response.is_error and _wait_asked(response) > LONGEST_WAIT:
+        raise CheckpointError(
+            f"{response.request.url.host} answered {response.status_code} and asks to wait longer than "
+            f"{LONGEST_WAIT} s; run again later, what was downloaded is kept"
+        )
+
+
+def _wait_asked(response: httpx2.Response) -> int:
+    """Seconds that the hub client would wait before its next try because the answer says so."""
+    quota = parse_ratelimit_headers(response.headers)
+    if quota and not quota.remaining:
+        return quota.reset_in_seconds
+    wait = response.headers.get("Retry-After", "").strip()
+    return int(wait) if wait.isdigit() else 0
+
+
+class _Limited(httpx2.SyncByteStream):
+    """A response's bytes, no more than SMALL_BYTES of them."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, host: str) -> None:
+        self.stream, self.host = stream, host
+
+    def __iter__(self) -> Iterator[bytes]:
+        total = 0
+        for chunk in self.stream:
+            total += len(chunk)
+            if total > SMALL_BYTES:
+                raise CheckpointError(f"{self.host} sent a listing of more than {SMALL_BYTES} bytes; check HF_ENDPOINT")
+            yield chunk
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def _limit_listing(response: httpx2.Response) -> None:
+    if "/api/" in response.request.url.path and isinstance(response.stream, httpx2.SyncByteStream):
+        response.stream = _Limited(response.stream, response.request.url.host)

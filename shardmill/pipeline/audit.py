@@ -1,0 +1,144 @@
+"""Compares every file of a finished build with what is recorded of it.
+
+provenance.json is where it starts: it names model.json and all that the manifest names, the checkpoint's files and the
+receipts, and the receipts name what the steps made. What varies from run to run (the benchmark, the report) is left out
+there and has receipts of its own. A file that nothing names is as wrong as one whose bytes are others: programs that
+load a build may read whatever lies in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from shardmill.checkpoint.hashing import THREADS, hash_file
+from shardmill.errors import ShardmillError
+from shardmill.files import dumps, read_sealed
+from shardmill.pipeline.steptable import SOURCE
+from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+ATTESTATION = "provenance.json"
+RECEIPT = ".receipt.json"
+UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
+LOGS = "logs"
+SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found."""
+
+    checked: int
+    unchecked: int  # logs, and Snakemake's own marks
+    wrong: tuple[tuple[str, str], ...]  # (path relative to the build, what is wrong), sorted
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a file's bytes should be, and which file says so."""
+
+    sha256: str
+    named_by: str
+
+
+def audit(build: Path) -> Audit:
+    """Looks at every file under a build. Raises ShardmillError where there is none, or no attestation to start from."""
+    read_manifest(build, COMPLETE)
+    known = records(build)
+    found = dict(entries(build))
+    unchecked = {path for path, mode in found.items() if stat.S_ISREG(mode) and is_out_of_scope(path)}
+    present = sorted(found.keys() - unchecked)
+    with ThreadPoolExecutor(THREADS) as pool:
+        faults = dict(zip(present, pool.map(lambda path: fault(build, path, found[path], known), present), strict=True))
+    missing = {path: "missing" for path in known if not is_at_or_below(path, found)}
+    wrong = missing | {path: what for path, what in faults.items() if what}
+    return Audit(len(present) + len(missing), len(unchecked), tuple(sorted(wrong.items())))
+
+
+def records(build: Path) -> dict[str, Record]:
+    """Every file that should be there, by its path relative to the build."""
+    attestation = read_sealed(build / ATTESTATION)
+    known = {ATTESTATION: Record(hash_file(build / ATTESTATION), ATTESTATION)}
+    try:
+        for path, sha in attested(attestation):
+            known.setdefault(path, Record(sha, ATTESTATION))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ShardmillError(f"{build / ATTESTATION}: no attestation of a build; remove it and build again") from error
+    for name in UNATTESTED:
+        receipt = f"{name}{RECEIPT}"
+        if (build / receipt).exists():
+            known[receipt] = Record(hash_file(build / receipt), receipt)
+            for path, sha in outputs(name, read_sealed(build / receipt)):
+                known.setdefault(path, Record(sha, receipt))
+    return known
+
+
+def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(path, sha256) of all that provenance.json speaks of."""
+    predicate = attestation["predicate"]
+    materials = predicate["buildDefinition"]["resolvedDependencies"]
+    for row in (*attestation["subject"], *predicate["runDetails"]["byproducts"]):
+        yield row["name"], row["digest"]["sha256"]
+    for row in materials:
+        yield f"{SOURCE}/{row['name']}", row["digest"]["sha256"]
+    for name, receipt in predicate["runDetails"]["shardmill_steps"].items():
+        yield f"{name}{RECEIPT}", hashlib.sha256(dumps(receipt).encode()).hexdigest()
+        yield from outputs(name, receipt)
+
+
+def outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(path, sha256) of what a step made, given its receipt and that one's path without the ending."""
+    for output, place in receipt.get("paths", {}).items():
+        path = PurePosixPath(name).parent / place
+        files = receipt.get("files", {}).get(output)
+        yield from (
+            ((f"{path}/{file}", sha) for file, sha in files.items())
+            if files
+            else ((str(path), receipt["outputs"][output]),)
+        )
+
+
+def entries(build: Path) -> Iterator[tuple[str, int]]:
+    """(path relative to the build, mode) of all that is no folder; links are not followed."""
+    for root, folders, names in os.walk(build, onerror=raise_it):
+        for name in (*names, *folders):
+            path = Path(root, name)
+            mode = path.lstat().st_mode
+            if not stat.S_ISDIR(mode):
+                yield path.relative_to(build).as_posix(), mode
+
+
+def raise_it(error: OSError) -> None:
+    """Folders that can't be listed are an error, not empty."""
+    raise ShardmillError(f"{error.filename}: can't be listed ({error.strerror}); allow it and verify again") from error
+
+
+def is_out_of_scope(path: str) -> bool:
+    """Whether a file says nothing of the model: a job's log, or a mark of Snakemake's."""
+    return path.startswith(f"{LOGS}/") or PurePosixPath(path).name == SNAKEMAKE_MARK
+
+
+def is_at_or_below(path: str, found: Mapping[str, int]) -> bool:
+    """Whether a path is there, or lies in a folder that something else stands for (a link, say)."""
+    return path in found or any(str(folder) in found for folder in PurePosixPath(path).parents)
+
+
+def fault(build: Path, path: str, mode: int, known: Mapping[str, Record]) -> str:
+    """What is wrong with what lies at a path; "" for nothing."""
+    record = known.get(path)
+    fetched = path.startswith(f"{SOURCE}/") and record and stat.S_ISLNK(mode)  # linked where it can't be hard-linked
+    if not stat.S_ISREG(mode) and not (fetched and (build / path).is_file()):
+        return "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+    if record is None:
+        return "not a part of the build: no record names it"
+    try:
+        same = hash_file(build / path) == record.sha256
+    except (ShardmillError, OSError) as error:
+        return f"can't be read ({error})"
+    return "" if same else f"not the bytes that {record.named_by} names"

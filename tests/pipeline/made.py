@@ -1,0 +1,132 @@
+"""A finished build without the work: every file and record that the steps leave, by the library's own functions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.files import sealed, write_json
+from shardmill.pipeline.steps import manifest, provenance
+from shardmill.pipeline.store import Action, Store, paths_from
+
+PLAN: dict[str, Any] = {
+    "model": "tiny",
+    "context": 64,
+    "tokens_max": 4,
+    "widths": [1, 4],
+    "eos_token_ids": [0],
+    "architecture": {
+        "vocab": 256,
+        "graph": {"hidden": 96},
+        "rope": {"inv_freq": [1.0], "scale": 1.2, "factors": "short"},
+    },
+    "parts": [
+        {"name": "layers_00_02", "kind": "layers", "start": 0, "end": 2, "weight_bytes": 1},
+        {"name": "head_0", "kind": "head", "start": 0, "end": 256, "weight_bytes": 1},
+        {"name": "embedding", "kind": "embedding", "start": 0, "end": 256, "weight_bytes": 1},
+    ],
+}
+PARTS = ("layers_00_02", "head_0")
+ROOT = ("embedding.receipt.json", "plan.receipt.json")  # of the receipts beside model.json, those that are attested
+
+
+def write_parts(builds: Path) -> Path:
+    """What the gates judge, with the mark that Snakemake puts into each folder."""
+    folder = builds / "tiny"
+    store = Store(builds / ".store")
+    for part in PARTS:
+        for step, output in (("packages", "package"), ("compiled", "bundle")):
+            path = programs(folder, step)[PARTS.index(part)]
+            store.perform(Action(step, {"part": part}), {output: path}, receipt(path), partial(make, part, output))
+            (path / ".snakemake_timestamp").touch()
+    table = folder / "embedding.safetensors"
+    store.perform(Action("embedding"), {"table": table}, receipt(table), lambda made: make_file(made["table"]))
+    (folder / "source").mkdir()
+    (folder / "source/tokenizer.json").write_text("{}")
+    write_json(folder / "plan.json", PLAN)
+    (folder / "source/tokenizer_config.json").write_text("[]")
+    files = {
+        "tokenizer.json": {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2},
+        "tokenizer_config.json": {"sha256": hashlib.sha256(b"[]").hexdigest(), "size": 2},
+        "model.safetensors": {"sha256": hashlib.sha256(b"ww").hexdigest(), "size": 2},
+    }
+    (folder / "source/model.safetensors").write_text("ww")
+    record = {"repo": None, "commit": "local", "files": files}
+    write_json(folder / "source.receipt.json", record)
+    write_json(folder / "source/source.json", record)
+    return folder
+
+
+def programs(folder: Path, step: str) -> list[Path]:
+    suffix = {"packages": "mlpackage", "compiled": "mlmodelc"}[step]
+    return [folder / step / f"{part}.{suffix}" for part in PARTS]
+
+
+def receipt(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.receipt.json")
+
+
+def make(part: str, output: str, made: Mapping[str, Path]) -> None:
+    (made[output] / "inner").mkdir(parents=True)
+    (made[output] / "inner/data").write_text(part)
+
+
+def make_file(path: Path) -> None:
+    path.write_text("table")
+
+
+def written(build: Path) -> dict[str, Any]:
+    manifest.run(
+        summary=build / "plan.json",
+        record=build / "source.receipt.json",
+        packages=programs(build, "packages"),
+        packaged=[receipt(path) for path in programs(build, "packages")],
+        bundles=programs(build, "compiled"),
+        compiled=[receipt(path) for path in programs(build, "compiled")],
+        table=build / "embedding.safetensors",
+        tabled=build / "embedding.receipt.json",
+        made=build / "model.json",
+        gates=[],
+    )
+    attest(build)
+    content: dict[str, Any] = json.loads((build / "model.json").read_text())
+    return content
+
+
+def attest(build: Path) -> None:
+    """Writes provenance.json."""
+    receipts = sorted(path for path in build.rglob("*.receipt.json") if path.parent != build or path.name in ROOT)
+    provenance.run(build / "source.receipt.json", build / "model.json", receipts, build / "provenance.json")
+
+
+def judge(build: Path) -> None:
+    """The gate of the stack, and the plan's receipt."""
+    store, plan, verdict = Store(build.parent / ".store"), build / "plan.json", build / "parity/stack.json"
+    store.perform(Action("plan"), {"plan": plan}, receipt(plan), lambda made: write_json(made["plan"], PLAN))
+    store.perform(Action("stack"), {"verdict": verdict}, receipt(verdict), lambda made: make_file(made["verdict"]))
+
+
+def report(build: Path) -> None:
+    """The benchmark and the report, after all else."""
+    store, speed, page = Store(build.parent / ".store"), build / "benchmark/speed.json", build / "report.html"
+    store.perform(Action("benchmark"), {"speed": speed}, receipt(speed), lambda made: make_file(made["speed"]))
+    page.write_text("<p>quick</p>")
+    files = {"page": page, "speed": speed}
+    hashes = {name: hash_file(path) for name, path in files.items()}
+    write_json(receipt(page), sealed({"outputs": hashes, "paths": paths_from(receipt(page), files)}))
+    (build / "logs").mkdir()
+    (build / "logs/report.log").write_text("drawn")
+
+
+def finish(builds: Path) -> Path:
+    """A whole build."""
+    build = write_parts(builds)
+    judge(build)
+    written(build)
+    report(build)
+    return build
