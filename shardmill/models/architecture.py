@@ -7,10 +7,11 @@ family. `Graph` and `Kind` decide a program's graph, so together with the weight
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
+PREFIX = "model."  # of transformers' names for all that is not the LM head
 MASK, SLIDING_MASK = "attn_mask", "attn_mask_sliding"
 
 
@@ -118,5 +119,14 @@ class Model:
 
     architecture: Architecture
     sources: Mapping[str, Source]
-    prefix: str = "model."  # begins the checkpoint's names where transformers' begin with "model."
-    ignored: tuple[str, ...] = field(default=())  # tensors that a checkpoint may hold and no program needs
+    prefix: str = PREFIX  # begins the checkpoint's names where transformers' begin with "model."
+    ignored: tuple[str, ...] = ()  # tensors that a checkpoint may hold and no program needs
+
+    def under(self, prefix: str) -> Model:
+        """The same decoder inside a larger model, whose checkpoint has its tensors under another prefix."""
+        moved = {
+            path: replace(source, tensor=prefix + source.tensor.removeprefix(self.prefix))
+            for path, source in self.sources.items()
+            if source.tensor.startswith(self.prefix)
+        }
+        return replace(self, sources={**self.sources, **moved}, prefix=prefix)

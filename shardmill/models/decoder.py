@@ -9,6 +9,7 @@ from typing import Any
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import (
     MASK,
+    PREFIX,
     ROPE,
     SLIDING_MASK,
     Architecture,
@@ -41,13 +42,10 @@ IDLE = {
     "architectures",
     "attention_dropout",
     "auto_map",
-    "bos_token_id",
     "cache_implementation",
     "chunk_size_feed_forward",
     "dtype",
     "embd_pdrop",
-    "eod_token_id",
-    "eos_token_id",
     "hidden_dropout",
     "id2label",
     "initializer_range",
@@ -57,7 +55,6 @@ IDLE = {
     "original_max_position_embeddings",  # LongRoPE's, read with rope_parameters
     "output_attentions",
     "output_hidden_states",
-    "pad_token_id",
     "pretraining_tp",  # splits products into sums: the same arithmetic
     "problem_type",
     "resid_pdrop",
@@ -65,7 +62,6 @@ IDLE = {
     "return_dict",
     "rope_scaling",  # folded into rope_parameters by transformers
     "rope_theta",
-    "sep_token_id",
     "tokenizer_class",
     "torch_dtype",
     "transformers_version",
@@ -85,9 +81,7 @@ def decoder(
     window: int | None = None,
     embedding_scale: float = 1.0,
     tensors: Mapping[str, Source] | None = None,
-    prefix: str = "model.",
     final_norm: str = "norm.weight",
-    ignored: tuple[str, ...] = (),
     **options: Any,
 ) -> Model:
     """The description of a decoder whose layers are those of models/blocks.py.
@@ -101,9 +95,7 @@ def decoder(
         window: positions that a sliding layer sees.
         embedding_scale: what the model multiplies a token's row with.
         tensors: for a layer's constants, where they come from, if not from the tensor of the same name.
-        prefix: begins the names of all the checkpoint's tensors but the LM head's.
-        final_norm: the last norm's tensor, after the prefix.
-        ignored: tensors that a checkpoint may hold and no program needs.
+        final_norm: the last norm's tensor.
         options: of the Graph.
 
     Raises:
@@ -137,17 +129,17 @@ def decoder(
     )
     named = tensors or {}
     sources = {
-        f"layers.{i}.{role}": _placed(named.get(role, Source(role)), f"{prefix}layers.{i}.")
+        f"layers.{i}.{role}": _placed(named.get(role, Source(role)), f"{PREFIX}layers.{i}.")
         for i, kind in enumerate(layers)
         for role in layer_constants(graph, kind)
     }
     norm = named.get("norm.weight", Source(final_norm))
     table = Source("embed_tokens.weight", times=architecture.embedding_scale)
-    sources["norm.weight"] = _placed(norm, prefix)
-    sources["embedding"] = _placed(table, prefix)
-    head = f"{prefix}embed_tokens.weight" if architecture.tied else "lm_head.weight"
+    sources["norm.weight"] = _placed(norm, PREFIX)
+    sources["embedding"] = _placed(table, PREFIX)
+    head = f"{PREFIX}embed_tokens.weight" if architecture.tied else "lm_head.weight"
     sources["lm_head.weight"] = Source(head)
-    return Model(architecture, sources, prefix, (*ignored, "lm_head.weight") if architecture.tied else ignored)
+    return Model(architecture, sources, ignored=("lm_head.weight",) if architecture.tied else ())
 
 
 def activation(config: Any, field: str) -> str:
@@ -181,7 +173,7 @@ def refuse_unplaced(config: Any, honours: Collection[str]) -> None:
     """Raises CheckpointError for a field that nothing here reads and that is not at its neutral value."""
     placed = {*READ, *IDLE, *honours}
     for field, value in sorted(config.to_dict().items()):
-        if field in placed or field.startswith(("_", "unsloth")) or is_neutral(value):
+        if field in placed or field.startswith(("_", "unsloth")) or field.endswith("_token_id") or is_neutral(value):
             continue
         raise CheckpointError(f"config.json: {field} is {value!r}: {config.model_type} programs have no place for it")
 

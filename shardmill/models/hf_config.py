@@ -58,7 +58,7 @@ def load_hf_config(folder: Path) -> Any:
         fault = size_fault(content) or size_fault(text_part(content)) or type_fault(content.get("model_type"))
         if fault:
             raise ValueError(fault)
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
     except Exception as error:  # whatever transformers makes of it
         raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error
 

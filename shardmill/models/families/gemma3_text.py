@@ -13,15 +13,8 @@ from shardmill.models.families.gemma2 import HONOURED, gains, options
 from shardmill.models.rope import rope
 
 
-def describe(config: Any, context: int, prefix: str = "model.", ignored: tuple[str, ...] = ()) -> Model:
-    """The description of a transformers Gemma3TextConfig for programs of `context` slots.
-
-    Args:
-        config: transformers' config.
-        context: key/value slots of the programs.
-        prefix: begins the names of the checkpoint's tensors.
-        ignored: tensors of a multimodal checkpoint that no program needs.
-    """
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers Gemma3TextConfig for programs of `context` slots."""
     window = config.sliding_window
     tables = {
         ROPE: rope(config, context, "full_attention"),
@@ -36,7 +29,5 @@ def describe(config: Any, context: int, prefix: str = "model.", ignored: tuple[s
         window=window,
         tensors=gains(),
         qk_norm="before",
-        prefix=prefix,
-        ignored=ignored,
         **options(config),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,13 @@ from shardmill import config, plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, write_json
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import PREFIX, Model
 from shardmill.pipeline.steptable import ingredients, source_folder
 from shardmill.pipeline.store import Action, Store
 
 log = logging.getLogger(__name__)
+
+EMBEDDING = "embed_tokens.weight"
 
 
 def run(
@@ -68,6 +69,7 @@ def split(
     if any(rope.factors == "long" for rope in architecture.ropes.values()):
         log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.context)
     tensors = read_tensors(source)
+    model = model.under(prefix_of(tensors, model.prefix))
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     drafts = plan.draft_parts(settings, model, tensors)
     wanted = {t.label: t.info for part in drafts for t in part.tensors}
@@ -77,9 +79,16 @@ def split(
     return parts, plan.plan_json(settings, model, parts) | host
 
 
+def prefix_of(tensors: Iterable[str], usual: str) -> str:
+    """What a decoder's tensors are called by, told by its embedding; a larger model has it under a longer prefix."""
+    found = [name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)]
+    return found[0] if len(found) == 1 else usual
+
+
 def ignored(model: Model, tensors: Iterable[str]) -> list[str]:
-    """Names of the tensors that no program needs. What the model ignores may end in *."""
-    return [name for name in tensors if any(fnmatchcase(name, pattern) for pattern in model.ignored)]
+    """Names of the tensors that no program needs: those that the model names, and those of other towers."""
+    inside = model.prefix != PREFIX
+    return [name for name in tensors if name in model.ignored or (inside and not name.startswith(model.prefix))]
 
 
 def model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
