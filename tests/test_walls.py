@@ -1,0 +1,126 @@
+"""The walls of the house: which room may use which, that none uses a room above it, and that no circle runs anywhere.
+
+Imports inside functions count as much as those at the top, and so do modules that are named in strings.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"shardmill": ROOT / "shardmill", "portable_coreml": ROOT / "portable/portable_coreml"}
+GROUND = {"errors", "files", "interrupt", "machine", "quiet", "yamlfile"}
+# Each room with those that it may use, beside the ground; from the ground up.
+MAY_USE: dict[str, set[str]] = {
+    "decode": set(),
+    "checkpoint": set(),
+    "models": {"checkpoint"},
+    "config": {"checkpoint", "models"},
+    "plan": {"checkpoint", "config", "models"},
+    "runtime": {"models", "decode"},
+    "convert": {"checkpoint", "models", "plan"},
+    "gates": {"checkpoint", "convert", "decode", "models", "plan", "runtime"},
+    "serve": {"decode", "runtime"},
+    "bench": {"config", "decode", "plan", "runtime", "serve"},
+    "report": {"gates"},
+    "pipeline": {"bench", "checkpoint", "config", "convert", "gates", "models", "plan", "report", "runtime", "serve"},
+    "commands": {
+        "bench", "checkpoint", "config", "decode", "gates", "models", "pipeline", "plan", "portable", "runtime", "serve",
+    },
+    "cli": {"commands"},
+    "portable": set(),
+}  # fmt: skip
+NAMED = re.compile(r"(?:shardmill|portable_coreml)(?:\.[a-z_0-9]+)+")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of both packages by its dotted name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for file in sorted(folder.rglob("*.py")):
+            parts = (package, *file.relative_to(folder).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+MODULES = modules()
+
+
+@cache
+def uses(name: str) -> frozenset[str]:
+    """The modules that a module imports or names, wherever in it, but only for the sake of types."""
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    found = {module for node in walk(tree) for module in named_by(node)}
+    return frozenset(found - {name})
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but docstrings and what stands under `if TYPE_CHECKING`."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from walk(child)
+
+
+def named_by(node: ast.AST) -> Iterator[str]:
+    """Modules that one node imports, or names in a string."""
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        assert not node.level, "imports are absolute"
+        submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+        names = submodules if all(name in MODULES for name in submodules) else [node.module, *submodules]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMED.fullmatch(node.value):
+        names = [node.value]
+    yield from (name for name in names if name in MODULES)
+
+
+def room(name: str) -> str:
+    """The room of a module; both faces of the portable engine are one."""
+    parts = name.split(".")
+    return "portable" if parts[0] == "portable_coreml" else (parts[1] if len(parts) > 1 else "")
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_nothing_is_used_over_a_wall(name: str) -> None:
+    own = room(name)
+    others = {room(used) for used in uses(name)} - {own, ""}
+    if own in GROUND | {""}:
+        allowed = GROUND | ({"portable"} if own == "machine" else set())
+    elif own == "decode" or name.startswith("portable_coreml"):
+        allowed = set()
+    else:
+        allowed = MAY_USE[own] | GROUND | {"portable"}
+    assert others <= allowed, f"{name} uses {sorted(others - allowed)}"
+
+
+def test_rooms_stand_on_one_another() -> None:
+    """No room uses, even through others, a room that uses it."""
+    seen: set[str] = set()
+    for own, used in MAY_USE.items():
+        assert used <= seen | {"portable"}, f"{own} is listed before {sorted(used - seen)}"
+        seen.add(own)
+
+
+def test_no_circle_runs_through_files() -> None:
+    finished: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name not in finished:
+            for used in uses(name):
+                visit(used, (*path, name))
+            finished.add(name)
+
+    for name in MODULES:
+        visit(name, ())
