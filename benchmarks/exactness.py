@@ -28,7 +28,7 @@ import numpy as np
 from shardmill import machine
 from shardmill.bench.prompts import of_tasks
 from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
-from shardmill.decode.policies.cost_model import measure_widths
+from shardmill.decode.policies import measure_widths
 from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.engine import Engine
 

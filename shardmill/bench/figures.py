@@ -16,7 +16,7 @@ from typing import Any
 from shardmill.bench.client import Answer
 from shardmill.bench.prompts import Prompt
 from shardmill.bench.replay import Replay
-from shardmill.decode.accept import agreement
+from shardmill.decode.verify import agreement
 
 Json = dict[str, Any]
 

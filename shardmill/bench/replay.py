@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardmill.decode import Drafter
-from shardmill.decode.accept import agreement
+from shardmill.decode.verify import agreement
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
-from shardmill.decode.policies.base import DraftPolicy
-from shardmill.decode.policies.by_name import POLICIES, create_policy
-from shardmill.decode.policies.cost_model import measure_widths
+from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
 from shardmill.decode.session import Session
 from shardmill.decode.text import Detokenize, text_after
 

@@ -4,7 +4,7 @@ Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as tran
 Temperature 0 is greedy: the filters then change nothing and the adjusted argmax is taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,6 +100,15 @@ def draw(probs: Probabilities, uniform: float) -> int:
     cumulative = np.cumsum(probs)
     index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(index, int(np.flatnonzero(probs)[-1]))  # rounding may point past the last possible token
+
+
+def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
+    logits = row.astype(np.float64)
+    logits -= logits.max()
+    logs = logits - np.log(np.exp(logits).sum())
+    best: Sequence[int] = np.argsort(-logs, kind="stable")[:top].tolist()
+    return float(logs[token]), tuple((t, float(logs[t])) for t in best)
 
 
 def _likeliest(probs: Probabilities, count: int) -> NDArray[np.bool_]:

@@ -9,19 +9,18 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardmill.decode.accept import agreement
+from shardmill.decode.distribution import log_probabilities
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
 from shardmill.decode.drafters.none import NoDrafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.options import Options
-from shardmill.decode.policies.base import DraftPolicy, PassReport, worth_drafting
-from shardmill.decode.policies.by_name import create_policy
+from shardmill.decode.policies import DraftPolicy, PassReport, create_policy, worth_drafting
 from shardmill.decode.policies.calibrate import UNSTATED
 from shardmill.decode.sampler import Sampler
 from shardmill.decode.session import Prefill, Session
 from shardmill.decode.text import TextStream
-from shardmill.decode.verify import Verified, log_probabilities, verify
+from shardmill.decode.verify import Verified, agreement, verify
 
 Events = Generator[PrefillEvent | TokenEvent | GenerationResult, None, None]
 

@@ -17,7 +17,7 @@ from shardmill.decode import (
     run,
 )
 from shardmill.decode.drafters import Draft, Drafter
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
 
 from .clock import Clock, Fortune, TimedEngine, clock
 from .scripted import OracleDrafter, ScriptedEngine, chaotic, repetitive

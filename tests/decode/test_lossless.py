@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardmill.decode import Options, Sampling, Session, create_drafter, create_policy, run
-from shardmill.decode.policies.base import AlwaysDraft, DraftPolicy
+from shardmill.decode.policies import AlwaysDraft, DraftPolicy
 
 from .clock import Clock, TimedEngine, clock
 

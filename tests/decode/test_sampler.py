@@ -5,7 +5,7 @@ import pytest
 
 from shardmill.decode import DecodeError, Options, Sampling, Session, run
 from shardmill.decode.drafters import Draft
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.sampler import Sampler
 
 from .scripted import OracleDrafter, ScriptedEngine

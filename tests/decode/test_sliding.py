@@ -6,7 +6,7 @@ import pytest
 from shardmill.decode.drafters import create_drafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.generate import run
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.session import Session
 from shardmill.decode.slots import Ring
 

@@ -6,8 +6,8 @@ ignored.
 
 from collections.abc import Sequence
 
-from shardmill.decode.accept import agreement
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, RequestInfo
+from shardmill.decode.verify import agreement
 
 _SURE = 0.6  # expected share of right tokens at which no other member is asked
 _FADE = 0.99  # per pass, of what is known of a member's promises

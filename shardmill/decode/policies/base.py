@@ -1,6 +1,4 @@
-"""How much to draft, pass by pass: the protocol, the plain policy, and when drafting is not worth a try
-at all.
-"""
+"""What every draft policy offers: how much to draft, pass by pass; and when drafting is not worth a try at all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,32 +60,6 @@ class DraftPolicy(Protocol):
 def worth_drafting(max_new_tokens: int, temperature: float) -> bool:
     """Whether a request is long and predictable enough for drafts."""
     return max_new_tokens >= SHORT_OUTPUT and temperature <= HOT
-
-
-class AlwaysDraft:
-    """Verifies whatever is proposed, up to `longest` tokens."""
-
-    name = "always"
-
-    def __init__(self, longest: int | None = None) -> None:
-        self._longest = longest
-
-    def start(self, tokens: int) -> None:
-        """See `DraftPolicy`."""
-
-    def timed(self, width: int, seconds: float) -> None:
-        """See `DraftPolicy`."""
-
-    def limit(self, most: int) -> int:
-        """See `DraftPolicy`."""
-        return most if self._longest is None else min(most, self._longest)
-
-    def length(self, draft: Draft) -> int:
-        """See `DraftPolicy`."""
-        return len(draft.tokens)
-
-    def observe(self, report: PassReport) -> None:
-        """See `DraftPolicy`."""
 
 
 class Pause:

@@ -4,7 +4,8 @@ import pytest
 
 from shardmill.decode import DecodeError, create_policy
 from shardmill.decode.drafters import Draft
-from shardmill.decode.policies.base import AlwaysDraft, Pause, worth_drafting
+from shardmill.decode.policies import AlwaysDraft, worth_drafting
+from shardmill.decode.policies.base import Pause
 
 
 def test_policies_by_name() -> None:

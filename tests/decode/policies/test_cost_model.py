@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
+from decode.clock import Clock, Fortune, TimedEngine, clock
+from decode.scripted import ScriptedEngine, chaotic, repetitive
 from shardmill.decode import Session, create_drafter, measure_widths, run
 from shardmill.decode.drafters import Draft, Drafter
 from shardmill.decode.events import GenerationResult
-from shardmill.decode.policies.base import AlwaysDraft, DraftPolicy, PassReport
-from shardmill.decode.policies.cost_model import CostModel
-
-from ..clock import Clock, Fortune, TimedEngine, clock
-from ..scripted import ScriptedEngine, chaotic, repetitive
+from shardmill.decode.policies import AlwaysDraft, CostModel, DraftPolicy, PassReport
 
 __all__ = ["clock"]
 SURE = Draft((1, 2, 3), (0.9, 0.9, 0.9))
