@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from shardmill import cli
 from shardmill.commands import generate as generate_command
+from shardmill.decode.drafters import BY_ITSELF
 from shardmill.errors import ShardmillError
 
 PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"
@@ -148,7 +149,7 @@ def test_a_speed_that_was_not_measured_is_null(build: Path) -> None:
     assert content["passes"] == 0
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "learned", "mixed"])
+@pytest.mark.parametrize("drafter", BY_ITSELF)
 def test_drafters_give_the_same_text(build: Path, drafter: str) -> None:
     """A drafter changes how fast text comes, never which."""
     assert shardmill("generate", build, "--prompt", PROMPT, "--drafter", drafter).stdout == CONTINUATION + "\n"

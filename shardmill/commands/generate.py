@@ -25,8 +25,8 @@ ENDINGS = {
     "context": "the context is full: build with a larger one for more",
     "stop": "a stop string came",
 }
-DRAFTERS = "none, ngram, suffix, learned, mixed or draft_model"
-POLICIES = "cost_model, adaptive_k or always"
+DRAFTERS = "none, ngram, suffix, learned or draft_model"
+POLICIES = "cost_model or always"
 EFFECT = "Changes the speed only; but draft_model at a temperature also what a seed gives."
 Precision = Annotated[
     Literal["fp32", "fp16"],

@@ -38,7 +38,7 @@ def serve(
     draft_table: Annotated[
         Path | None,
         typer.Option(
-            help="File that learned and mixed begin with, if there is one, and that is written at the end. "
+            help="File that learned begins with, if there is one, and that is written at the end. "
             "It holds token sequences of the requests."
         ),
     ] = None,

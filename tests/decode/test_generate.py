@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from shardmill.decode import (
+    DRAFTERS,
+    POLICIES,
     DecodeError,
     GenerationResult,
     Options,
@@ -48,8 +50,8 @@ def make_drafter(name: str) -> Drafter:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("policy", ["always", "cost_model", "adaptive_k"])
-@pytest.mark.parametrize("name", ["none", "ngram", "suffix", "learned", "mixed", "draft_model"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_and_policy_gives_the_plain_tokens(name: str, policy: str, script: str) -> None:
     result = run(
         session(script),

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from shardmill.decode import Options, Sampling, Session, run
+from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.settings import Limits, Settings
 
 from .fake import NAME, Reciter, Speaker, fake_model
@@ -142,7 +143,7 @@ def test_a_prompt_may_be_tokens(server: Running) -> None:
     assert server.client().completions.create(**ask(prompt=["Once upon a time"])).choices[0].text == text
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "learned", "mixed"])
+@pytest.mark.parametrize("drafter", BY_ITSELF)
 def test_a_drafter_changes_nothing_but_speed(server: Running, drafter: str) -> None:
     """Every drafter that a request may name gives the same text; figures say what it took."""
     extra = {"shardmill": {"drafter": drafter, "private": True, "figures": True}}
@@ -155,7 +156,7 @@ def test_a_drafter_changes_nothing_but_speed(server: Running, drafter: str) -> N
         assert sum(figures["drafted"]) == 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "learned", "mixed"])
+@pytest.mark.parametrize("drafter", [name for name in BY_ITSELF if name != "none"])
 def test_drafts_of_a_repetitive_text_are_accepted(drafter: str) -> None:
     """The request's drafter is really asked."""
     text = "the fox and the hen " * 10

@@ -97,16 +97,11 @@ class SuffixAutomaton:
 
 
 class SuffixDrafter:
-    """Longest match, most frequent continuation.
-
-    Args:
-        shortest: matches of fewer tokens propose nothing; 0 always proposes something.
-    """
+    """Longest match, most frequent continuation."""
 
     name = "suffix"
 
-    def __init__(self, *, shortest: int = 0) -> None:
-        self._shortest = shortest
+    def __init__(self) -> None:
         self._automaton = SuffixAutomaton()
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
@@ -125,7 +120,7 @@ class SuffixDrafter:
             while state > 0 and automaton.best[state] < 0:  # a context that so far only ended the text
                 state = automaton.link[state]
                 length = automaton.length[state]
-            if length < self._shortest or automaton.best[state] < 0:
+            if automaton.best[state] < 0:
                 break
             tokens.append(automaton.best[state])
             confidence.append(_confidence(length, automaton.share(state)))

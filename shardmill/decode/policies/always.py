@@ -5,12 +5,9 @@ from shardmill.decode.policies.base import PassReport
 
 
 class AlwaysDraft:
-    """Verifies whatever is proposed, up to `longest` tokens."""
+    """Verifies whatever is proposed."""
 
     name = "always"
-
-    def __init__(self, longest: int | None = None) -> None:
-        self._longest = longest
 
     def start(self, tokens: int) -> None:
         """See `DraftPolicy`."""
@@ -20,7 +17,7 @@ class AlwaysDraft:
 
     def limit(self, most: int) -> int:
         """See `DraftPolicy`."""
-        return most if self._longest is None else min(most, self._longest)
+        return most
 
     def length(self, draft: Draft) -> int:
         """See `DraftPolicy`."""

@@ -15,11 +15,12 @@ from statistics import median
 
 from shardmill.decode.drafters.base import Draft
 from shardmill.decode.engine import Engine
-from shardmill.decode.policies.base import FLOOR, PassReport
+from shardmill.decode.policies.base import PassReport
 from shardmill.decode.policies.calibrate import UNSTATED, Calibration
 from shardmill.decode.policies.ledger import Ledger
 from shardmill.decode.policies.width_costs import WidthCosts
 
+FLOOR = 0.4  # acceptance rate below which drafting may be a loss
 _RECENT = 32  # passes that the drafter's and the guard's time is judged by
 _CREDIT = 1.0  # plain passes that drafting may lose beyond its account while acceptance is at the floor or above
 
