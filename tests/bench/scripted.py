@@ -1,6 +1,6 @@
 """A model for the benchmark's tests: it counts to seven, over and over; also as a process:
 
-python -m tests.bench.scripted serve BUILD [OPTION ...]
+python -m bench.scripted serve BUILD [OPTION ...]
 """
 
 from __future__ import annotations

@@ -223,9 +223,8 @@ def test_prompts_that_the_context_has_no_room_for_are_named(project: Path) -> No
 def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start apart from what follows; engine, machine and versions recorded; every key there."""
     scripted_folder(project)
-    root = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), *sys.path[1:]]))
-    serve = [sys.executable, "-m", "tests.bench.scripted", "serve", "none", "--port", "0"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]))
+    serve = [sys.executable, "-m", "bench.scripted", "serve", "none", "--port", "0"]
     monkeypatch.setattr(speed, "command", lambda *_: serve)
     got = json.loads(json.dumps(speed.benchmark(project, settings(tasks=("copying",), **TEXTS))))
     start = got["start"]
