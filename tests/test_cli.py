@@ -18,9 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
-from shardmill.commands import generate as generate_command
+from shardmill.commands import drafting, outcome
 from shardmill.decode.drafters import BY_ITSELF
 from shardmill.errors import ShardmillError
+from shardmill.runtime import load
 
 PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"
 HEAVY = ("torch", "coremltools", "transformers", "numpy", "tokenizers", "snakemake", "huggingface_hub", "pydantic")
@@ -66,7 +67,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer.save(str(folder / "source/tokenizer.json"))
     (folder / "model.json").write_text(json.dumps(manifest()))
     engine = Reciter(tokenizer.encode(PROMPT + CONTINUATION).ids)
-    monkeypatch.setattr(generate_command, "load_engine", lambda *_: engine)
+    monkeypatch.setattr(load, "load_engine", lambda *_: engine)
     return folder
 
 
@@ -106,9 +107,9 @@ def test_streams_whole_characters(build: Path) -> None:
         write = staticmethod(written.append)
         flush = staticmethod(lambda: None)
 
-    session = Session(generate_command.load_engine(build, "fp32"))
+    session = Session(load.load_engine(build, "fp32"))
     options = Options(detokenize=text_after(tokenizer.decode, prompt))
-    result = generate_command.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
+    result = outcome.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
     assert written == list(CONTINUATION)
     assert result.text == CONTINUATION
 
@@ -123,7 +124,7 @@ def test_the_end_is_explained(build: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Text that stops short of what was asked for says why."""
     assert "the model ended the text" in shardmill("generate", build, "--prompt", PROMPT).stderr
     assert "--max-new-tokens reached" in shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3).stderr
-    monkeypatch.setattr(generate_command, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
+    monkeypatch.setattr(load, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
     assert "the context is full" in shardmill("generate", build, "--prompt", "a" * 250).stderr
 
 
@@ -164,11 +165,12 @@ def test_a_draft_model_drafts(build: Path) -> None:
     assert sum(content["accepted"]) > 0
 
 
-def test_the_help_names_every_drafter() -> None:
+def test_the_help_names_every_drafter_and_policy() -> None:
     """What can be asked for is what --help says."""
-    from shardmill.decode import DRAFTERS
+    from shardmill.decode import DRAFTERS, POLICIES
 
-    assert set(re.findall(r"\w+", generate_command.DRAFTERS)) - {"or"} == set(DRAFTERS)
+    assert set(re.findall(r"\w+", drafting.DRAFTERS)) - {"or"} == set(DRAFTERS)
+    assert set(re.findall(r"\w+", drafting.POLICIES)) - {"or"} == set(POLICIES)
 
 
 def test_temperature_draws_by_seed(build: Path) -> None:
@@ -253,27 +255,27 @@ def raising(error: BaseException) -> Any:
 
 def test_an_unexpected_error_is_one_line_too(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug shows its type, what it said on one line, and how to see more; an expected error has no such hint."""
-    monkeypatch.setattr(generate_command, "load_engine", raising(KeyError("some\nthing")))
+    monkeypatch.setattr(load, "load_engine", raising(KeyError("some\nthing")))
     line = failure("generate", build, "--prompt", "a")
     assert line.startswith("KeyError: ")
     assert line.endswith(cli.HINT)
     closed = PermissionError(errno.EACCES, "Permission denied", "build/x")
-    monkeypatch.setattr(generate_command, "load_engine", raising(closed))
+    monkeypatch.setattr(load, "load_engine", raising(closed))
     assert failure("generate", build, "--prompt", "a") == "build/x: Permission denied"
-    monkeypatch.setattr(generate_command, "load_engine", raising(ShardmillError("gone;\n try again")))
+    monkeypatch.setattr(load, "load_engine", raising(ShardmillError("gone;\n try again")))
     assert failure("generate", build, "--prompt", "a") == "gone; try again"
 
 
 def test_a_traceback_on_demand(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--traceback lets every error through as it is."""
     error = ShardmillError("gone")
-    monkeypatch.setattr(generate_command, "load_engine", raising(error))
+    monkeypatch.setattr(load, "load_engine", raising(error))
     assert shardmill("--traceback", "generate", build, "--prompt", "a").exception is error
 
 
 def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C ends with 130, as shells expect, and one line."""
-    monkeypatch.setattr(generate_command, "load_engine", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(load, "load_engine", raising(KeyboardInterrupt()))
     result = shardmill("generate", build, "--prompt", "a")
     assert result.exit_code == 130
     assert result.output == "shardmill: interrupted\n"
@@ -282,14 +284,14 @@ def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_that_an_interrupt_made_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library swallows Ctrl-C while it is imported, and is half there afterwards."""
     monkeypatch.setattr(cli.interrupt, "happened", lambda: True)
-    monkeypatch.setattr(generate_command, "load_engine", raising(RuntimeError("Only a single TORCH_LIBRARY")))
+    monkeypatch.setattr(load, "load_engine", raising(RuntimeError("Only a single TORCH_LIBRARY")))
     result = shardmill("generate", build, "--prompt", "a")
     assert (result.exit_code, result.output) == (130, "shardmill: interrupted\n")
 
 
 def test_a_closed_pipe_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`shardmill ... | head` ends without a message."""
-    monkeypatch.setattr(generate_command, "load_engine", raising(BrokenPipeError(32, "Broken pipe")))
+    monkeypatch.setattr(load, "load_engine", raising(BrokenPipeError(32, "Broken pipe")))
     assert "shardmill:" not in shardmill("generate", build, "--prompt", "a").output
 
 

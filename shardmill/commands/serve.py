@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from shardmill.commands.generate import (
+from shardmill.commands.drafting import (
     DRAFTERS,
-    POLICIES,
+    DraftBuild,
+    PolicyName,
     Precision,
+    check_draft_build,
     check_drafter,
     check_policy,
-    engine_name,
-    load_engine,
-    load_tokenizer,
 )
 from shardmill.runtime.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from shardmill.serve.model import Model
 
 LIMIT = "default: what the context holds"
 
@@ -33,8 +29,8 @@ def serve(
         str | None, typer.Option(envvar="SHARDMILL_API_KEY", help="Key that clients must send; safer as a variable.")
     ] = None,
     drafter: Annotated[str, typer.Option(help=f"For requests that name none: {DRAFTERS}.")] = "ngram",
-    draft_build: Annotated[Path | None, typer.Option(help="The draft model's build folder.")] = None,
-    policy: Annotated[str, typer.Option(help=f"How much is drafted: {POLICIES}.")] = "cost_model",
+    draft_build: DraftBuild = None,
+    policy: PolicyName = "cost_model",
     draft_table: Annotated[
         Path | None,
         typer.Option(
@@ -53,11 +49,14 @@ def serve(
     ] = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
+    from shardmill.serve import load
     from shardmill.serve.server import serve as run
     from shardmill.serve.settings import Limits, Settings
 
-    check_drafter(drafter, draft_build)
+    check_drafter(drafter, draft_build, may_change=True)
     check_policy(policy)
+    if draft_build is not None:
+        check_draft_build(draft_build, read_manifest(build))
     limits = Limits(
         queue=queue,
         prompt_tokens=max_prompt_tokens,
@@ -77,26 +76,4 @@ def serve(
     )
     if not settings.is_loopback and settings.api_key is None:
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
-    run(lambda: load_model(build, draft_build, precision), settings, typer.echo)
-
-
-def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
-    """A build folder as something to serve or to talk to."""
-    from shardmill import machine
-    from shardmill.decode import Session
-    from shardmill.files import digest
-    from shardmill.serve.model import Model
-    from shardmill.serve.template import load_template
-
-    manifest = read_manifest(build)
-    return Model(
-        name=manifest["model"],
-        tokenizer=load_tokenizer(build, manifest),
-        template=load_template((build / manifest["tokenizer"]["path"]).parent),
-        engine=load_engine(build, precision),
-        engine_name=engine_name(),
-        eos=tuple(manifest["eos_token_ids"]),
-        draft_session=Session(load_engine(draft_build, precision)) if draft_build else None,
-        fingerprint=digest(manifest),
-        threads=machine.threads(),
-    )
+    run(lambda: load.load_model(build, draft_build, precision), settings, typer.echo)

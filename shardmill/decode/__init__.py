@@ -14,7 +14,7 @@ from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent
 from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
-from shardmill.decode.session import Session
+from shardmill.decode.session import Session, check_prompt
 from shardmill.decode.text import Detokenize, text_after
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Sampling",
     "Session",
     "TokenEvent",
+    "check_prompt",
     "create_drafter",
     "create_policy",
     "generate",

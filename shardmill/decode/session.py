@@ -18,6 +18,28 @@ from shardmill.decode.slots import AppendOnly, Layout, Ring
 ContextPolicy = Literal["stop", "slide"]
 
 
+def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None:
+    """Refuses a prompt that a model cannot take; needs the model's sizes only.
+
+    Args:
+        prompt: its tokens.
+        vocab: the model's vocabulary size.
+        room: tokens that its context holds; None: any number.
+
+    Raises:
+        DecodeError: the prompt is empty or holds tokens of another vocabulary.
+        PromptTooLongError: it does not fit.
+    """
+    if not prompt:
+        raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
+    if room is not None and len(prompt) > room:
+        raise PromptTooLongError(
+            f"the prompt has {len(prompt)} tokens, the context {room}: shorten it, or build with a larger context"
+        )
+
+
 @dataclass(frozen=True)
 class Prefill:
     """A prompt in the slots, or as much of it as was run so far.
@@ -98,22 +120,13 @@ class Session:
         return next(w for w in self.widths if w >= count)
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
-        """Whether `prefill` can take `prompt`.
+        """Refuses a prompt that `prefill` cannot take.
 
         Raises:
             DecodeError: it is empty or holds tokens of another vocabulary.
             PromptTooLongError: it does not fit.
         """
-        vocab = self._engine.vocab
-        if not prompt:
-            raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
-        if not 0 <= min(prompt) <= max(prompt) < vocab:
-            raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
-        if not self.can_hold(len(prompt)):
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens, the context {self._layout.room(0)}: "
-                f"shorten it, or build with a larger context"
-            )
+        check_prompt(prompt, vocab=self._engine.vocab, room=self._layout.room(0))
 
     def prefill(self, prompt: Sequence[int]) -> Prefill:
         """Makes the committed tokens equal to `prompt`, running only what a shared prefix does not

@@ -56,7 +56,7 @@ def model(engine: Counter | None = None) -> Model:
 
 if __name__ == "__main__":
     from shardmill import cli
-    from shardmill.commands import serve
+    from shardmill.serve import load
 
-    serve.load_model = lambda *_: model()  # type: ignore[assignment]
+    load.load_model = lambda *_: model()  # type: ignore[assignment]
     cli.main()

@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 from shardmill import cli
 from shardmill.commands import chat as chat_command
-from shardmill.commands import generate as generate_command
-from shardmill.commands import serve as serve_command
 from shardmill.decode import DecodeError, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
+from shardmill.runtime import load as runtime_load
 from shardmill.serve.conversation import Conversation, Talk
+from shardmill.serve.load import load_model
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.template import load_template
 from shardmill.serve.worker import Worker
@@ -38,7 +38,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     byte_tokenizer().save(str(source / "tokenizer.json"))
     configure(tmp_path)
     (tmp_path / "model.json").write_text(json.dumps(manifest(model=NAME, eos_token_ids=[END])))
-    monkeypatch.setattr(serve_command, "load_engine", lambda *_: Speaker(slots=512))
+    monkeypatch.setattr(runtime_load, "load_engine", lambda *_: Speaker(slots=512))
     return tmp_path
 
 
@@ -54,9 +54,9 @@ def shardmill(*arguments: object, keys: str | None = None) -> Result:
 
 def test_a_build_becomes_a_model(build: Path) -> None:
     """Name, end tokens and the template of the checkpoint, rendered by transformers."""
-    assert serve_command.load_model(build, None, "fp32").template is None
+    assert load_model(build, None, "fp32").template is None
     configure(build, chat_template=TEMPLATE)
-    model = serve_command.load_model(build, None, "fp32")
+    model = load_model(build, None, "fp32")
     assert (model.name, model.eos) == (NAME, (END,)) and len(model.fingerprint) == 64
     assert model.template is not None
     assert model.template([{"role": "user", "content": "hi"}]) == "[user]hi\n[a]"
@@ -182,12 +182,11 @@ def test_the_precision_asked_for_reaches_the_engine(
     """fp32 unless told otherwise: there wide passes agree with single ones."""
     asked = []
 
-    def load(folder: Path, precision: str) -> Speaker:
+    def load_engine(folder: Path, precision: str) -> Speaker:
         asked.append(precision)
         return Speaker(slots=512)
 
-    monkeypatch.setattr(generate_command, "load_engine", load)
-    monkeypatch.setattr(serve_command, "load_engine", load)
+    monkeypatch.setattr(runtime_load, "load_engine", load_engine)
     for command in (("chat", build), ("generate", build, "--prompt", "a", "--max-new-tokens", 2)):
         assert shardmill(*command, *options, keys="/exit\n").exit_code == 0
     assert asked == [options[1] if options else "fp32"] * 2

@@ -1,0 +1,38 @@
+"""A build folder as something to serve or to talk to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardmill import machine
+from shardmill.decode import Session
+from shardmill.files import digest
+from shardmill.runtime import load
+from shardmill.runtime.manifest import read_manifest
+from shardmill.serve.model import Model
+from shardmill.serve.template import load_template
+
+
+def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
+    """Loads a built model, and its draft model if it has one.
+
+    Args:
+        build: folder of a finished build.
+        draft_build: the draft model's build folder.
+        precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
+
+    Raises:
+        ShardmillError: a folder holds no finished build, or something in it cannot be loaded.
+    """
+    manifest = read_manifest(build)
+    return Model(
+        name=manifest["model"],
+        tokenizer=load.load_tokenizer(build, manifest),
+        template=load_template((build / manifest["tokenizer"]["path"]).parent),
+        engine=load.load_engine(build, precision),
+        engine_name=load.engine_name(),
+        eos=tuple(manifest["eos_token_ids"]),
+        draft_session=Session(load.load_engine(draft_build, precision)) if draft_build else None,
+        fingerprint=digest(manifest),
+        threads=machine.threads(),
+    )
