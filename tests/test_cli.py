@@ -231,6 +231,45 @@ def test_failures_are_one_line(build: Path, tmp_path: Path) -> None:
     assert "no such file or folder" in failure("inspect", tmp_path / "none.mlpackage")
 
 
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading takes minutes on a device, and nothing of it is needed to know."""
+    monkeypatch.setattr(load, "load_engine", raising(AssertionError("loaded")))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.json").write_text(json.dumps(manifest(vocab=300)))
+    prompt = ("--prompt", "a")
+    drafting_with = (*prompt, "--drafter", "draft_model", "--draft-build")
+    for options, says in {
+        ("--prompt", ""): "the prompt is empty",
+        ("--prompt", "a" * 300): "the prompt has 300 tokens, the context 256",
+        ("--prompt", "\udcff"): "the prompt is not UTF-8 text",
+        (*prompt, "--seed", str(2**64)): "seed is",
+        (*prompt, "--policy", "often"): "no draft policy is called 'often'",
+        (*prompt, "--drafter", "draft_model"): "name a second build with --draft-build",
+        (*drafting_with, tmp_path / "none"): "none/model.json can't be read",
+        (*drafting_with, other): "the draft model has 300 tokens, the model 257",
+    }.items():
+        assert says in failure("generate", build, *options)
+    assert shardmill("generate", build, *prompt, "--draft-build", build).exit_code == 2
+    assert "draft model has 300 tokens" in failure("chat", build, "--drafter", "draft_model", "--draft-build", other)
+    assert "--system is not UTF-8 text" in failure("chat", build, "--system", "\udcff")
+    assert shardmill("chat", build, "--system", "Be brief.").exit_code == 2  # no chat template
+    assert "draft model has 300 tokens" in failure("serve", build, "--draft-build", other)
+    assert "draft model has 300 tokens" in failure("bench", build, "--draft", other)
+
+
+def test_bytes_that_are_no_text_are_named(build: Path) -> None:
+    """A shell hands over any bytes; Python hides those that are no UTF-8 in surrogates, which no tokenizer takes."""
+    code = "from shardmill.cli import main; main()"
+    for arguments, stdin in ((["--prompt", b"\xff"], b""), (["--prompt-file", "-"], b"\xff")):
+        command = [sys.executable, "-c", code, "generate", str(build), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+        assert done.returncode == 1 and b"is not UTF-8 text" in done.stderr
+        assert done.stderr.count(b"\n") == 1
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"parts": []}'])
 def test_a_damaged_manifest_is_named(build: Path, content: str) -> None:
     """model.json that is no JSON, or not ours, is named; nothing is loaded by it."""

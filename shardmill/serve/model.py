@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from shardmill.decode import Detokenize, Engine, GrammarTokenizer, Session, text_after
+from shardmill.serve.errors import invalid
 from shardmill.serve.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -61,7 +62,19 @@ class Model:
         return self._prepared[0]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokens of `text`; with what the tokenizer puts around every text, if it is `special`."""
+        """Tokens of `text`.
+
+        Args:
+            text: what to encode.
+            special: with what the tokenizer puts around every text.
+
+        Raises:
+            ApiError: the text holds half of a surrogate pair, which no tokenizer takes.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise invalid("the prompt is no valid Unicode: it holds half of a surrogate pair") from error
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return tokens
 

@@ -53,9 +53,9 @@ def text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
     """Tokens of a text to continue; a prompt may already be tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
-        return _encode(model, prompt, special=True)
+        return model.encode(prompt)
     if isinstance(prompt[0] if prompt else 0, str):
-        return _encode(model, str(prompt[0]), special=True)
+        return model.encode(str(prompt[0]))
     return [int(token) for token in prompt]
 
 
@@ -67,15 +67,7 @@ def chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
         text = model.template([message.as_template_input() for message in request.messages])
     except Exception as error:  # templates raise what they like
         raise invalid(f"the chat template refused the messages: {error}", "messages") from error
-    return _encode(model, text, special=False)
-
-
-def _encode(model: Model, text: str, *, special: bool) -> Sequence[int]:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise invalid("the prompt is no valid Unicode: it holds half of a surrogate pair") from error
-    return model.encode(text, special=special)
+    return model.encode(text, special=False)
 
 
 def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:

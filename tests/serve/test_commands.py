@@ -18,6 +18,7 @@ from shardmill.decode import DecodeError, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
 from shardmill.runtime import load as runtime_load
 from shardmill.serve.conversation import Conversation, Talk
+from shardmill.serve.errors import ApiError
 from shardmill.serve.load import load_model
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.template import load_template
@@ -123,6 +124,13 @@ def test_an_error_ends_the_turn_not_the_talk(build: Path) -> None:
     result = shardmill("chat", build, "--max-new-tokens", 5, keys=f"{'x' * 600}\n/new\nOnce\n")
     assert result.exit_code == 0
     assert "the prompt has 600 tokens" in result.stdout and "[5 tokens" in result.stdout
+
+
+def test_a_line_that_is_no_text_ends_the_turn_only(build: Path) -> None:
+    """A terminal may send bytes that are no UTF-8."""
+    model = load_model(build, None, "fp32")
+    with pytest.raises(ApiError, match="no valid Unicode"):
+        Conversation(model).prompt("\udcff")
 
 
 def test_a_conversation_reuses_what_was_said() -> None:
