@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from shardmill.decode.distribution import log_probabilities
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
+from shardmill.decode.drafters.base import cut, usable
 from shardmill.decode.drafters.none import NoDrafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
@@ -159,7 +160,7 @@ def _decode_pass(request: _Request) -> Verified:
     session, context = request.session, request.context
     start = time.perf_counter()
     proposed, asked = _propose(request, min(session.room(), request.end - len(context)) - 1)
-    draft = _cut(proposed, request.policy.length(proposed))
+    draft = cut(proposed, request.policy.length(proposed))
     proposing = time.perf_counter() - start
     verified = verify(
         session, context[-1], draft, request.sampler, eos=request.eos, guard_margin=request.options.guard_margin
@@ -200,19 +201,10 @@ def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
     limit = request.policy.limit(most) if request.drafting and most > 0 else 0
     if limit == 0:
         return EMPTY, False
-    draft = request.drafter.propose(request.context, limit)
+    draft = usable(request.drafter.propose(request.context, limit), limit, request.session.engine.vocab)
     if draft.tokens and draft.distributions is None:  # a draw has to be rejected, not left out: see `Draft`
-        draft = _cut(draft, request.sampler.valid_prefix(draft.tokens))
+        draft = cut(draft, request.sampler.valid_prefix(draft.tokens))
     return draft, True
-
-
-def _cut(draft: Draft, length: int) -> Draft:
-    if length >= len(draft.tokens):
-        return draft
-    distributions = None if draft.distributions is None else draft.distributions[:length]
-    return replace(
-        draft, tokens=draft.tokens[:length], confidence=draft.confidence[:length], distributions=distributions
-    )
 
 
 def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, FinishReason | None]:

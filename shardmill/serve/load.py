@@ -34,5 +34,6 @@ def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
         eos=tuple(manifest["eos_token_ids"]),
         draft_session=Session(load.load_engine(draft_build, precision)) if draft_build else None,
         fingerprint=digest(manifest),
+        tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
         threads=machine.threads(),
     )

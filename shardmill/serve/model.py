@@ -28,7 +28,7 @@ class Model:
         template: messages -> text that ends where the assistant's answer begins; None: the checkpoint has none.
         threads: that it computes with, if it has a choice.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
-        fingerprint: changes when the model does.
+        fingerprint: changes when the model does. tokenizer_digest: changes when its tokenizer does.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Model:
     template: ChatTemplate | None = None
     draft_session: Session | None = None
     fingerprint: str = ""
+    tokenizer_digest: str = ""
     threads: int | None = None
     _grammar: Lock = field(default_factory=Lock, repr=False, compare=False)
     _prepared: list[GrammarTokenizer] = field(default_factory=list, repr=False, compare=False)

@@ -26,6 +26,7 @@ from shardmill.decode import (
     generate,
     measure_widths,
 )
+from shardmill.decode.drafters.follow_file import Numbering
 from shardmill.serve.errors import ApiError, broken, invalid, shutting_down, too_busy
 from shardmill.serve.job import Done, Job
 from shardmill.serve.metrics import Metrics
@@ -47,7 +48,8 @@ class Worker:
         draft_table: what `learned` begins with, if there is such a file; `close` writes it.
 
     Raises:
-        DecodeError: the draft model has another vocabulary, no policy has that name, or the table is none.
+        DecodeError: the draft model has another vocabulary, no policy has that name, or the table is damaged or
+            another model's; it would be overwritten at the end, so it is refused.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class Worker:
         self._costs = measure_widths(model.engine)  # also the first, slow calls of each width
         self._session = Session(model.engine)
         self._policy, self._draft_table = policy, draft_table
+        self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
         self._learned = LearnedDrafter()
         if draft_table is not None and draft_table.exists():
-            self._learned.load(draft_table)
+            self._learned.load(draft_table, self._numbering)
         self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
         self._helpers_for("learned")
         if model.draft_session is not None:
@@ -121,7 +124,7 @@ class Worker:
         self.refuse()
         self._thread.join(timeout)
         if self._draft_table is not None and not self._thread.is_alive():
-            self._learned.save(self._draft_table)
+            self._learned.save(self._draft_table, self._numbering)
 
     def cancel_running(self) -> None:
         """Ends the running job after its current pass."""

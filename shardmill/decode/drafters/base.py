@@ -5,7 +5,7 @@ The caller says what happened: `reset` at the start of a request, `propose` befo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,32 @@ class Draft:
 
 
 EMPTY = Draft()
+
+
+def usable(draft: Draft, limit: int, vocab: int) -> Draft:
+    """What of `draft` an engine can be asked to verify, so that no drafter can break decoding.
+
+    Tokens end at `limit` or before the first that is outside the vocabulary. Distributions and confidences that do not
+    fit the tokens are not believed: without the former a draw cannot be verified, so nothing is left of it.
+    """
+    tokens = draft.tokens[:limit]
+    length = next((i for i, token in enumerate(tokens) if not 0 <= token < vocab), len(tokens))
+    if draft.distributions is not None and draft.distributions.shape != (len(draft.tokens), vocab):
+        return EMPTY
+    sure = draft.confidence
+    if sure and (len(sure) != len(draft.tokens) or not all(0 <= c <= 1 for c in sure)):
+        draft = replace(draft, confidence=())
+    return cut(draft, length)
+
+
+def cut(draft: Draft, length: int) -> Draft:
+    """The first `length` tokens of `draft`, with what belongs to them."""
+    if length >= len(draft.tokens):
+        return draft
+    distributions = None if draft.distributions is None else draft.distributions[:length]
+    return replace(
+        draft, tokens=draft.tokens[:length], confidence=draft.confidence[:length], distributions=distributions
+    )
 
 
 @dataclass(frozen=True)

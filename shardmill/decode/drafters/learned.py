@@ -16,7 +16,7 @@ from pathlib import Path
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 from shardmill.decode.drafters.evidence import OFTEN, Evidence, fitted, situation
 from shardmill.decode.drafters.follow import KINDS, LONGEST, NO_TOKEN, TAIL, FollowTable, Found, context_keys, halved
-from shardmill.decode.drafters.follow_file import load_table, save_table
+from shardmill.decode.drafters.follow_file import Numbering, load_table, save_table
 
 _HOPELESS = 0.005  # chance of a whole draft at which it is not continued
 _NOTHING: Found = (None,) * KINDS
@@ -97,13 +97,21 @@ class LearnedDrafter:
                 self.pairs = len(self._table)
         self._restart()
 
-    def save(self, path: Path) -> None:
-        """Writes the table; it holds token sequences of the requests it learned from."""
-        save_table(path, self._table)
+    def save(self, path: Path, numbering: Numbering) -> None:
+        """Writes the table; it holds token sequences of the requests it learned from.
 
-    def load(self, path: Path) -> None:
-        """Replaces the table by a saved one."""
-        self._table = load_table(path, FollowTable(self._evidence.table))
+        Raises:
+            DecodeError: the file cannot be written.
+        """
+        save_table(path, self._table, numbering)
+
+    def load(self, path: Path, numbering: Numbering) -> None:
+        """Replaces the table by a saved one.
+
+        Raises:
+            DecodeError: the file holds no table, or one of another model.
+        """
+        self._table = load_table(path, FollowTable(self._evidence.table), numbering)
         self.pairs = len(self._table)
 
     def _restart(self) -> None:
