@@ -97,7 +97,7 @@ def test_generates_text_and_says_what_it_took(build: Path) -> None:
 
 def test_streams_whole_characters(build: Path) -> None:
     """Text is written piece by piece, never half a character, and every piece as soon as its last byte is there."""
-    from shardmill.decode import Options, Session, generate, text_after
+    from shardmill.decode import Options, Session, generate
 
     tokenizer = byte_tokenizer()
     prompt = tokenizer.encode(PROMPT).ids
@@ -108,7 +108,7 @@ def test_streams_whole_characters(build: Path) -> None:
         flush = staticmethod(lambda: None)
 
     session = Session(load.load_engine(build, "fp32"))
-    options = Options(detokenize=text_after(tokenizer.decode, prompt))
+    options = Options(detokenize=tokenizer.decode)
     result = outcome.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
     assert written == list(CONTINUATION)
     assert result.text == CONTINUATION

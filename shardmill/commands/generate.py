@@ -39,7 +39,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
     """Continue a text with a built model."""
-    from shardmill.decode import Options, Sampling, Session, check_prompt, create_policy, text_after
+    from shardmill.decode import Options, Sampling, Session, check_prompt, create_policy
     from shardmill.decode import generate as decode
 
     check_drafter(drafter, draft_build)
@@ -60,7 +60,7 @@ def generate(
         prompt=tokens,
         max_new_tokens=max_new_tokens,
         eos=manifest["eos_token_ids"],
-        options=Options(sampling=sampling, detokenize=text_after(tokenizer.decode, tokens)),
+        options=Options(sampling=sampling, detokenize=tokenizer.decode),
     )
     if sys.stdout.isatty() and not as_json:  # a person reads on from the prompt; a pipe gets the new text only
         typer.secho(text, dim=True, nl=False)

@@ -15,7 +15,7 @@ from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
 from shardmill.decode.session import Session, check_prompt
-from shardmill.decode.text import Detokenize, text_after
+from shardmill.decode.text import Detokenize
 
 __all__ = [
     "DRAFTERS",
@@ -43,5 +43,4 @@ __all__ = [
     "generate",
     "measure_widths",
     "run",
-    "text_after",
 ]

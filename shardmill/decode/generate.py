@@ -152,7 +152,7 @@ def _start(
         prompt_tokens=len(prompt),
         end=len(prompt) + max_new_tokens,
         drafting=worth_drafting(max_new_tokens, options.sampling.temperature),
-        stream=TextStream(options.detokenize, options.stop) if options.detokenize else None,
+        stream=TextStream(options.detokenize, options.stop, prompt) if options.detokenize else None,
     )
 
 

@@ -90,7 +90,7 @@ class Talk:
             eos=self._model.eos,
             drafter=self._drafter,
             policy=self._policy,
-            options=Options(sampling=replace(self._sampling, seed=seed), detokenize=self._model.text_after(prompt)),
+            options=Options(sampling=replace(self._sampling, seed=seed), detokenize=self._model.decode),
         )
         tokens: list[int] = []
         answer = ""

@@ -8,7 +8,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from shardmill.decode import Detokenize, Engine, GrammarTokenizer, Session, text_after
+from shardmill.decode import Engine, GrammarTokenizer, Session
 from shardmill.serve.errors import invalid
 from shardmill.serve.vocabulary import Vocabulary
 
@@ -79,6 +79,7 @@ class Model:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return tokens
 
-    def text_after(self, prompt: Sequence[int]) -> Detokenize:
-        """A detokeniser of the tokens that follow `prompt`."""
-        return text_after(self.tokenizer.decode, prompt)
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`."""
+        text: str = self.tokenizer.decode(tokens)
+        return text

@@ -30,7 +30,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     try:
         options = Options(
             sampling=_sampling(request),
-            detokenize=model.text_after(prompt),
+            detokenize=model.decode,
             stop=request.stops,
             constraint=_constraint(request, model),
             top_logprobs=request.top,

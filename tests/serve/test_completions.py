@@ -33,7 +33,7 @@ def alone(prompt: str, tokens: int, sampling: Sampling | None = None) -> str:
     """What plain decoding on a fresh engine says."""
     model = fake_model(Speaker())
     prompt_tokens = model.encode(prompt)
-    options = Options(sampling=sampling or Sampling(), detokenize=model.text_after(prompt_tokens))
+    options = Options(sampling=sampling or Sampling(), detokenize=model.decode)
     return run(Session(model.engine), prompt_tokens, max_new_tokens=tokens, eos=model.eos, options=options).text
 
 
