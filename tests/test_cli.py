@@ -165,6 +165,29 @@ def test_a_draft_model_drafts(build: Path) -> None:
     assert sum(content["accepted"]) > 0
 
 
+def test_a_sliding_context_goes_on(build: Path) -> None:
+    """Past what the context holds, and after a prompt that is longer; too small a context is refused unloaded."""
+    slide = ("generate", build, "--context-policy", "slide", "--max-new-tokens", 300, "--json", "--prompt")
+    for prompt in ("a" * 20, "a" * 400):
+        recited = load.load_engine(build, "fp32")
+        recited.text = [*byte_tokenizer().encode("a" * 900).ids]
+        content = json.loads(shardmill(*slide, prompt).stdout)
+        assert (len(content["tokens"]), content["finish_reason"]) == (300, "length")
+    (build / "model.json").write_text(json.dumps(manifest(context=8)))
+    assert "a context of 8 tokens is too small to slide" in failure(*slide, "a")
+
+
+def test_lossy_acceptance_says_so(build: Path) -> None:
+    """Everywhere that the text goes; without it nothing does."""
+    arguments = ("generate", build, "--prompt", PROMPT)
+    lossy = (*arguments, "--accept-top-p", 0.9)
+    assert "[LOSSY: drafts within 0.9 of the probability accepted; " in shardmill(*lossy).stderr
+    assert json.loads(shardmill(*lossy, "--json").stdout)["lossy"] is True
+    assert "LOSSY" not in shardmill(*arguments).stderr
+    assert json.loads(shardmill(*arguments, "--json").stdout)["lossy"] is False
+    assert "accept_top_p is 0.0: it must be in (0, 1]" in failure(*arguments, "--accept-top-p", 0)
+
+
 def test_the_help_names_every_drafter_and_policy() -> None:
     """What can be asked for is what --help says."""
     from shardmill.decode import DRAFTERS, POLICIES

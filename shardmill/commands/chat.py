@@ -16,9 +16,12 @@ import typer
 
 from shardmill import interrupt
 from shardmill.commands.drafting import (
+    ContextOption,
     DraftBuild,
     DrafterName,
+    Lossy,
     Precision,
+    check_context,
     check_draft_build,
     check_drafter,
     make_drafter,
@@ -45,6 +48,8 @@ def chat(
     draft_build: DraftBuild = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
+    context_policy: ContextOption = "stop",
+    accept_top_p: Lossy = None,
     precision: Precision = "fp32",
 ) -> None:
     """Talk to a built model."""
@@ -55,14 +60,21 @@ def chat(
     from shardmill.serve.conversation import Conversation, Talk
 
     check_drafter(drafter, draft_build)
-    sampling = Sampling(temperature=temperature, seed=seed)
+    sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     manifest = read_manifest(build)
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
+    check_context(context_policy, manifest)
     if system is not None:
         _check_system(system, build, manifest)
     model = load.load_model(build, None, precision)
-    talk = Talk(model, make_drafter(drafter, draft_build, model.engine.vocab, precision), sampling, max_new_tokens)
+    talk = Talk(
+        model,
+        make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy),
+        sampling,
+        max_new_tokens,
+        context_policy,
+    )
     console = Console(markup=False, highlight=False)
     says = "" if model.template else " It has no chat template: it continues your text as it is, without answering."
     console.print(f"{model.name} on the {model.engine_name} engine.{says} {_KEYS}", style="dim", soft_wrap=True)
@@ -116,7 +128,9 @@ def _say(console: Console, talk: Talk, conversation: Conversation, line: str, en
                 else:
                     result = piece
         console.print()
-        console.print(closing_line(result, engine) if result else "[stopped]", style="dim", soft_wrap=True)
+        console.print(
+            closing_line(result, engine, talk.accept_top_p) if result else "[stopped]", style="dim", soft_wrap=True
+        )
     except (DecodeError, ShardmillError) as error:
         console.print(f"{error}; /new starts over", style="red")
 

@@ -1,4 +1,4 @@
-"""Options that generate, chat and serve share: what drafts, how much, and how the portable engine rounds.
+"""Options that generate, chat and serve share: what drafts, how much, and what the context and the engine do.
 
 What is wrong with them is said before a model is loaded.
 """
@@ -16,7 +16,7 @@ from shardmill.runtime import load
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from shardmill.decode import Drafter
+    from shardmill.decode import ContextPolicy, Drafter
 
 # Written out, as --help must not wait for the imports of decode; a test compares them with the names there.
 DRAFTERS = "none, ngram, suffix, learned or draft_model"
@@ -26,6 +26,15 @@ EFFECT = "Changes the speed only; but draft_model at a temperature also what a s
 DrafterName = Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")]
 DraftBuild = Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")]
 PolicyName = Annotated[str, typer.Option(help=f"How much is drafted: {POLICIES}.")]
+ContextOption = Annotated[
+    Literal["stop", "slide"],
+    typer.Option(help="Once the context is full: stop, or slide on and forget the oldest tokens but the first four."),
+]
+Lossy = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept drafts that are not the model's choice, "
+                 "if they lie within this share of its probability, e.g. 0.9."),
+]  # fmt: skip
 Precision = Annotated[
     Literal["fp32", "fp16"],
     typer.Option(help="The portable engine's. fp16 rounds as the Neural Engine does, and wide passes may then round "
@@ -81,7 +90,20 @@ def check_policy(name: str) -> None:
         raise ShardmillError(f"no draft policy is called {name!r}: use one of {', '.join(KNOWN)}")
 
 
-def make_drafter(name: str, draft_build: Path | None, vocab: int, precision: str) -> Drafter:
+def check_context(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
+    """Refuses to slide where the context is too small for it.
+
+    Raises:
+        DecodeError: it is.
+    """
+    from shardmill.decode import choose_layout
+
+    choose_layout(policy, manifest["context"], max(manifest["widths"]))
+
+
+def make_drafter(
+    name: str, draft_build: Path | None, vocab: int, precision: str, context_policy: ContextPolicy
+) -> Drafter:
     """Makes the drafter of that name; a draft model is loaded as the target is.
 
     Args:
@@ -89,8 +111,13 @@ def make_drafter(name: str, draft_build: Path | None, vocab: int, precision: str
         draft_build: the draft model's build folder, if it has one.
         vocab: the target's vocabulary size.
         precision: see `load_engine`.
+        context_policy: what the draft model does once its context is full.
     """
     from shardmill.decode import Session, create_drafter
 
-    session = None if draft_build is None else Session(load.load_engine(draft_build, precision))
+    session = (
+        None
+        if draft_build is None
+        else Session(load.load_engine(draft_build, precision), context_policy=context_policy)
+    )
     return create_drafter(name, draft_session=session, vocab=vocab)

@@ -10,10 +10,13 @@ from typing import Annotated
 import typer
 
 from shardmill.commands.drafting import (
+    ContextOption,
     DraftBuild,
     DrafterName,
+    Lossy,
     PolicyName,
     Precision,
+    check_context,
     check_draft_build,
     check_drafter,
     check_policy,
@@ -35,6 +38,8 @@ def generate(
     policy: PolicyName = "cost_model",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
+    context_policy: ContextOption = "stop",
+    accept_top_p: Lossy = None,
     precision: Precision = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
@@ -45,16 +50,17 @@ def generate(
     check_drafter(drafter, draft_build)
     check_policy(policy)
     text = read_prompt(prompt, prompt_file)
-    sampling = Sampling(temperature=temperature, seed=seed)
+    sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     manifest = read_manifest(build)
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
+    check_context(context_policy, manifest)
     tokenizer = load.load_tokenizer(build, manifest)
     tokens: list[int] = tokenizer.encode(text).ids
-    check_prompt(tokens, vocab=manifest["vocab"], room=manifest["context"])
-    session = Session(load.load_engine(build, precision))
+    check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
+    session = Session(load.load_engine(build, precision), context_policy=context_policy)
     events = decode(
-        drafter=make_drafter(drafter, draft_build, manifest["vocab"], precision),
+        drafter=make_drafter(drafter, draft_build, manifest["vocab"], precision, context_policy),
         policy=create_policy(policy, session.widths),
         session=session,
         prompt=tokens,
@@ -66,7 +72,8 @@ def generate(
         typer.secho(text, dim=True, nl=False)
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
-        typer.echo(json.dumps({**summary(result), "drafter": drafter, "engine": load.engine_name()}))
+        more = {"drafter": drafter, "engine": load.engine_name(), "lossy": accept_top_p is not None}
+        typer.echo(json.dumps({**summary(result), **more}))
     else:
         typer.echo()
-        typer.echo(closing_line(result, load.engine_name()), err=True)
+        typer.echo(closing_line(result, load.engine_name(), accept_top_p), err=True)

@@ -47,8 +47,14 @@ def summary(result: GenerationResult) -> dict[str, Any]:
     }
 
 
-def closing_line(result: GenerationResult, engine: str) -> str:
-    """What it took, in one line."""
+def closing_line(result: GenerationResult, engine: str, accept_top_p: float | None = None) -> str:
+    """What it took, in one line; says first if the text is not exact.
+
+    Args:
+        result: of the generation.
+        engine: what ran the programs.
+        accept_top_p: the share of lossy acceptance, if it was asked for.
+    """
     figures = summary(result)
     speeds = ", ".join(
         f"{name} {figures[key]:.1f} tok/s"
@@ -57,7 +63,10 @@ def closing_line(result: GenerationResult, engine: str) -> str:
     )
     drafts = f"{sum(result.accepted)} of {sum(result.drafted)} drafted tokens accepted"
     ended = _ENDINGS[result.finish_reason]
-    return f"[{len(result.tokens)} tokens in {result.passes} passes, {drafts}; {speeds}; {engine} engine; {ended}]"
+    lossy = "" if accept_top_p is None else f"LOSSY: drafts within {accept_top_p:g} of the probability accepted; "
+    return (
+        f"[{lossy}{len(result.tokens)} tokens in {result.passes} passes, {drafts}; {speeds}; {engine} engine; {ended}]"
+    )
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -9,6 +9,7 @@ import typer
 
 from shardmill.commands.drafting import (
     DRAFTERS,
+    ContextOption,
     DraftBuild,
     PolicyName,
     Precision,
@@ -18,7 +19,7 @@ from shardmill.commands.drafting import (
 )
 from shardmill.runtime.manifest import read_manifest
 
-LIMIT = "default: what the context holds"
+LIMIT = "default: as many tokens as the context holds"
 
 
 def serve(
@@ -38,6 +39,7 @@ def serve(
             "It holds token sequences of the requests."
         ),
     ] = None,
+    context_policy: ContextOption = "stop",
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")] = 64,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")] = None,
@@ -72,8 +74,9 @@ def serve(
         policy=policy,
         draft_table=draft_table,
         guard_margin=guard_margin,
+        context_policy=context_policy,
         limits=limits,
     )
     if not settings.is_loopback and settings.api_key is None:
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
-    run(lambda: load.load_model(build, draft_build, precision), settings, typer.echo)
+    run(lambda: load.load_model(build, draft_build, precision, context_policy), settings, typer.echo)

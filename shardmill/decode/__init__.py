@@ -15,6 +15,7 @@ from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
 from shardmill.decode.session import Session, check_prompt
+from shardmill.decode.slots import ContextPolicy, choose_layout
 from shardmill.decode.text import Detokenize
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "POLICIES",
     "SEEDS",
     "Constraint",
+    "ContextPolicy",
     "DecodeError",
     "Detokenize",
     "DraftPolicy",
@@ -38,6 +40,7 @@ __all__ = [
     "Session",
     "TokenEvent",
     "check_prompt",
+    "choose_layout",
     "create_drafter",
     "create_policy",
     "generate",

@@ -36,7 +36,7 @@ class Engine(Protocol):
         """Writes each token's key and value into its slot and returns float32 logits [T, V]."""
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Hides slots until they are written again. Only `context_policy="slide"` calls it."""
+        """Hides slots until they are written again. Only a sliding context calls it."""
 
     def reset(self) -> None:
         """Forgets every slot."""

@@ -70,9 +70,3 @@ class GenerationResult:
     def tokens_per_pass(self) -> float:
         """Decoded tokens per decode pass; 0 without a pass."""
         return (len(self.tokens) - 1) / self.passes if self.passes else 0.0
-
-    @property
-    def acceptance_by_position(self) -> tuple[tuple[int, int], ...]:
-        """For draft position 1, 2, ...: (accepted, verified)."""
-        longest = max(self.drafted, default=0)
-        return tuple((sum(a > i for a in self.accepted), sum(d > i for d in self.drafted)) for i in range(longest))

@@ -82,8 +82,7 @@ class Sampler:
             drawn_from: distribution [V] that the draft was drawn from; None for a draft that was not drawn.
         """
         logits = self._adjusted(row)
-        lenient = self._sampling.accept_top_p
-        if lenient is not None and nucleus(self._nucleus_probs(logits), lenient)[drafted]:
+        if self._sampling.accept_top_p is not None and self._in_nucleus(logits, drafted, self._sampling.accept_top_p):
             return self._emit(drafted)
         if drawn_from is None or self._sampling.greedy:
             return self._emit(self._pick(logits))
@@ -113,9 +112,10 @@ class Sampler:
         rest = np.maximum(probs - drawn_from, 0.0)
         return draw(rest if rest.sum() > 0 else probs, redraw)
 
-    def _nucleus_probs(self, logits: Probabilities) -> Probabilities:
-        temperature = self._sampling.temperature or 1.0
-        return probabilities(logits, Sampling(temperature=temperature))
+    def _in_nucleus(self, logits: Probabilities, drafted: int, top_p: float) -> bool:
+        """Whether a draft is good enough for lossy acceptance; one that the grammar rules out never is."""
+        probs = probabilities(logits, Sampling(temperature=self._sampling.temperature or 1.0))
+        return bool(nucleus(probs, top_p)[drafted] and probs[drafted] > 0)
 
     def _emit(self, token: int) -> int:
         self._seen[token] = True

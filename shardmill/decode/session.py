@@ -7,15 +7,13 @@ takes the slots that follow and never leaves the slots there are.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from shardmill.decode.engine import Engine, Logits
 from shardmill.decode.errors import DecodeError, PromptTooLongError
-from shardmill.decode.slots import AppendOnly, Layout, Ring
-
-ContextPolicy = Literal["stop", "slide"]
+from shardmill.decode.slots import SINKS, ContextPolicy, choose_layout
 
 
 def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None:
@@ -58,12 +56,16 @@ class Prefill:
 
 
 class Session:
-    """Owns an engine's slots. `context_policy` says what happens when they are full: stop, or slide the
-    window.
+    """Owns an engine's slots.
 
     Args:
+        engine: the engine, for this session alone.
+        context_policy: what happens when the slots are used up: stop, or slide the window.
         sinks: positions that a sliding window never gives up.
-        block: positions that it gives up at a time; by default 1/8 of the slots, at most 64.
+        block: positions that it gives up at a time; see `choose_layout`.
+
+    Raises:
+        DecodeError: the engine takes no single tokens, or its context is too small to slide.
     """
 
     def __init__(
@@ -71,14 +73,14 @@ class Session:
         engine: Engine,
         *,
         context_policy: ContextPolicy = "stop",
-        sinks: int = 4,
+        sinks: int = SINKS,
         block: int | None = None,
     ) -> None:
         self._engine = engine
         self.widths = tuple(sorted(set(engine.widths)))
         if not self.widths or self.widths[0] != 1:
             raise DecodeError(f"the engine's widths {list(engine.widths)} lack 1: decoding needs single-token calls")
-        self._layout = _layout(context_policy, engine.slots, sinks, self.widths[-1], block)
+        self._layout = choose_layout(context_policy, engine.slots, self.widths[-1], sinks=sinks, block=block)
         self._tokens: list[int] = []
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, sinks apart, that has not been given up
@@ -217,11 +219,3 @@ class Session:
     def _shared(self, prompt: Sequence[int]) -> int:
         limit = min(len(self._tokens), len(prompt) - 1)  # the last token has to run: its logits are wanted
         return next((i for i in range(limit) if self._tokens[i] != prompt[i]), limit)
-
-
-def _layout(policy: ContextPolicy, slots: int, sinks: int, lookahead: int, block: int | None) -> Layout:
-    if policy == "stop":
-        return AppendOnly(slots)
-    if policy == "slide":
-        return Ring(slots, sinks, lookahead, block or max(1, min(64, slots // 8)))
-    raise DecodeError(f"context_policy is {policy!r}: it must be stop or slide")

@@ -11,9 +11,13 @@ boundary. Attention sinks: Xiao et al., "Efficient Streaming Language Models wit
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shardmill.decode.errors import DecodeError
+
+ContextPolicy = Literal["stop", "slide"]  # what happens when the slots are used up
+SINKS = 4  # positions that a sliding context never gives up
+_LONGEST_BLOCK = 64  # positions that it gives up at a time, at most
 
 
 class Layout(Protocol):
@@ -67,8 +71,8 @@ class Ring:
     def __post_init__(self) -> None:
         if self.sinks < 0 or self.block < 1 or self.capacity < self.lookahead + 2 * self.block:
             raise DecodeError(
-                f"{self.slots} slots cannot slide with {self.sinks} sinks, blocks of {self.block} and "
-                f"passes of {self.lookahead}: use fewer sinks, smaller blocks or context_policy=stop"
+                f"a context of {self.slots} tokens is too small to slide with {self.sinks} sinks, blocks of "
+                f"{self.block} and passes of {self.lookahead}: use context policy stop, or build with a larger context"
             )
 
     @property
@@ -96,3 +100,25 @@ class Ring:
         first = self.first_visible(position)
         last = first // self.block * self.block - self.lookahead + self.capacity
         return last - position + 1
+
+
+def choose_layout(
+    policy: ContextPolicy, slots: int, lookahead: int, *, sinks: int = SINKS, block: int | None = None
+) -> Layout:
+    """The layout of a policy.
+
+    Args:
+        policy: stop when the slots are used up, or slide the window.
+        slots: the engine's.
+        lookahead: tokens of its widest pass.
+        sinks: positions that a sliding window never gives up.
+        block: positions that it gives up at a time; by default 1/8 of the slots, at most 64.
+
+    Raises:
+        DecodeError: no policy has that name, or the context is too small to slide.
+    """
+    if policy == "stop":
+        return AppendOnly(slots)
+    if policy == "slide":
+        return Ring(slots, sinks, lookahead, block or max(1, min(_LONGEST_BLOCK, slots // 8)))
+    raise DecodeError(f"the context policy is {policy!r}: it must be stop or slide")

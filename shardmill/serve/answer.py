@@ -87,7 +87,12 @@ class Answer:
         return {**self._head, "object": name, "choices": choices}
 
     def _figures(self, done: Done) -> Json:
-        return {"shardmill": figures(done)} if self._request.shardmill.figures else {}
+        """What the answer took, for those who ask; and unasked that it is not exact."""
+        asked = self._request.shardmill
+        content = figures(done) if asked.figures else {}
+        if asked.accept_top_p is not None:
+            content["lossy"] = True
+        return {"shardmill": content} if content else {}
 
 
 def usage(done: Done) -> Json:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from shardmill.decode import (
     SEEDS,
+    ContextPolicy,
     Drafter,
     GenerationResult,
     Options,
@@ -63,16 +64,39 @@ class Conversation:
 
 
 class Talk:
-    """A resident model and how it shall answer."""
+    """A resident model and how it shall answer.
 
-    def __init__(self, model: Model, drafter: Drafter, sampling: Sampling, max_new_tokens: int) -> None:
+    Args:
+        model: the model, for this talk alone.
+        drafter: what drafts.
+        sampling: how tokens are chosen; each turn adds one to the seed.
+        max_new_tokens: tokens of an answer, at most.
+        context_policy: what happens once the context is full.
+
+    Raises:
+        DecodeError: the context is too small to slide.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafter: Drafter,
+        sampling: Sampling,
+        max_new_tokens: int,
+        context_policy: ContextPolicy = "stop",
+    ) -> None:
         self._model = model
         self._drafter = drafter
         self._sampling = sampling
         self._max_new_tokens = max_new_tokens
-        self._session = Session(model.engine)
+        self._session = Session(model.engine, context_policy=context_policy)
         self._policy = create_policy("cost_model", self._session.widths)
         self._turns = 0
+
+    @property
+    def accept_top_p(self) -> float | None:
+        """The share of lossy acceptance; None: the talk is exact."""
+        return self._sampling.accept_top_p
 
     def turn(self, conversation: Conversation, line: str, stopped: Sized) -> Iterator[str | GenerationResult]:
         """Yields the answer's text as it becomes final, then, unless it was stopped, what it took.

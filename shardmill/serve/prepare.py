@@ -71,16 +71,25 @@ def chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
 
 
 def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
-    """How many tokens to ask for at most: one more than fit, so that an answer that fills the context says so."""
+    """Refuses a prompt that is empty, too long or of another vocabulary.
+
+    Returns:
+        How many tokens to ask for at most: one more than fit, so that an answer that fills the context says so.
+    """
     if not prompt:
         raise invalid("the prompt is empty: give at least one token", "prompt")
     slots = model.engine.slots
-    most = min(slots, settings.limits.prompt_tokens or slots)
+    slides = settings.context_policy == "slide"
+    most = settings.limits.prompt_tokens or slots
+    if not slides:
+        most = min(slots, most)
     if len(prompt) > most:
         message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed: shorten it"
         raise invalid(message, code="context_length_exceeded")
     if not all(0 <= token < model.engine.vocab for token in prompt):
         raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
+    if slides:
+        return settings.limits.max_tokens or slots
     return slots - len(prompt) + 2  # the last token needs no slot
 
 
@@ -89,7 +98,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
     if isinstance(request, ChatRequest):
         wanted = request.max_completion_tokens or wanted or room
     wanted = wanted or COMPLETION_TOKENS
-    most = settings.limits.max_tokens
+    most = settings.limits.max_tokens or (room if settings.context_policy == "slide" else None)
     if most is None or wanted <= most:
         return min(wanted, room)
     if request.max_tokens is None and getattr(request, "max_completion_tokens", None) is None:
@@ -108,6 +117,7 @@ def _sampling(request: Request) -> Sampling:
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         seed=seed,
         logit_bias=request.logit_bias or {},
+        accept_top_p=request.shardmill.accept_top_p,
     )
 
 

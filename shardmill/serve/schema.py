@@ -45,6 +45,7 @@ class Extension(Strict):
     drafter: Literal[DRAFTERS] | None = None  # type: ignore[valid-type]
     private: bool = False
     figures: bool = False
+    accept_top_p: float | None = Field(default=None, gt=0, le=1)
 
 
 class StreamOptions(Strict):

@@ -58,7 +58,12 @@ def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str
         model = load()
         metrics = Metrics()
         worker = Worker(
-            model, metrics, queue=settings.limits.queue, policy=settings.policy, draft_table=settings.draft_table
+            model,
+            metrics,
+            queue=settings.limits.queue,
+            policy=settings.policy,
+            draft_table=settings.draft_table,
+            context_policy=settings.context_policy,
         )
         server = make_server(model, worker, metrics, settings, lambda: announce(greeting(model, settings, listener)))
         worker.start()

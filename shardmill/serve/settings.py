@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardmill.decode import ContextPolicy
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -15,7 +17,7 @@ class Limits:
     Attributes:
         queue: requests that wait while one runs; one more is answered 429.
         open_requests: requests accepted and not yet delivered, whatever they wait for; one more is answered 429.
-        prompt_tokens, max_tokens: per request; None: as many as the context holds.
+        prompt_tokens, max_tokens: per request; None: as many as the context holds, also where it slides.
         body_bytes: longest request body. body_seconds: time that a client has to send it.
         stall_seconds: time after which a reader who takes nothing of a stream is given up.
         grace_seconds: time that the running request has to finish once the server shuts down.
@@ -42,6 +44,7 @@ class Settings:
         draft_table: file that the drafter `learned` begins with, if there is one, and is saved to at the end.
         guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
             logits are less than this apart are run again alone; 0: none.
+        context_policy: what happens once the context is full: stop, or slide on.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +54,7 @@ class Settings:
     policy: str = "cost_model"
     draft_table: Path | None = None
     guard_margin: float = 0.0
+    context_policy: ContextPolicy = "stop"
     limits: Limits = field(default_factory=Limits)
 
     @property

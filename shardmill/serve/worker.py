@@ -14,6 +14,7 @@ from collections import deque
 from pathlib import Path
 
 from shardmill.decode import (
+    ContextPolicy,
     DecodeError,
     Drafter,
     DraftPolicy,
@@ -44,16 +45,27 @@ class Worker:
     """Answers jobs with a model.
 
     Args:
-        queue: jobs that may wait while one runs. policy: how much is drafted, by name.
+        model: what answers; its engine is the worker's alone.
+        metrics: what is counted.
+        queue: jobs that may wait while one runs.
+        policy: how much is drafted, by name.
         draft_table: what `learned` begins with, if there is such a file; `close` writes it.
+        context_policy: what happens once the context is full.
 
     Raises:
-        DecodeError: the draft model has another vocabulary, no policy has that name, or the table is damaged or
+        DecodeError: the context is too small to slide, the draft model has another vocabulary, no policy has that name, or the table is damaged or
             another model's; it would be overwritten at the end, so it is refused.
     """
 
     def __init__(
-        self, model: Model, metrics: Metrics, *, queue: int, policy: str = "cost_model", draft_table: Path | None = None
+        self,
+        model: Model,
+        metrics: Metrics,
+        *,
+        queue: int,
+        policy: str = "cost_model",
+        draft_table: Path | None = None,
+        context_policy: ContextPolicy = "stop",
     ) -> None:
         self._model = model
         self._metrics = metrics
@@ -64,7 +76,8 @@ class Worker:
         self._changed = threading.Condition()
         self._seconds = 1.0  # what a request takes; a running average
         self._costs = measure_widths(model.engine)  # also the first, slow calls of each width
-        self._session = Session(model.engine)
+        self._context_policy = context_policy
+        self._session = Session(model.engine, context_policy=context_policy)
         self._policy, self._draft_table = policy, draft_table
         self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
         self._learned = LearnedDrafter()
@@ -205,7 +218,7 @@ class Worker:
     def _start_afresh(self) -> None:
         """Forgets all that a failed request may have left half done."""
         self._helpers.clear()
-        self._session = Session(self._model.engine)
+        self._session = Session(self._model.engine, context_policy=self._context_policy)
 
 
 def _stop_if_cancelled(job: Job) -> None:

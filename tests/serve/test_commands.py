@@ -155,6 +155,15 @@ def test_a_text_that_goes_on_begins_with_all_that_was_there() -> None:
     assert model.tokenizer.decode(list(conversation.prompt("ho"))) == "ho"
 
 
+def test_a_talk_may_outgrow_the_context(build: Path) -> None:
+    """With a sliding context; without, the turn that does not fit is refused."""
+    lines = "\n".join("x" * 100 for _ in range(8)) + "\n"
+    refused = shardmill("chat", build, "--max-new-tokens", 5, keys=lines)
+    assert "the context 512" in refused.stdout
+    slid = shardmill("chat", build, "--max-new-tokens", 5, "--context-policy", "slide", keys=lines)
+    assert slid.stdout.count("[5 tokens") == 8 and "the context" not in slid.stdout.replace("--context", "")
+
+
 def test_ctrl_c_stops_the_answer_between_passes() -> None:
     """What was said until then is kept; a second Ctrl-C interrupts at once."""
     model = fake_model()

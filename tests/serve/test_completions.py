@@ -180,6 +180,49 @@ def test_the_guard_runs_close_rows_again(margin: float) -> None:
     assert len(figures["pass_seconds"]) == figures["passes"]
 
 
+def test_lossy_acceptance_says_so(server: Running) -> None:
+    """Unasked, in a whole answer and in a stream's last chunk; an exact answer says nothing."""
+    lossy = {"shardmill": {"accept_top_p": 0.9}}
+    assert server.client().completions.create(**ask(), extra_body=lossy).model_extra == {"shardmill": {"lossy": True}}
+    *_, last = server.client().completions.create(**ask(), extra_body=lossy, stream=True)
+    assert last.model_extra == {"shardmill": {"lossy": True}}
+    assert not server.client().completions.create(**ask()).model_extra
+
+
+def test_a_loose_draft_is_accepted_only_where_that_was_asked_for() -> None:
+    """At 1 every draft is taken that is not impossible, so the text is another one."""
+    text, options = "abcabcabcabcabc", {"figures": True, "drafter": "suffix"}
+    with running(fake_model(), Settings(port=0, policy="always")) as up:
+        exact, loose = (
+            up.post(ask(prompt=text, max_tokens=60, shardmill={**options, **more}))[1]
+            for more in ({}, {"accept_top_p": 1.0})
+        )
+    assert exact["choices"][0]["text"] == alone(text, 60) != loose["choices"][0]["text"]
+    assert loose["shardmill"]["accepted"] == loose["shardmill"]["drafted"] and sum(loose["shardmill"]["drafted"]) > 0
+
+
+@pytest.mark.parametrize("drafter", BY_ITSELF)
+def test_a_sliding_context_goes_on(drafter: str) -> None:
+    """Prompts and answers past the context, as far as the limits let them; the answer is the same whatever drafts."""
+    limits = Limits(prompt_tokens=600, max_tokens=400)
+    expected = run(
+        Session(Speaker(), context_policy="slide"), fake_model().encode("many words " * 40), max_new_tokens=400
+    ).tokens
+    with running(fake_model(), Settings(port=0, limits=limits, context_policy="slide", policy="always")) as up:
+        request = ask(prompt="many words " * 40, max_tokens=400, shardmill={"drafter": drafter, "figures": True})
+        figures = up.post(request)[1]["shardmill"]
+    assert figures["tokens"] == list(expected) and figures["finish_reason"] == "length"
+
+
+def test_a_sliding_context_keeps_the_context_s_limits_unless_told() -> None:
+    """An endless answer, or a prompt whose beginning would be forgotten, is the choice of who starts the server."""
+    with running(fake_model(), Settings(port=0, context_policy="slide")) as up:
+        status, answer = up.post(ask(max_tokens=257))
+        assert (status, answer["error"]["message"]) == (400, "max_tokens is 257, at most 256 are allowed")
+        assert up.post(ask(prompt="x" * 257))[0] == 400
+        assert up.post(ask(prompt="x" * 250, max_tokens=100))[1]["usage"]["completion_tokens"] == 100
+
+
 def test_a_shared_prefix_is_not_run_again(server: Running) -> None:
     """What a request shares with the one before is counted as cached, and the answer is the same."""
     create = server.client().completions.create
