@@ -57,7 +57,7 @@ class Gate:
         try:
             self._check(scope)
             async with asyncio.timeout(self._limits.body_seconds):
-                body = await self._read(receive)
+                body = await self._read(receive) if scope["method"] == "POST" else b""
         except TimeoutError:
             seconds = self._limits.body_seconds
             await respond(ApiError(408, f"the request took over {seconds:g} s to arrive"))(scope, receive, send)

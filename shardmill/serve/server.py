@@ -11,11 +11,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import uvicorn
 
 from shardmill.errors import ShardmillError
 from shardmill.serve.app import create_app
+from shardmill.serve.connections import Connection, Lobby
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.settings import Settings
@@ -82,7 +84,7 @@ def make_server(
     limits = settings.limits
     config = uvicorn.Config(
         create_app(model, worker, metrics, settings),
-        http="h11",
+        http=partial(Connection, lobby=Lobby(limits)),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_level="warning",

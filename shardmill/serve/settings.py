@@ -19,6 +19,8 @@ class Limits:
         open_requests: requests accepted and not yet delivered, whatever they wait for; one more is answered 429.
         prompt_tokens, max_tokens: per request; None: as many as the context holds, also where it slides.
         body_bytes: longest request body. body_seconds: time that a client has to send it.
+        head_seconds: time that a connection has to send the head of a request, from its beginning or the last answer.
+        idle_connections: connections that may wait for a request; one more closes the one that waits longest.
         stall_seconds: time after which a reader who takes nothing of a stream is given up.
         grace_seconds: time that the running request has to finish once the server shuts down.
     """
@@ -29,6 +31,8 @@ class Limits:
     max_tokens: int | None = None
     body_bytes: int = 1 << 20
     body_seconds: float = 30.0
+    head_seconds: float = 10.0
+    idle_connections: int = 256
     stall_seconds: float = 60.0
     grace_seconds: float = 10.0
 
