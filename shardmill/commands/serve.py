@@ -17,6 +17,7 @@ from shardmill.commands.drafting import (
     check_drafter,
     check_policy,
 )
+from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import read_manifest
 
 LIMIT = "default: as many tokens as the context holds"
@@ -52,6 +53,7 @@ def serve(
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
     from shardmill.serve import load
+    from shardmill.serve.loopback import is_loopback
     from shardmill.serve.server import serve as run
     from shardmill.serve.settings import Limits, Settings
 
@@ -69,7 +71,7 @@ def serve(
     settings = Settings(
         host=host,
         port=port,
-        api_key=api_key or None,
+        api_key=_checked_key(api_key),
         drafter=drafter,
         policy=policy,
         draft_table=draft_table,
@@ -77,6 +79,22 @@ def serve(
         context_policy=context_policy,
         limits=limits,
     )
-    if not settings.is_loopback and settings.api_key is None:
+    if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
     run(lambda: load.load_model(build, draft_build, precision, context_policy), settings, typer.echo)
+
+
+def _checked_key(key: str | None) -> str | None:
+    """The API key without the white space around it, such as the line break of a file; None: no key is asked for.
+
+    Raises:
+        ShardmillError: no client could send it.
+    """
+    if key is None:
+        return None
+    stripped = key.strip()
+    if not stripped:
+        raise ShardmillError("the API key is empty: leave out --api-key and SHARDMILL_API_KEY to ask for none")
+    if not all(character.isprintable() and character != " " for character in stripped):
+        raise ShardmillError("the API key holds white space or control characters, which no client can send")
+    return stripped

@@ -14,6 +14,7 @@ from shardmill.decode.errors import DecodeError
 
 Probabilities = NDArray[np.float64]
 SEEDS = 2**64
+_PENALTY = 1000  # far past any use; much more, or less, would make logits infinite
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,11 @@ class Sampling:
             (self.top_k >= 0, "top_k", "at least 0"),
             (0 < self.top_p <= 1, "top_p", "in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p", "in [0, 1]"),
-            (0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0 and finite"),
+            (
+                1 / _PENALTY <= self.repetition_penalty <= _PENALTY,
+                "repetition_penalty",
+                f"in [{1 / _PENALTY}, {_PENALTY}]",
+            ),
             (0 <= self.seed < SEEDS, "seed", "at least 0 and less than 2**64"),
             (self.accept_top_p is None or 0 < self.accept_top_p <= 1, "accept_top_p", "in (0, 1]"),
         )

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardmill.serve.errors import ApiError, ClientGoneError, too_busy
+from shardmill.serve.loopback import is_loopback, may_be_asked_for
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.settings import LOOPBACK, Settings
+from shardmill.serve.settings import Settings
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics")
 OPEN_TO_ALL = ("/health",)
@@ -30,6 +31,7 @@ class Gate:
         self._limits = settings.limits
         self._metrics = metrics
         self._open = 0
+        self._is_private = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the module."""
@@ -68,7 +70,7 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self._settings.is_loopback and host_name(headers.get("host", "")) not in (*LOOPBACK, ""):
+        if self._is_private and not may_be_asked_for(headers.get("host", ""), self._settings.host):
             # a page whose name was made to mean this machine must not reach a server meant for this machine only
             raise ApiError(403, "this server answers to localhost only: start it with --host for others")
         if scope["path"] in OPEN_TO_ALL:
@@ -119,11 +121,6 @@ def replay(body: bytes, receive: Receive) -> Receive:
 def respond(error: ApiError) -> Response:
     """An error as an answer."""
     return Response(error.body(), error.status, error.headers, "application/json")
-
-
-def host_name(header: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    return header.partition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0].lower()
 
 
 def _endpoint(path: str) -> str:

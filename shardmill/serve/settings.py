@@ -7,8 +7,6 @@ from pathlib import Path
 
 from shardmill.decode import ContextPolicy
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -60,8 +58,3 @@ class Settings:
     guard_margin: float = 0.0
     context_policy: ContextPolicy = "stop"
     limits: Limits = field(default_factory=Limits)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
-        return self.host in LOOPBACK

@@ -17,10 +17,12 @@ from shardmill.commands import chat as chat_command
 from shardmill.decode import DecodeError, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
 from shardmill.runtime import load as runtime_load
+from shardmill.serve import server
 from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.errors import ApiError
 from shardmill.serve.load import load_model
 from shardmill.serve.metrics import Metrics
+from shardmill.serve.settings import Settings
 from shardmill.serve.template import load_template
 from shardmill.serve.worker import Worker
 
@@ -90,6 +92,23 @@ def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: st
     result = shardmill("serve", build, *options)
     assert result.exit_code == 1 and says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 + ("--host" in options)  # and the warning about no API key
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [("k\n", None), (" k ", None), ("\n", "is empty"), ("a b", "white space"), ("a\nb", "white space")]
+)
+def test_an_api_key_that_no_client_can_send_is_told(
+    build: Path, monkeypatch: pytest.MonkeyPatch, key: str, says: str | None
+) -> None:
+    """A file's line break is no part of it."""
+    started: list[Settings] = []
+    monkeypatch.setattr(server, "serve", lambda load, settings, announce: started.append(settings))
+    monkeypatch.setenv("SHARDMILL_API_KEY", key)
+    result = shardmill("serve", build)
+    if says is None:
+        assert result.exit_code == 0 and started[0].api_key == "k"
+    else:
+        assert result.exit_code == 1 and says in result.stderr and result.stderr.count("\n") == 1 and not started
 
 
 def test_a_draft_model_of_another_vocabulary_is_told_at_the_start() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import openai
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from shardmill.decode import Options, Sampling, Session, run
 from shardmill.decode.drafters import BY_ITSELF
@@ -89,6 +93,27 @@ def test_a_stop_string_over_several_tokens_never_shows(reciter: Running, stream:
     assert choices[-1].finish_reason == "stop"
     tokens = sum(len(c.logprobs.tokens) for c in choices if c.logprobs is not None)
     assert tokens == len(expected.encode())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_that_begins_inside_a_token_never_shows(stream: bool) -> None:
+    """Nor does the token's log-probability, which would tell it: the text before it is out, its entry is not."""
+    words = Tokenizer(models.WordLevel({"one": 0, " two": 1, " three": 2, "<|end|>": 3}, unk_token="one"))
+    words.decoder = decoders.Fuse()
+
+    class Counting(Speaker):
+        vocab = 4
+
+        def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+            return np.eye(4, dtype=np.float32)[[min(p + 1, 3) for p in positions]] * 20
+
+    model = replace(fake_model(), engine=Counting(), tokenizer=words, eos=(3,))
+    for stop, text, tokens in (("three", " two ", [" two"]), ("two", " ", []), (" three", " two", [" two"])):
+        with running(model) as up:
+            answer = up.client().completions.create(**ask(prompt=[0], stop=[stop], logprobs=1, stream=stream))
+            choices = [c.choices[0] for c in answer] if stream else [answer.choices[0]]
+        assert "".join(c.text for c in choices) == text
+        assert [t for c in choices if c.logprobs is not None for t in c.logprobs.tokens or ()] == tokens
 
 
 def test_a_seed_gives_the_same_answer_again(server: Running) -> None:
