@@ -1,4 +1,4 @@
-"""From logits to the distribution that a token is drawn from.
+"""Turns logits into the distribution that a token is drawn from.
 
 Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as transformers applies them.
 Temperature 0 is greedy: the filters then change nothing and the adjusted argmax is taken.
@@ -22,12 +22,14 @@ class Sampling:
     """How tokens are chosen; the defaults are greedy and change nothing.
 
     Attributes:
-        top_k: keep the k likeliest tokens; 0 keeps all. top_p: keep the smallest set of likeliest tokens
-            whose mass reaches top_p. min_p: keep tokens at least min_p times as likely as the likeliest.
-            repetition_penalty: divides positive and multiplies negative logits of tokens already in the
-            text. seed: the same seed gives the same tokens, and, with drafts that are not drawn at
-            random, whatever the drafter. logit_bias: token -> value added to its logit. accept_top_p:
-            LOSSY, off by default: also accept a drafted token that lies in the model's top-p nucleus.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
+        min_p: keep tokens at least min_p times as likely as the likeliest.
+        repetition_penalty: divides positive and multiplies negative logits of tokens already in the text.
+        seed: the same seed gives the same tokens, whatever drafts, unless drafts are themselves drawn at random.
+        logit_bias: token -> value added to its logit.
+        accept_top_p: LOSSY, off by default: also accept a drafted token that lies in the model's top-p nucleus.
     """
 
     temperature: float = 0.0

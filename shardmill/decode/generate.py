@@ -62,11 +62,11 @@ def generate(
     """A generator of a `PrefillEvent` per pass of the prompt, a `TokenEvent` per token and at the end a
     `GenerationResult`.
 
-    What is wrong with a request is said at once, before the first event is asked for.
+    Errors in a request are raised at once, before the first event is asked for.
 
-    The session may hold an earlier request: what its prompt shares with this one is not run again. A
-    drafter and a policy may serve many requests, one at a time. Closing the iterator abandons the request
-    and leaves all usable.
+    The session may hold an earlier request: what its prompt shares with this one is not run again. A drafter and a
+    policy may serve many requests, one at a time. Closing the iterator abandons the request and leaves everything
+    usable.
 
     Args:
         eos: tokens that end the output.
@@ -89,7 +89,7 @@ def run(
     policy: DraftPolicy | None = None,
     options: Options | None = None,
 ) -> GenerationResult:
-    """`generate` to its end."""
+    """Runs `generate` to its end and returns the result."""
     *_, result = generate(
         session, prompt, max_new_tokens=max_new_tokens, eos=eos, drafter=drafter, policy=policy, options=options
     )
@@ -194,7 +194,7 @@ def _count(request: _Request, draft: Draft, verified: Verified, drafter_seconds:
 
 
 def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
-    """What may be verified, and whether the drafter was asked."""
+    """Returns the draft to verify at most, and whether the drafter was asked for it."""
     forced = tuple(request.sampler.forced()[: max(0, most)])
     if forced:
         return Draft(forced, (1.0,) * len(forced)), False

@@ -1,4 +1,4 @@
-"""Chooses the tokens of one request, one after the other; what it chooses is emitted.
+"""Chooses the tokens of one request, one after the other; whatever it chooses is emitted.
 
 Randomness is a function of the seed and the token's index alone: each token of the vocabulary waits an
 exponential time, scaled by its probability, and the first to come is drawn. So a draw is an argmax, and the
@@ -34,7 +34,7 @@ def _generator(seed: int, index: int, stream: int) -> np.random.Generator:
 
 
 class Sampler:
-    """State: which tokens the text holds, how many were chosen, where the grammar stands."""
+    """Keeps which tokens the text holds, how many were chosen, and where the grammar stands."""
 
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], vocab: int, constraint: Constraint | None = None
@@ -62,7 +62,7 @@ class Sampler:
         return self._constraint.valid_prefix(draft) if self._constraint else len(draft)
 
     def margin(self, row: Logits) -> float:
-        """How much a logit of `row` [V] may change, at least, before the next token is another one."""
+        """The least change of a logit of `row` [V] that could change the next token."""
         scores = self._adjusted(row)
         if not self._sampling.greedy:
             with np.errstate(divide="ignore"):
@@ -76,7 +76,7 @@ class Sampler:
         return self._emit(self._pick(logits))
 
     def check(self, row: Logits, drafted: int, drawn_from: Probabilities | None) -> int:
-        """The next token where `drafted` was proposed; equal to `drafted` if that is accepted.
+        """The next token, given that `drafted` was proposed; equal to `drafted` if that is accepted.
 
         Args:
             drawn_from: distribution [V] that the draft was drawn from; None for a draft that was not drawn.

@@ -1,8 +1,8 @@
 """One sequence in an engine's KV slots: what is committed, what may be fed next, what a new prompt can reuse.
 
-Tokens are fed after the committed ones and count only once `commit` keeps them; what is not kept is
-hidden by its position and overwritten by the next call. Calls are padded to a configured width, padding
-takes the slots that follow and never leaves the slots there are.
+Tokens are fed after the committed ones and count only once `commit` keeps them; what is not kept is hidden by its
+position and overwritten by the next call. Calls are padded to a configured width; the padding takes the slots that
+follow and never goes past the last one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +93,7 @@ class Session:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The committed tokens. Not to be changed."""
+        """The committed tokens; callers must not change them."""
         return self._tokens
 
     def room(self) -> int:
@@ -142,9 +142,7 @@ class Session:
         return last
 
     def prefill_passes(self, prompt: Sequence[int]) -> Iterator[Prefill]:
-        """`prefill` pass by pass, of a prompt that was checked. Whoever stops asking leaves a session that
-        holds what was run.
-        """
+        """Runs `prefill` pass by pass, for a checked prompt. If the caller stops, the session holds what was run."""
         reused = done = self.truncate(self._shared(prompt))
         passes = 0
         while done < len(prompt):
@@ -180,9 +178,10 @@ class Session:
         self._fed = []
 
     def truncate(self, length: int) -> int:
-        """Drops committed tokens from `length` on and returns how many are held: `length`, or 0 where the
-        window had slid past what the token at `length` must see. Slots are hidden by position, nothing is
-        undone.
+        """Drops committed tokens from `length` on and returns how many are still held.
+
+        That is `length`, or 0 if the window has slid past what the token at `length` must see. Slots are hidden by
+        position; nothing is undone.
         """
         if not self._intact(length):
             self._engine.reset()
@@ -193,7 +192,7 @@ class Session:
         return length
 
     def _write(self, tokens: Sequence[int]) -> Logits:
-        """`feed` for tokens whose logits nobody asks for; an engine may do without them. Returns none: [0]."""
+        """`feed` for tokens whose logits nobody needs, so an engine may skip them. Returns an empty array."""
         self._forward(self._padded(tokens), len(self._tokens), getattr(self._engine, "write", None))
         self._fed = list(tokens)
         return np.empty(0, np.float32)

@@ -1,13 +1,12 @@
 """Where a position's key and value live, and which positions a query still sees.
 
-`AppendOnly` is slot = position and ends at S. `Ring` keeps the first `sinks` positions for ever and
-reuses the other slots in turn. Positions are never renumbered (keys are cached after their rotation), so
-sliding is masks alone.
+`AppendOnly` puts position p into slot p and ends at S. `Ring` keeps the first `sinks` positions for ever and reuses the
+other slots in turn. Positions are never renumbered, as keys are cached after rotation: sliding changes masks only.
 
-What a query may see must depend on its position only, not on how many drafts happened to be written, or
-greedy output would change with the drafter. The ring therefore evicts whole blocks, at fixed positions,
-early enough that `lookahead` uncommitted tokens never overwrite a visible one, and no pass crosses such a
-boundary. Attention sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
+What a query may see must depend on its position only, not on how many drafts happened to be written, or greedy output
+would change with the drafter. The ring therefore evicts whole blocks at fixed positions, early enough that `lookahead`
+uncommitted tokens never overwrite a visible one, and no pass crosses such a boundary. Attention sinks: Xiao et al.,
+"Efficient Streaming Language Models with Attention Sinks", 2023.
 """
 
 from dataclasses import dataclass
@@ -27,13 +26,13 @@ class Layout(Protocol):
         """Slot that holds `position`."""
 
     def first_visible(self, position: int) -> int:
-        """First position, sinks apart, that a query at `position` sees."""
+        """First position, other than the sinks, that a query at `position` sees."""
 
     def room(self, position: int) -> int | None:
-        """How many positions from `position` on have a slot; None: no end."""
+        """How many positions from `position` on have a slot; None if there is no end."""
 
     def same_window(self, position: int) -> int | None:
-        """How many positions from `position` on see the same first position; None: all."""
+        """How many positions from `position` on see the same first position; None if all do."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class AppendOnly:
 
 @dataclass(frozen=True)
 class Ring:
-    """`sinks` slots are kept, the rest form a ring whose oldest `block` positions are given up at a time."""
+    """Keeps `sinks` slots; the rest form a ring that gives up its oldest `block` positions at a time."""
 
     slots: int
     sinks: int

@@ -58,9 +58,15 @@ def agreement(draft: Sequence[int], emitted: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Verified:
-    """Tokens that a pass emits, the row [V] that each was chosen from, and how the drafts fared.
+    """What a pass emits and what it took.
 
-    `seconds` is the engine's time for the pass, without the `guard_seconds` that running rows again took.
+    Attributes:
+        tokens: the tokens that it emits.
+        rows: the logits [V] that each was chosen from.
+        accepted: how many of the tokens are drafts.
+        verified_again: rows that were run again alone.
+        seconds: the engine's time for the pass, without `guard_seconds`.
+        guard_seconds: the engine's time for running rows again.
     """
 
     tokens: tuple[int, ...]

@@ -1,7 +1,7 @@
 """HTTP connections that are waiting for a request: bounded in number and in time.
 
-uvicorn bounds the time between two requests, but not that before the first one, nor that which a request's head takes.
-What comes after the head is the gate's.
+uvicorn bounds the time between two requests, but neither the time before the first one nor the time that the head of a
+request takes. Everything after the head is the gate's business.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardmill.serve.settings import Limits
 
 
 class Lobby:
-    """The connections of one server that owe it a request, the oldest first."""
+    """The connections of one server from which a request is still to come, the oldest first."""
 
     def __init__(self, limits: Limits) -> None:
         self._seconds = limits.head_seconds
@@ -23,7 +23,7 @@ class Lobby:
         self._waiting: dict[Connection, asyncio.TimerHandle] = {}
 
     def enter(self, connection: Connection) -> None:
-        """Starts a connection's time. Beyond the bound the oldest has to go: real clients send at once."""
+        """Starts a connection's time. If there are too many, the oldest has to go: real clients send at once."""
         if connection in self._waiting:
             return
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""A conversation of one person with a resident model, turn by turn, in the caller's thread.
+"""One person's conversation with a resident model, turn by turn, in the caller's thread.
 
-With a chat template every turn renders all messages; without, the text simply goes on. Either way the session runs only
-what is new, as a turn begins with all that came before it.
+With a chat template every turn renders all messages; without one, the text simply goes on. Either way a turn begins
+with everything that came before it, so the session runs only what is new.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardmill.serve.model import Message, Model
 
 
 class Conversation:
-    """What was said.
+    """What has been said.
 
     Args:
         system: what a model with a chat template is told first.
@@ -58,7 +58,7 @@ class Conversation:
         return self._model.encode(text, special=False)
 
     def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str) -> None:
-        """Keeps a turn; a stopped answer as far as it came."""
+        """Keeps a turn; of a stopped answer, the part that was given."""
         self.messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
         self.text = [*prompt, *(token for token in tokens if token not in self._model.eos)]
 

@@ -1,6 +1,6 @@
-"""What every request passes before it is read: who sends it, from where, how much, how slowly, beside how many others.
+"""Checks every request before it is handled: its sender, its size, its speed, and how many others are open.
 
-Plain ASGI around the app, so that nothing stands between a stream and the client's leaving. Also counts the answers.
+This is plain ASGI around the app, so that a stream learns at once when its client leaves. It also counts the answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gate:
         self._is_private = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the module."""
+        """Handles one request."""
         if scope["type"] != "http":
             return
         status = 499  # what a client never sees: it left before its answer began
@@ -105,7 +105,7 @@ class Gate:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body, then what comes after it."""
+    """Makes a `receive` that gives the body, then whatever comes after it."""
     given = False
 
     async def again() -> Message:
@@ -124,5 +124,5 @@ def respond(error: ApiError) -> Response:
 
 
 def _endpoint(path: str) -> str:
-    """The path as a label: one of few, whatever clients ask for."""
+    """The path as a metrics label: one of a few, whatever clients ask for."""
     return next((known for known in ENDPOINTS if path == known or path.startswith(f"{known}/")), "other")

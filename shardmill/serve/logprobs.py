@@ -1,6 +1,6 @@
-"""Log-probabilities beside the text: a token's are given once all of its text is final.
+"""Log-probabilities beside the text: a token's are released once all of its text is final.
 
-So those of tokens that hold any of a stop string never leave, even where it begins in the middle of one.
+So the log-probabilities of tokens that hold any part of a stop string never leave, even if it begins inside a token.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class TokenLogprob:
     """An emitted token.
 
     Attributes:
-        token: itself.
-        top: the likeliest in its place.
+        token: the token itself.
+        top: the likeliest tokens in its place.
         offset: characters of the answer before it.
-        end: characters of the answer up to its last one, a character that it begins and does not end included.
+        end: characters of the answer up to its end, including one that it begins and does not complete.
     """
 
     token: Alternative
@@ -52,7 +52,7 @@ class LogprobLog:
         self._length = 0  # characters of all tokens so far, whole ones only
 
     def push(self, event: TokenEvent) -> None:
-        """Notes a token; the one that ends the text is no part of it."""
+        """Records a token; the one that ends the text is not part of it."""
         if event.logprob is None or event.token in self._eos:
             return
         top = tuple(self._alternative(token, logprob) for token, logprob in event.top)
@@ -64,13 +64,13 @@ class LogprobLog:
         self._held.append(TokenLogprob(token, top, offset, self._length + begun))
 
     def release(self, length: int) -> list[TokenLogprob]:
-        """Tokens of the first `length` characters of the answer, which are final."""
+        """Releases the tokens of the answer's first `length` characters, which are final."""
         count = sum(1 for held in self._held if held.offset < length and held.end <= length)  # neither ever falls
         out, self._held = self._held[:count], self._held[count:]
         return out
 
     def release_all(self) -> list[TokenLogprob]:
-        """All that is left, at the end of an answer that no stop string cut."""
+        """Releases all that is left, at the end of an answer that no stop string cut."""
         out, self._held = self._held, []
         return out
 

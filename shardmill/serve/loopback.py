@@ -1,4 +1,4 @@
-"""Whether an address is this machine's own, decided by what it means and not by how it is written."""
+"""Tells whether an address belongs to this machine, by what it means and not by how it is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOCALHOST = ("localhost", "localhost.")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens at `host`; False for a name that means nothing."""
+    """Whether only this machine can reach a server that listens at `host`; False for an unknown name."""
     try:
         *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
@@ -20,8 +20,8 @@ def is_loopback(host: str) -> bool:
 def may_be_asked_for(header: str, host: str) -> bool:
     """Whether a Host header names this machine, given that the server listens at `host`.
 
-    A name is believed only if it is localhost or the server's own: any other may have been made to mean this machine by
-    a web page that wants to reach it. A header that is missing is no browser's.
+    Only localhost and the server's own name are accepted as names: a web page that wants to reach this machine could
+    make any other name resolve to it. A missing header is accepted, as no browser leaves it out.
     """
     name = _name(header)
     return name in ("", *_LOCALHOST, host.lower()) or _is_loopback_address(name)

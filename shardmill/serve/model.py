@@ -1,4 +1,4 @@
-"""What a server needs of a built model. Whatever makes one may be served: the tests make one of a fake engine."""
+"""What a server needs of a built model. Anything that provides it can be served; the tests use a fake engine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ class Model:
     """A resident model.
 
     Attributes:
-        engine_name: what runs it: coreml or portable. eos: tokens that end an answer.
-        template: messages -> text that ends where the assistant's answer begins; None: the checkpoint has none.
-        threads: that it computes with, if it has a choice.
+        name: what clients call it.
+        engine: what computes its logits.
+        engine_name: what runs the programs: coreml or portable.
+        tokenizer: its tokenizer.
+        eos: tokens that end an answer.
+        template: messages -> text that ends where the assistant's answer begins; None if the checkpoint has none.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
-        fingerprint: changes when the model does. tokenizer_digest: changes when its tokenizer does.
+        fingerprint: changes when the model does.
+        tokenizer_digest: changes when its tokenizer does.
+        threads: how many it computes with, if it has a choice.
     """
 
     name: str
@@ -50,7 +55,7 @@ class Model:
         return Vocabulary(self.tokenizer)
 
     def grammar_tokenizer(self) -> GrammarTokenizer:
-        """The tokenizer as grammars need it, made by the first request that asks for one; the others wait for it.
+        """The tokenizer in the form that grammars need; the first request that asks makes it, others wait for it.
 
         Raises:
             DecodeError: the grammar library is missing, or it cannot use the tokenizer.
@@ -63,11 +68,11 @@ class Model:
         return self._prepared[0]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokens of `text`.
+        """Encodes a text.
 
         Args:
-            text: what to encode.
-            special: with what the tokenizer puts around every text.
+            text: the text.
+            special: whether to add what the tokenizer puts around every text.
 
         Raises:
             ApiError: the text holds half of a surrogate pair, which no tokenizer takes.
@@ -80,6 +85,6 @@ class Model:
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`."""
+        """Decodes tokens of a text."""
         text: str = self.tokenizer.decode(tokens)
         return text

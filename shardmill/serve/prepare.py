@@ -1,4 +1,4 @@
-"""From a request to the engine's work: tokens, limits, sampling, grammar. Runs outside the event loop."""
+"""Turns a request into work for the engine: tokens, limits, sampling, grammar. Runs outside the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     """Checks a request against the model and the limits.
 
     Raises:
-        ApiError: it asks for what can't be given.
+        ApiError: it asks for something that can't be done.
     """
     check_model(request.model, model)
     prompt = chat_prompt(request, model) if isinstance(request, ChatRequest) else text_prompt(request, model)
@@ -43,7 +43,11 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
 
 
 def check_model(name: str, model: Model) -> None:
-    """Raises ApiError 404 for a model that is not the one served."""
+    """Refuses a model that is not the one served.
+
+    Raises:
+        ApiError: 404.
+    """
     if name != model.name:
         message = f"the model {name!r} is not served here; {model.name!r} is"
         raise ApiError(404, message, param="model", code="model_not_found")
@@ -60,7 +64,7 @@ def text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
 
 
 def chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
-    """Tokens of a conversation, by the checkpoint's template, which itself writes what starts a text."""
+    """Tokens of a conversation, rendered by the checkpoint's template, which also writes how a text begins."""
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
     try:
@@ -74,7 +78,7 @@ def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> in
     """Refuses a prompt that is empty, too long or of another vocabulary.
 
     Returns:
-        How many tokens to ask for at most: one more than fit, so that an answer that fills the context says so.
+        The most tokens to ask for: one more than fit, so that an answer that fills the context says so.
     """
     if not prompt:
         raise invalid("the prompt is empty: give at least one token", "prompt")

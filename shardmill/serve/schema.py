@@ -1,4 +1,4 @@
-"""The requests, as OpenAI's interface has them. What can't be honoured is refused by name, never ignored.
+"""Requests in OpenAI's form. A field that can't be honoured is refused by name, never ignored.
 
 Fields that cannot change an answer (who asks, how to bill) are accepted and not used.
 """
@@ -40,7 +40,7 @@ class Strict(BaseModel):
 
 
 class Extension(Strict):
-    """`"shardmill": {...}`: what OpenAI's interface has no word for."""
+    """`"shardmill": {...}`: what OpenAI's interface has no field for."""
 
     drafter: Literal[DRAFTERS] | None = None  # type: ignore[valid-type]
     private: bool = False
@@ -115,7 +115,7 @@ class CompletionRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """Likeliest tokens to report; None: no log-probabilities."""
+        """How many of the likeliest tokens to report; None for no log-probabilities."""
         return self.logprobs
 
 
@@ -151,5 +151,5 @@ class ChatRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """Likeliest tokens to report; None: no log-probabilities."""
+        """How many of the likeliest tokens to report; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -34,7 +34,7 @@ class Server(uvicorn.Server):
         self._worker, self._grace, self._announce = worker, grace, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says so once connections are accepted."""
+        """Announces the server once it accepts connections."""
         await super().startup(sockets)
         self._announce()
 
@@ -80,7 +80,7 @@ def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str
 def make_server(
     model: Model, worker: Worker, metrics: Metrics, settings: Settings, announce: Callable[[], None]
 ) -> Server:
-    """The server around a worker that is still to be started."""
+    """Makes the server around a worker that has not been started yet."""
     limits = settings.limits
     config = uvicorn.Config(
         create_app(model, worker, metrics, settings),
@@ -95,7 +95,7 @@ def make_server(
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket at the address, not yet listening."""
+    """Binds a socket to the address; it does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -118,7 +118,7 @@ def greeting(model: Model, settings: Settings, listener: socket.socket) -> str:
 
 
 def _run(server: Server, listener: socket.socket) -> None:
-    """Runs the server. uvicorn raises a signal again after its shutdown; SIGTERM, once obeyed, shall not kill."""
+    """Runs the server. uvicorn raises a signal again after its shutdown; SIGTERM must not kill what has obeyed it."""
     if threading.current_thread() is not threading.main_thread():
         server.run(sockets=[listener])
         return

@@ -1,4 +1,4 @@
-"""What the person who starts a server decides."""
+"""The decisions of the person who starts a server."""
 
 from __future__ import annotations
 

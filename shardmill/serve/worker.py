@@ -1,4 +1,4 @@
-"""The one thread that runs the engine, and the bounded queue before it.
+"""The one thread that runs the engine, and the bounded queue in front of it.
 
 Requests run one at a time in the order of their arrival. The thread never waits for a client: it puts tokens into the
 job and goes on. It looks for a cancellation before every pass, those of a prompt included.
@@ -38,7 +38,7 @@ LONGEST_RETRY = 60  # seconds; openai's client obeys no longer Retry-After
 
 
 class _CancelledError(Exception):
-    """The running job shall end."""
+    """The running job has been told to end."""
 
 
 class Worker:
@@ -53,8 +53,8 @@ class Worker:
         context_policy: what happens once the context is full.
 
     Raises:
-        DecodeError: the context is too small to slide, the draft model has another vocabulary, no policy has that name, or the table is damaged or
-            another model's; it would be overwritten at the end, so it is refused.
+        DecodeError: the context is too small to slide, the draft model has another vocabulary, no policy has that
+            name, or the table is damaged or another model's, which is refused as it would be overwritten at the end.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Starts answering."""
         self._thread.start()
 
     @property
     def is_well(self) -> bool:
-        """Whether a request that comes now would be answered."""
+        """Whether a request that comes now will be answered."""
         return self._thread.is_alive() and not self._closing
 
     def submit(self, job: Job) -> None:
@@ -216,7 +216,7 @@ class Worker:
         return self._helpers[name]
 
     def _start_afresh(self) -> None:
-        """Forgets all that a failed request may have left half done."""
+        """Drops everything that a failed request may have left half done."""
         self._helpers.clear()
         self._session = Session(self._model.engine, context_policy=self._context_policy)
 

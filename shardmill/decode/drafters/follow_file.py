@@ -1,4 +1,4 @@
-"""A follow table as an .npz file of plain arrays, with the model it was learned from: loading one runs no code."""
+"""Saves a follow table, and which model it was learned from, as plain arrays: loading one runs no code."""
 
 import zipfile
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def save_table(path: Path, table: FollowTable, numbering: Numbering) -> None:
 
 
 def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTable:
-    """`into`, filled with what `save_table` wrote.
+    """Fills `into` with what `save_table` wrote, and returns it.
 
     Raises:
         DecodeError: the file is missing, damaged, something else, or the table of another model.
@@ -83,7 +83,7 @@ def _check_tokens(path: Path, found: Numbering, wanted: Numbering) -> None:
 
 
 def _check_columns(path: Path, columns: list[NDArray[np.int64]], vocab: int) -> None:
-    """Whether the arrays are those of a table; a key holds token + 1, and 0 where there is none."""
+    """Refuses arrays that no table has. A key holds each token plus one, and 0 for no token."""
     kind, key, token, count = columns
     if {len(column) for column in columns} != {len(kind)} or key.shape[1:] != (TAIL,):
         raise DecodeError(f"{path} is no saved draft table: its columns do not match")

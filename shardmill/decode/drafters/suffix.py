@@ -1,5 +1,4 @@
-"""Drafts from a suffix automaton of the text: the longest end of the text that occurred before, at any
-length.
+"""Drafts from a suffix automaton of the text: the longest end of the text, of any length, that occurred before.
 
 The automaton grows with the text, amortised O(1) per token. Each state is a context; it counts what
 followed it and proposes the most frequent continuation, of equals the latest. Where the text's end is new
@@ -48,9 +47,7 @@ class SuffixAutomaton:
         self._last = state
 
     def _context_for(self, p: int, token: int) -> int:
-        """State of the longest context that ends in `token` and occurred before; splits it off where
-        needed.
-        """
+        """State of the longest context that ends in `token` and occurred before; split off if necessary."""
         if p < 0:
             return 0
         q = self.next[p][token]

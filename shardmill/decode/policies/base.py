@@ -15,11 +15,15 @@ class PassReport:
     """What a pass cost and gave.
 
     Attributes:
-        width: tokens of the engine call, padding included. asked: the drafter was asked for a proposal.
-        drafted, accepted: how many drafts were verified, how many were right.
-        confidence: the drafter's, for the proposed tokens that the emitted ones tell about, verified or not.
-        right: how many of those proposed tokens, from the first on, were emitted.
-        seconds, guard_seconds, drafter_seconds: the engine call; running doubtful rows again; proposing and observing.
+        width: tokens of the engine call, padding included.
+        drafted: drafts that were verified.
+        accepted: drafts that were right.
+        confidence: the drafter's, for those proposed tokens that the emitted ones confirm or refute, verified or not.
+        right: how many of these proposed tokens, counted from the first, were emitted.
+        seconds: time of the engine call.
+        drafter_seconds: time for proposing and observing.
+        guard_seconds: time for running doubtful rows again.
+        asked: whether the drafter was asked for a proposal.
     """
 
     width: int
@@ -34,7 +38,7 @@ class PassReport:
 
 
 class DraftPolicy(Protocol):
-    """Decides, before and after the drafter is asked, how many tokens to verify. Affects speed alone."""
+    """Decides, before and after the drafter is asked, how many tokens to verify. It affects nothing but speed."""
 
     @property
     def name(self) -> str:

@@ -3,9 +3,9 @@
 The cost of each width is measured, at warm-up and with every pass; the chance of each draft follows from
 the drafter's confidence, corrected by what such confidence was worth so far, in this request and before.
 With k drafts a pass gives 1 + sum of the chances that the first 1, 2, .. k are all right, and takes the
-time of the narrowest width that holds k + 1 tokens. The idea is that of vLLM's adaptive verification:
-measure steps, maximise accepted tokens per second. What goes wrong all the same is bounded by a ledger of
-the time that drafting gained and lost, the drafter's own included.
+time of the narrowest width that holds k + 1 tokens. The idea is that of vLLM's adaptive verification: measure steps,
+maximise accepted tokens per second. A ledger of the time that drafting gained and lost, the drafter's own included,
+bounds the loss where the estimates are wrong.
 """
 
 import time
@@ -26,10 +26,10 @@ _CREDIT = 1.0  # plain passes that drafting may lose beyond its account while ac
 
 
 def measure_widths(engine: Engine, *, repeats: int = 4) -> dict[int, float]:
-    """Seconds of a call by width: the least of `repeats`, after one that is not counted. Resets the engine.
+    """Measures the seconds of a call by width: the least of `repeats`, after one that is not counted.
 
-    The widths take turns, so that a busy spell of the machine does not fall on one of them alone, and the least is
-    taken, as other work on the machine only ever adds time.
+    Resets the engine. The widths take turns, so that a busy spell of the machine does not hit one of them alone, and
+    the least counts, as other work on the machine only ever adds time.
     """
     costs = dict.fromkeys(engine.widths, float("inf"))
     for turn in range(repeats + 1):
@@ -48,7 +48,7 @@ class CostModel:
 
     Args:
         widths: the engine's.
-        costs: seconds by width, as `measure_widths` gives them; without, the first passes find them out.
+        costs: seconds by width, as `measure_widths` gives them; without them, the first passes are measured.
         floor: acceptance rate under which drafting is given up sooner where it loses time.
     """
 
@@ -106,7 +106,7 @@ class CostModel:
         self._ledger.book(gain)
 
     def _drafter_seconds(self, report: PassReport) -> float:
-        """What a proposal takes. The first one may hold work that is done once a request, so it tells nothing."""
+        """Time of a proposal. A request's first is left out, as it may include work that is done once a request."""
         if self._asked:
             self._drafter.append(report.drafter_seconds)
         self._asked = True
