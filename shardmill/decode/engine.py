@@ -17,7 +17,8 @@ Logits = NDArray[np.float32]
 class Engine(Protocol):
     """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`.
 
-    It may also have a method `write` like `forward`, but without logits, for passes that nobody asks for any.
+    It may also have a method `write` like `forward`, but without logits, for passes whose logits nobody needs; and, if
+    a call can't start at every earlier position, a method `rewindable` that tells whether it can start at one.
     """
 
     @property

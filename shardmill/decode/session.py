@@ -180,7 +180,7 @@ class Session:
     def truncate(self, length: int) -> int:
         """Drops committed tokens from `length` on and returns how many are still held.
 
-        That is `length`, or 0 if the window has slid past what the token at `length` must see. Slots are hidden by
+        That is `length`, or 0 if the engine no longer holds what the token at `length` must see. Slots are hidden by
         position; nothing is undone.
         """
         if not self._intact(length):
@@ -213,7 +213,10 @@ class Session:
             self._first = first
 
     def _intact(self, length: int) -> bool:
-        return self._layout.first_visible(length) == self._first
+        """Whether the engine still holds all that the token at `length` must see."""
+        rewindable = getattr(self._engine, "rewindable", None)
+        seen = self._layout.first_visible(length) == self._first
+        return seen and (length == 0 or rewindable is None or bool(rewindable(length)))
 
     def _shared(self, prompt: Sequence[int]) -> int:
         limit = min(len(self._tokens), len(prompt) - 1)  # the last token has to run: its logits are wanted

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from shardmill.decode import Session, create_drafter, create_policy, run
 from shardmill.errors import ShardmillError
-from shardmill.models import contract
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
@@ -212,17 +211,6 @@ def test_a_sliding_context_says_the_same_whatever_drafts(built: tiny.Build) -> N
     plain = decode("none", "always")
     assert len(plain) == 2 * tiny.CONTEXT
     assert decode("suffix", "always") == decode("learned", "cost_model") == plain
-
-
-def test_rotary_rows_go_on_where_the_tables_end() -> None:
-    """And far beyond float32's integers, two positions are still one step apart."""
-    rope = {"inv_freq": [1.0, 0.3, 0.01], "scale": 1.5}
-    tables = contract.rope_tables(rope, 64)
-    rows = contract.rope_rows(rope, np.arange(64))
-    assert max(np.abs(a - b).max() for a, b in zip(tables, rows, strict=True)) < 1e-5
-    cos, sin = (row.astype(np.float64) / 1.5 for row in contract.rope_rows(rope, np.array([10**9, 10**9 + 1])))
-    step = np.arctan2(sin[1] * cos[0] - cos[1] * sin[0], cos[0] * cos[1] + sin[0] * sin[1])
-    assert np.abs(step - rope["inv_freq"]).max() < 1e-5
 
 
 def test_masks_are_finite_and_exactly_those_of_the_contract() -> None:
