@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.bench.replay import replay_output
-from shardmill.decode.drafters import PLAIN, Draft, Drafter, RequestInfo, create_drafter
+from shardmill.decode.drafters import BY_ITSELF, PLAIN, Draft, Drafter, RequestInfo, create_drafter
 
-DRAFTERS = ("none", "ngram", "suffix", "learned", "mixed")
 LOOKUP = "prompt lookup"
 BARS = {"cold": 1.03, "warm": 1.12, "microseconds": 50.0}
 
@@ -265,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(f"{args.data} holds {len(requests)} requests: --warm must be less than that")
     base = measure(LOOKUP, requests, args, None)
     rows = [base]
-    for name in DRAFTERS:
+    for name in BY_ITSELF:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         rows.append(measure(name, requests, args, base))
     print(table(rows, args.context))

@@ -25,16 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from shardmill import machine
+from shardmill import decode, machine
 from shardmill.bench.prompts import of_tasks
 from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
-from shardmill.decode.policies.cost_model import measure_widths
+from shardmill.decode.policies import measure_widths
 from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.engine import Engine
 
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 LENGTHS = (50, None, 400, 800)  # tokens; None: the prompt as it is
-DRAFTERS = ("ngram", "suffix", "learned", "mixed", "draft_model")
+DRAFTERS = tuple(name for name in decode.DRAFTERS if name != "none")
 ROWS = 400  # positions at which single and wide passes are compared
 
 

@@ -33,9 +33,9 @@ from openai import AsyncOpenAI
 
 from shardmill.bench.prompts import of_tasks
 from shardmill.bench.server import GREETING, SHARDMILL
+from shardmill.decode.drafters import BY_ITSELF
 
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
-DRAFTERS = ("none", "ngram", "suffix", "learned", "mixed")
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "ok": {"type": "boolean"}},
           "required": ["name", "ok"], "additionalProperties": False}  # fmt: skip
 PATIENCE = 300.0  # seconds that an answer may take, the wait in the queue included
@@ -105,7 +105,7 @@ def requests(folder: Path, model: str) -> list[dict[str, Any]]:
             "max_tokens": 12 + 7 * (i % 9),
             "temperature": 0.8 if i % 3 == 0 else 0,
             "seed": i,
-            "extra_body": {"shardmill": {"drafter": DRAFTERS[i % 5]}},
+            "extra_body": {"shardmill": {"drafter": BY_ITSELF[i % len(BY_ITSELF)]}},
         }
         wanted |= {"logprobs": 3} if i % 4 == 1 else {}
         wanted |= {"stop": ["\n\n", "return"]} if i % 4 == 2 else {}

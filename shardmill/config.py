@@ -26,7 +26,7 @@ STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
-Drafter = Literal["none", "ngram", "suffix", "learned", "mixed"]  # of shardmill.decode, draft_model apart
+Drafter = Literal["none", "ngram", "suffix", "learned"]  # those of shardmill.decode that need no second build
 DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]

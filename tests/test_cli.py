@@ -18,8 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
-from shardmill.commands import generate as generate_command
+from shardmill.commands import drafting, outcome
+from shardmill.decode.drafters import BY_ITSELF
 from shardmill.errors import ShardmillError
+from shardmill.runtime import load
 
 PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"
 HEAVY = ("torch", "coremltools", "transformers", "numpy", "tokenizers", "snakemake", "huggingface_hub", "pydantic")
@@ -65,7 +67,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer.save(str(folder / "source/tokenizer.json"))
     (folder / "model.json").write_text(json.dumps(manifest()))
     engine = Reciter(tokenizer.encode(PROMPT + CONTINUATION).ids)
-    monkeypatch.setattr(generate_command, "load_engine", lambda *_: engine)
+    monkeypatch.setattr(load, "load_engine", lambda *_: engine)
     return folder
 
 
@@ -95,7 +97,7 @@ def test_generates_text_and_says_what_it_took(build: Path) -> None:
 
 def test_streams_whole_characters(build: Path) -> None:
     """Text is written piece by piece, never half a character, and every piece as soon as its last byte is there."""
-    from shardmill.decode import Options, Session, generate, text_after
+    from shardmill.decode import Options, Session, generate
 
     tokenizer = byte_tokenizer()
     prompt = tokenizer.encode(PROMPT).ids
@@ -105,9 +107,9 @@ def test_streams_whole_characters(build: Path) -> None:
         write = staticmethod(written.append)
         flush = staticmethod(lambda: None)
 
-    session = Session(generate_command.load_engine(build, "fp32"))
-    options = Options(detokenize=text_after(tokenizer.decode, prompt))
-    result = generate_command.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
+    session = Session(load.load_engine(build, "fp32"))
+    options = Options(detokenize=tokenizer.decode)
+    result = outcome.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
     assert written == list(CONTINUATION)
     assert result.text == CONTINUATION
 
@@ -122,7 +124,7 @@ def test_the_end_is_explained(build: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Text that stops short of what was asked for says why."""
     assert "the model ended the text" in shardmill("generate", build, "--prompt", PROMPT).stderr
     assert "--max-new-tokens reached" in shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3).stderr
-    monkeypatch.setattr(generate_command, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
+    monkeypatch.setattr(load, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
     assert "the context is full" in shardmill("generate", build, "--prompt", "a" * 250).stderr
 
 
@@ -148,7 +150,7 @@ def test_a_speed_that_was_not_measured_is_null(build: Path) -> None:
     assert content["passes"] == 0
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "learned", "mixed"])
+@pytest.mark.parametrize("drafter", BY_ITSELF)
 def test_drafters_give_the_same_text(build: Path, drafter: str) -> None:
     """A drafter changes how fast text comes, never which."""
     assert shardmill("generate", build, "--prompt", PROMPT, "--drafter", drafter).stdout == CONTINUATION + "\n"
@@ -163,11 +165,35 @@ def test_a_draft_model_drafts(build: Path) -> None:
     assert sum(content["accepted"]) > 0
 
 
-def test_the_help_names_every_drafter() -> None:
-    """What can be asked for is what --help says."""
-    from shardmill.decode import DRAFTERS
+def test_a_sliding_context_goes_on(build: Path) -> None:
+    """Past what the context holds, and after a prompt that is longer; too small a context is refused unloaded."""
+    slide = ("generate", build, "--context-policy", "slide", "--max-new-tokens", 300, "--json", "--prompt")
+    for prompt in ("a" * 20, "a" * 400):
+        recited = load.load_engine(build, "fp32")
+        recited.text = [*byte_tokenizer().encode("a" * 900).ids]
+        content = json.loads(shardmill(*slide, prompt).stdout)
+        assert (len(content["tokens"]), content["finish_reason"]) == (300, "length")
+    (build / "model.json").write_text(json.dumps(manifest(context=8)))
+    assert "a context of 8 tokens is too small to slide" in failure(*slide, "a")
 
-    assert set(re.findall(r"\w+", generate_command.DRAFTERS)) - {"or"} == set(DRAFTERS)
+
+def test_lossy_acceptance_says_so(build: Path) -> None:
+    """Everywhere that the text goes; without it nothing does."""
+    arguments = ("generate", build, "--prompt", PROMPT)
+    lossy = (*arguments, "--accept-top-p", 0.9)
+    assert "[LOSSY: drafts within 0.9 of the probability accepted; " in shardmill(*lossy).stderr
+    assert json.loads(shardmill(*lossy, "--json").stdout)["lossy"] is True
+    assert "LOSSY" not in shardmill(*arguments).stderr
+    assert json.loads(shardmill(*arguments, "--json").stdout)["lossy"] is False
+    assert "accept_top_p is 0.0: it must be in (0, 1]" in failure(*arguments, "--accept-top-p", 0)
+
+
+def test_the_help_names_every_drafter_and_policy() -> None:
+    """What can be asked for is what --help says."""
+    from shardmill.decode import DRAFTERS, POLICIES
+
+    assert set(re.findall(r"\w+", drafting.DRAFTERS)) - {"or"} == set(DRAFTERS)
+    assert set(re.findall(r"\w+", drafting.POLICIES)) - {"or"} == set(POLICIES)
 
 
 def test_temperature_draws_by_seed(build: Path) -> None:
@@ -228,6 +254,45 @@ def test_failures_are_one_line(build: Path, tmp_path: Path) -> None:
     assert "no such file or folder" in failure("inspect", tmp_path / "none.mlpackage")
 
 
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading takes minutes on a device, and nothing of it is needed to know."""
+    monkeypatch.setattr(load, "load_engine", raising(AssertionError("loaded")))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.json").write_text(json.dumps(manifest(vocab=300)))
+    prompt = ("--prompt", "a")
+    drafting_with = (*prompt, "--drafter", "draft_model", "--draft-build")
+    for options, says in {
+        ("--prompt", ""): "the prompt is empty",
+        ("--prompt", "a" * 300): "the prompt has 300 tokens, the context 256",
+        ("--prompt", "\udcff"): "the prompt is not UTF-8 text",
+        (*prompt, "--seed", str(2**64)): "seed is",
+        (*prompt, "--policy", "often"): "no draft policy is called 'often'",
+        (*prompt, "--drafter", "draft_model"): "name a second build with --draft-build",
+        (*drafting_with, tmp_path / "none"): "none/model.json can't be read",
+        (*drafting_with, other): "the draft model has 300 tokens, the model 257",
+    }.items():
+        assert says in failure("generate", build, *options)
+    assert shardmill("generate", build, *prompt, "--draft-build", build).exit_code == 2
+    assert "draft model has 300 tokens" in failure("chat", build, "--drafter", "draft_model", "--draft-build", other)
+    assert "--system is not UTF-8 text" in failure("chat", build, "--system", "\udcff")
+    assert shardmill("chat", build, "--system", "Be brief.").exit_code == 2  # no chat template
+    assert "draft model has 300 tokens" in failure("serve", build, "--draft-build", other)
+    assert "draft model has 300 tokens" in failure("bench", build, "--draft", other)
+
+
+def test_bytes_that_are_no_text_are_named(build: Path) -> None:
+    """A shell hands over any bytes; Python hides those that are no UTF-8 in surrogates, which no tokenizer takes."""
+    code = "from shardmill.cli import main; main()"
+    for arguments, stdin in ((["--prompt", b"\xff"], b""), (["--prompt-file", "-"], b"\xff")):
+        command = [sys.executable, "-c", code, "generate", str(build), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+        assert done.returncode == 1 and b"is not UTF-8 text" in done.stderr
+        assert done.stderr.count(b"\n") == 1
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"parts": []}'])
 def test_a_damaged_manifest_is_named(build: Path, content: str) -> None:
     """model.json that is no JSON, or not ours, is named; nothing is loaded by it."""
@@ -252,27 +317,27 @@ def raising(error: BaseException) -> Any:
 
 def test_an_unexpected_error_is_one_line_too(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug shows its type, what it said on one line, and how to see more; an expected error has no such hint."""
-    monkeypatch.setattr(generate_command, "load_engine", raising(KeyError("some\nthing")))
+    monkeypatch.setattr(load, "load_engine", raising(KeyError("some\nthing")))
     line = failure("generate", build, "--prompt", "a")
     assert line.startswith("KeyError: ")
     assert line.endswith(cli.HINT)
     closed = PermissionError(errno.EACCES, "Permission denied", "build/x")
-    monkeypatch.setattr(generate_command, "load_engine", raising(closed))
+    monkeypatch.setattr(load, "load_engine", raising(closed))
     assert failure("generate", build, "--prompt", "a") == "build/x: Permission denied"
-    monkeypatch.setattr(generate_command, "load_engine", raising(ShardmillError("gone;\n try again")))
+    monkeypatch.setattr(load, "load_engine", raising(ShardmillError("gone;\n try again")))
     assert failure("generate", build, "--prompt", "a") == "gone; try again"
 
 
 def test_a_traceback_on_demand(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--traceback lets every error through as it is."""
     error = ShardmillError("gone")
-    monkeypatch.setattr(generate_command, "load_engine", raising(error))
+    monkeypatch.setattr(load, "load_engine", raising(error))
     assert shardmill("--traceback", "generate", build, "--prompt", "a").exception is error
 
 
 def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C ends with 130, as shells expect, and one line."""
-    monkeypatch.setattr(generate_command, "load_engine", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(load, "load_engine", raising(KeyboardInterrupt()))
     result = shardmill("generate", build, "--prompt", "a")
     assert result.exit_code == 130
     assert result.output == "shardmill: interrupted\n"
@@ -281,14 +346,14 @@ def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_that_an_interrupt_made_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library swallows Ctrl-C while it is imported, and is half there afterwards."""
     monkeypatch.setattr(cli.interrupt, "happened", lambda: True)
-    monkeypatch.setattr(generate_command, "load_engine", raising(RuntimeError("Only a single TORCH_LIBRARY")))
+    monkeypatch.setattr(load, "load_engine", raising(RuntimeError("Only a single TORCH_LIBRARY")))
     result = shardmill("generate", build, "--prompt", "a")
     assert (result.exit_code, result.output) == (130, "shardmill: interrupted\n")
 
 
 def test_a_closed_pipe_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`shardmill ... | head` ends without a message."""
-    monkeypatch.setattr(generate_command, "load_engine", raising(BrokenPipeError(32, "Broken pipe")))
+    monkeypatch.setattr(load, "load_engine", raising(BrokenPipeError(32, "Broken pipe")))
     assert "shardmill:" not in shardmill("generate", build, "--prompt", "a").output
 
 

@@ -70,6 +70,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a path's commit": ({"source": {"path": "x", "revision": COMMIT}}, "source.revision: only a repo has one"),
     "no such folder": ({"source": {"path": "nowhere"}}, "source.path: nowhere holds no config.json"),
+    "a drafter that is gone": (
+        {"benchmark": {"drafters": ["ngram", "mixed"]}},
+        "benchmark.drafters.1: input should be 'none', 'ngram', 'suffix' or 'learned'",
+    ),
     "a name that leaves build/": ({"model": "../m"}, "model: string should match pattern"),
 }
 

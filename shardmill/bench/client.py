@@ -1,7 +1,7 @@
-"""Requests to a running server, and what each took by the server's own figures.
+"""Sends requests to a running server and reads what each took from the server's own figures.
 
-Requests are greedy and private: a drafter that learns keeps nothing of one for the next, so a prompt that is asked
-again is no easier.
+Requests are greedy and private: a drafter that learns keeps nothing of one for the next, so asking a prompt again makes
+it no easier.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Answer:
 
     @property
     def decoded(self) -> int:
-        """Tokens that decoding gave; the first one is the prefill's."""
+        """Number of tokens from decoding; the first token comes from the prefill."""
         return len(self.tokens) - 1
 
     @property
     def seconds_per_token(self) -> float:
-        """Of decoding."""
+        """Seconds per decoded token."""
         return self.decode_seconds / self.decoded
 
 
@@ -64,7 +64,11 @@ class Client:
         self._model, self._http, self._joules = model, http, joules
 
     def ask(self, prompt: tuple[int, ...], new_tokens: int, drafter: str) -> Answer:
-        """The model's continuation. Raises ShardmillError where the server refuses or is gone."""
+        """Asks for the model's continuation.
+
+        Raises:
+            ShardmillError: the server refuses or is gone.
+        """
         body = {
             "model": self._model,
             "prompt": list(prompt),
@@ -78,7 +82,7 @@ class Client:
         return answer(content, seconds, None if before is None or after is None else after - before)
 
     def forget(self, prompt: tuple[int, ...]) -> None:
-        """Makes the server hold nothing that `prompt` could reuse."""
+        """Makes the server drop everything that `prompt` could reuse."""
         self.ask((1,) if prompt[0] == 0 else (0,), 1, "none")
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +97,7 @@ class Client:
 
 
 def answer(content: dict[str, Any], seconds: float, joules: float | None) -> Answer:
-    """An answer from the JSON of one."""
+    """Reads an answer from its JSON."""
     figures, usage = content["shardmill"], content["usage"]
     return Answer(
         tokens=tuple(figures["tokens"]),

@@ -1,7 +1,7 @@
-"""Energy of the whole chip, where the platform tells it to this process; otherwise why not.
+"""Measures the energy of the whole chip where the platform reports it to this process, and otherwise says why not.
 
-Linux counts it in the processor (RAPL, Documentation/power/powercap/powercap.rst of the kernel); macOS tells it through
-`powermetrics`. Both tell root only. What else the machine does meanwhile is in the figures.
+Linux counts it in the processor (RAPL, Documentation/power/powercap/powercap.rst of the kernel); macOS reports it
+through `powermetrics`. Both report it to root only. The figures include whatever else the machine does meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONSUMERS = ("cpu_energy", "gpu_energy", "ane_energy")  # millijoules in one sam
 
 @dataclass(frozen=True)
 class Meter:
-    """`joules` counts up; without it, `reason` says why."""
+    """`joules` counts up; if it is None, `reason` says why."""
 
     joules: Joules | None
     reason: str = ""
@@ -56,7 +56,7 @@ def rapl(root: Path) -> Meter:
 
 
 class Counters:
-    """Joules that packages used since this was made. A counter starts over at its range."""
+    """Joules that the packages have used since this was created. A counter wraps around at its range."""
 
     def __init__(self, packages: Sequence[Path]) -> None:
         self._packages = packages
@@ -82,7 +82,7 @@ def _number(file: Path) -> int:
 
 @contextmanager
 def powermetrics(command: Sequence[str]) -> Iterator[Joules]:
-    """Sums samples of a running `command`, property lists with a zero byte after each; exact to one sample."""
+    """Sums the samples of a running `command`: property lists, each followed by a zero byte. Exact to one sample."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     sums = [0.0]
 

@@ -1,4 +1,4 @@
-"""From single answers to the figures of a group: medians of ratios within pairs, sums over passes.
+"""Turns single answers into the figures of a group: medians of ratios within pairs, sums over passes.
 
 A pair is a T = 1 answer and, right after it, a drafted one to the same prompt, so that a slow moment of the machine
 hits both.
@@ -16,14 +16,14 @@ from typing import Any
 from shardmill.bench.client import Answer
 from shardmill.bench.prompts import Prompt
 from shardmill.bench.replay import Replay
-from shardmill.decode.accept import agreement
+from shardmill.decode.verify import agreement
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """T = 1 and one drafter on one prompt."""
+    """Answers to one prompt at T = 1 and with one drafter."""
 
     prompt: Prompt
     drafter: str
@@ -33,14 +33,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Prefill:
-    """A prompt of which nothing was held."""
+    """The answer to a prompt of which the server held nothing."""
 
     prompt: Prompt
     answer: Answer
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the prompt."""
+        """Prompt tokens per second."""
         return len(self.prompt.tokens) / self.answer.prefill_seconds
 
 
@@ -79,7 +79,7 @@ def differences(pairs: Sequence[Pair]) -> list[Json]:
 
 
 def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:
-    """What became of drafts: [accepted, drafted] per draft position, sums, and the tokens that a pass gave."""
+    """How drafts fared: [accepted, drafted] per draft position, their sums, and tokens per pass."""
     passes = list(chain.from_iterable(zip(run.accepted, run.drafted, strict=True) for run in runs))
     accepted, drafted = sum(a for a, _ in passes), sum(d for _, d in passes)
     longest = max((d for _, d in passes), default=0)
@@ -93,7 +93,7 @@ def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:
 
 
 def millijoules(answers: Sequence[Answer]) -> float | None:
-    """Per token, of the whole chip; None where no meter ran, or it stood still: nothing computes for nothing."""
+    """Energy of the whole chip per token; None if no meter ran, or if it did not move, as no computation is free."""
     used = [answer.joules for answer in answers if answer.joules is not None]
     return 1e3 * sum(used) / sum(len(answer.tokens) for answer in answers) if sum(used) else None
 

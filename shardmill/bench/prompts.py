@@ -29,7 +29,11 @@ def tile(tokens: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
-    """A prompt per length. Raises ShardmillError for a text that can't be read or holds no token."""
+    """Makes a prompt per length.
+
+    Raises:
+        ShardmillError: the text can't be read or holds no token.
+    """
     tokens = encode(read(text))
     if not tokens:
         raise ShardmillError(f"{text} holds no token: give a text for the prompts")
@@ -37,9 +41,10 @@ def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
 
 
 def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> list[Prompt]:
-    """At most `count` prompts of each task, in the order of their files' names; the last line break is no part of one.
+    """Reads at most `count` prompts of each task, in the order of their file names, without the last line break.
 
-    Raises ShardmillError for a task without a file.
+    Raises:
+        ShardmillError: a task has no file.
     """
     found = {task: files(folder, task)[:count] for task in tasks}
     empty = [task for task, paths in found.items() if not paths]
@@ -58,7 +63,11 @@ def files(folder: Path, task: str) -> list[Path]:
 
 
 def read(path: Path) -> str:
-    """A text file's content; raises ShardmillError where there is none."""
+    """Reads a text file.
+
+    Raises:
+        ShardmillError: it can't be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -68,7 +77,7 @@ def read(path: Path) -> str:
 
 
 def fitting(prompts: Iterable[Prompt], room: int) -> tuple[list[Prompt], dict[int | str, str]]:
-    """Prompts that the context has room for; why not, by group, for the others."""
+    """Returns the prompts that fit into the context, and for each group of the others the reason why not."""
     kept, refused = [], {}
     for prompt in prompts:
         if len(prompt.tokens) <= room:

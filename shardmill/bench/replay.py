@@ -1,7 +1,7 @@
-"""What a drafter would have got accepted of a known output, every pass drafting all it may: an upper bound.
+"""How many drafts would be accepted if a known output came again and every pass drafted all it may: an upper bound.
 
-Live decoding gets less, as the width control drafts less where that would lose time, and, on an engine whose rows
-differ with the width of a pass, as the text itself may change. A fresh drafter replays; one that is resident may have
+Live decoding accepts fewer: the width control drafts less where that would lose time, and on an engine whose rows
+differ with the width of a pass the text itself may change. A fresh drafter replays; one that is resident may have
 learned which of its proposals to trust. So the two are never mixed.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardmill.decode import Drafter
-from shardmill.decode.accept import agreement
+from shardmill.decode.verify import agreement
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Replay:
 
     @property
     def decoded(self) -> int:
-        """Tokens that passes gave: what was accepted, and one more each."""
+        """Tokens from passes: each gives what it accepted and one more."""
         return sum(self.accepted) + len(self.accepted)
 
 
 def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
-    """A request of its own, replayed: see `replay_output`."""
+    """Replays a whole request; see `replay_output`."""
     drafter.reset(prompt)
     found = replay_output(drafter, prompt, output, most)
     drafter.finish()

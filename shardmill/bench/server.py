@@ -32,8 +32,10 @@ class Server:
     """A server that is ready.
 
     Attributes:
-        url: without the path. threads: that its engine computes with, if it has a choice.
-        ready_seconds: from the start of the process.
+        model: the name of the model it serves.
+        url: its address without a path.
+        threads: how many its engine computes with, if it has a choice.
+        ready_seconds: how long the process took to get ready.
     """
 
     model: str
@@ -43,14 +45,14 @@ class Server:
 
 
 def command(build: Path, draft: Path | None, precision: str) -> list[str]:
-    """What starts the server of a build on a free port of this machine."""
+    """The command that starts the server of a build on a free port of this machine."""
     more = ["--draft-build", str(draft)] if draft else []
     options = ["--port", "0", "--drafter", "none", "--precision", precision, *more]
     return [sys.executable, "-c", f"{FOLLOW}; {MAIN}", "serve", str(build), *options]
 
 
 def follow_parent() -> None:
-    """Ends this process, in order, once its standard input is closed: whatever killed its parent closed that too."""
+    """Ends this process in order once its standard input closes, which happens however its parent ends."""
 
     def wait() -> None:
         while os.read(0, 1024):
@@ -62,7 +64,7 @@ def follow_parent() -> None:
 
 @contextmanager
 def running(arguments: Sequence[str]) -> Iterator[Server]:
-    """The server that a command starts, ready inside and gone after.
+    """Runs the server that a command starts: ready inside the block, gone after it.
 
     Raises:
         ShardmillError: it ended before it was ready.

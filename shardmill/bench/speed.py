@@ -110,7 +110,7 @@ def first_and_later(client: Client, prompt: Prompt, repetitions: int) -> Json:
 
 
 def _cold(client: Client, prompt: Prompt) -> float:
-    """Of a request of whose prompt nothing is held; the server forgets it afterwards."""
+    """Seconds of a request whose prompt the server does not hold; it forgets the prompt afterwards."""
     seconds = client.ask(prompt.tokens, START_TOKENS, "none").wall_seconds
     client.forget(prompt.tokens)
     return seconds
@@ -119,7 +119,7 @@ def _cold(client: Client, prompt: Prompt) -> float:
 def take(
     client: Client, prompts: Sequence[Prompt], drafters: Sequence[str], settings: Benchmark, say: Say
 ) -> tuple[list[Pair], list[Prefill]]:
-    """All answers, repetition by repetition, so that a prompt's are spread over the whole run."""
+    """Takes all answers, repetition by repetition, so that those to one prompt are spread over the whole run."""
     pairs, prefills = [], []
     for repetition in range(settings.repetitions):
         say(f"repetition {repetition + 1} of {settings.repetitions}: {len(prompts)} prompts, {len(drafters)} drafters")
@@ -134,7 +134,7 @@ def take(
 
 
 def summary(pairs: Sequence[Pair], prefills: Sequence[Prefill], asked: Questions, widths: Sequence[int]) -> Json:
-    """The figures of all answers that have any: a text that ends with its first token was not decoded."""
+    """The figures of all answers that were decoded: a text that ends with its first token was not."""
     pairs = [pair for pair in pairs if min(pair.plain.decoded, pair.drafted.decoded) > 0]
     seconds, widest = pass_seconds(pairs, widths), max(widths)
     lengths = dict.fromkeys(pair.prompt.group for pair in pairs if pair.prompt in asked.sweep)
@@ -170,13 +170,13 @@ def rows(key: str, prompts: Iterable[Prompt], pairs: Sequence[Pair], widest: int
 
 
 def unseen(seconds: Mapping[str, float], widths: Sequence[int]) -> list[Json]:
-    """Widths that no decode pass had."""
+    """The widths that no decode pass had, with the reason."""
     reason = "no draft was worth verifying, so no pass had this width"
     return [{"kind": "width", "what": str(w), "reason": reason} for w in widths if str(w) not in seconds]
 
 
 def not_run(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path | None) -> list[Json]:
-    """What was not measured: of what kind it is, its name, and the reason."""
+    """What was not measured: its kind, its name and the reason."""
     found = [("prompt", group, reason) for group, reason in asked.refused.items()]
     ended = dict.fromkeys(p.prompt.group for p in pairs if min(p.plain.decoded, p.drafted.decoded) == 0)
     found += [("prompt", group, "the model ended a text with its first token") for group in ended]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmill.commands.generate import load_tokenizer, read_text
+from shardmill.commands.prompt import read_text
+from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:

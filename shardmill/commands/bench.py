@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.generate import Precision
+from shardmill.commands.drafting import Precision, check_draft_build
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def bench(
         "text": text,
         "task_prompts": task_prompts,
     }
-    read_manifest(build)
-    if draft:
-        read_manifest(draft)
+    manifest = read_manifest(build)
+    if draft is not None:
+        check_draft_build(draft, manifest)
     settings = checked({name: value for name, value in wanted.items() if value not in (None, [], ())})
     from shardmill.bench.speed import benchmark
     from shardmill.files import write_json

@@ -10,13 +10,26 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardmill import interrupt
-from shardmill.commands.generate import DRAFTERS, EFFECT, Precision, check_drafter, closing_line, make_drafter
-from shardmill.commands.serve import load_model
+from shardmill.commands.drafting import (
+    ContextOption,
+    DraftBuild,
+    DrafterName,
+    Lossy,
+    Precision,
+    check_context,
+    check_draft_build,
+    check_drafter,
+    make_drafter,
+)
+from shardmill.commands.outcome import closing_line
+from shardmill.commands.prompt import checked_text
+from shardmill.errors import ShardmillError
+from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,42 +37,65 @@ if TYPE_CHECKING:
     from shardmill.decode import GenerationResult
     from shardmill.serve.conversation import Conversation, Talk
 
-KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
+_KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
 
 
 def chat(
     build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
     system: Annotated[str | None, typer.Option(help="What the model is told first; needs a chat template.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
-    drafter: Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")] = "ngram",
-    draft_build: Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")] = None,
+    drafter: DrafterName = "ngram",
+    draft_build: DraftBuild = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
+    context_policy: ContextOption = "stop",
+    accept_top_p: Lossy = None,
     precision: Precision = "fp32",
 ) -> None:
     """Talk to a built model."""
     from rich.console import Console
 
     from shardmill.decode import Sampling
+    from shardmill.serve import load
     from shardmill.serve.conversation import Conversation, Talk
 
     check_drafter(drafter, draft_build)
-    model = load_model(build, None, precision)
+    sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
+    manifest = read_manifest(build)
+    if draft_build is not None:
+        check_draft_build(draft_build, manifest)
+    check_context(context_policy, manifest)
+    if system is not None:
+        _check_system(system, build, manifest)
+    model = load.load_model(build, None, precision)
     talk = Talk(
         model,
-        make_drafter(drafter, draft_build, model.engine.vocab, precision),
-        Sampling(temperature=temperature, seed=seed),
+        make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy),
+        sampling,
         max_new_tokens,
+        context_policy,
     )
-    if system is not None and model.template is None:
-        raise typer.BadParameter(f"{build} has no chat template, so --system has no place to go")
     console = Console(markup=False, highlight=False)
     says = "" if model.template else " It has no chat template: it continues your text as it is, without answering."
-    console.print(f"{model.name} on the {model.engine_name} engine.{says} {KEYS}", style="dim", soft_wrap=True)
-    talk_until_left(console, talk, Conversation(model, system), model.engine_name)
+    console.print(f"{model.name} on the {model.engine_name} engine.{says} {_KEYS}", style="dim", soft_wrap=True)
+    _talk_until_left(console, talk, Conversation(model, system), model.engine_name)
 
 
-def talk_until_left(console: Console, talk: Talk, conversation: Conversation, engine: str) -> None:
+def _check_system(system: str, build: Path, manifest: dict[str, Any]) -> None:
+    """Refuses what the model is told first where it cannot be told.
+
+    Raises:
+        ShardmillError: it is not UTF-8 text.
+        typer.BadParameter: the checkpoint has no chat template.
+    """
+    from shardmill.serve.template import has_template
+
+    checked_text(system, "--system")
+    if not has_template((build / manifest["tokenizer"]["path"]).parent):
+        raise typer.BadParameter(f"{build} has no chat template, so --system has no place to go")
+
+
+def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, engine: str) -> None:
     """Line after line, until /exit or Ctrl-D."""
     while True:
         try:
@@ -76,13 +112,12 @@ def talk_until_left(console: Console, talk: Talk, conversation: Conversation, en
         if line == "/new":
             conversation.clear()
         elif line:
-            say(console, talk, conversation, line, engine)
+            _say(console, talk, conversation, line, engine)
 
 
-def say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
+def _say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
     """One turn: the answer as it comes, then what it took; an error ends the turn, not the talk."""
     from shardmill.decode import DecodeError
-    from shardmill.errors import ShardmillError
 
     try:
         with interruptible() as stopped:
@@ -93,7 +128,9 @@ def say(console: Console, talk: Talk, conversation: Conversation, line: str, eng
                 else:
                     result = piece
         console.print()
-        console.print(closing_line(result, engine) if result else "[stopped]", style="dim", soft_wrap=True)
+        console.print(
+            closing_line(result, engine, talk.accept_top_p) if result else "[stopped]", style="dim", soft_wrap=True
+        )
     except (DecodeError, ShardmillError) as error:
         console.print(f"{error}; /new starts over", style="red")
 

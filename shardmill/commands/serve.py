@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from shardmill.commands.generate import (
+from shardmill.commands.drafting import (
     DRAFTERS,
-    POLICIES,
+    ContextOption,
+    DraftBuild,
+    PolicyName,
     Precision,
+    check_draft_build,
     check_drafter,
     check_policy,
-    engine_name,
-    load_engine,
-    load_tokenizer,
 )
+from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import read_manifest
 
-if TYPE_CHECKING:
-    from shardmill.serve.model import Model
-
-LIMIT = "default: what the context holds"
+LIMIT = "default: as many tokens as the context holds"
 
 
 def serve(
@@ -33,15 +31,16 @@ def serve(
         str | None, typer.Option(envvar="SHARDMILL_API_KEY", help="Key that clients must send; safer as a variable.")
     ] = None,
     drafter: Annotated[str, typer.Option(help=f"For requests that name none: {DRAFTERS}.")] = "ngram",
-    draft_build: Annotated[Path | None, typer.Option(help="The draft model's build folder.")] = None,
-    policy: Annotated[str, typer.Option(help=f"How much is drafted: {POLICIES}.")] = "cost_model",
+    draft_build: DraftBuild = None,
+    policy: PolicyName = "cost_model",
     draft_table: Annotated[
         Path | None,
         typer.Option(
-            help="File that learned and mixed begin with, if there is one, and that is written at the end. "
+            help="File that learned begins with, if there is one, and that is written at the end. "
             "It holds token sequences of the requests."
         ),
     ] = None,
+    context_policy: ContextOption = "stop",
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")] = 64,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")] = None,
@@ -53,11 +52,15 @@ def serve(
     ] = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
+    from shardmill.serve import load
+    from shardmill.serve.loopback import is_loopback
     from shardmill.serve.server import serve as run
     from shardmill.serve.settings import Limits, Settings
 
-    check_drafter(drafter, draft_build)
+    check_drafter(drafter, draft_build, may_change=True)
     check_policy(policy)
+    if draft_build is not None:
+        check_draft_build(draft_build, read_manifest(build))
     limits = Limits(
         queue=queue,
         prompt_tokens=max_prompt_tokens,
@@ -68,35 +71,30 @@ def serve(
     settings = Settings(
         host=host,
         port=port,
-        api_key=api_key or None,
+        api_key=_checked_key(api_key),
         drafter=drafter,
         policy=policy,
         draft_table=draft_table,
         guard_margin=guard_margin,
+        context_policy=context_policy,
         limits=limits,
     )
-    if not settings.is_loopback and settings.api_key is None:
+    if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
-    run(lambda: load_model(build, draft_build, precision), settings, typer.echo)
+    run(lambda: load.load_model(build, draft_build, precision, context_policy), settings, typer.echo)
 
 
-def load_model(build: Path, draft_build: Path | None, precision: str) -> Model:
-    """A build folder as something to serve or to talk to."""
-    from shardmill import machine
-    from shardmill.decode import Session
-    from shardmill.files import digest
-    from shardmill.serve.model import Model
-    from shardmill.serve.template import load_template
+def _checked_key(key: str | None) -> str | None:
+    """The API key without the white space around it, such as the line break of a file; None: no key is asked for.
 
-    manifest = read_manifest(build)
-    return Model(
-        name=manifest["model"],
-        tokenizer=load_tokenizer(build, manifest),
-        template=load_template((build / manifest["tokenizer"]["path"]).parent),
-        engine=load_engine(build, precision),
-        engine_name=engine_name(),
-        eos=tuple(manifest["eos_token_ids"]),
-        draft_session=Session(load_engine(draft_build, precision)) if draft_build else None,
-        fingerprint=digest(manifest),
-        threads=machine.threads(),
-    )
+    Raises:
+        ShardmillError: no client could send it.
+    """
+    if key is None:
+        return None
+    stripped = key.strip()
+    if not stripped:
+        raise ShardmillError("the API key is empty: leave out --api-key and SHARDMILL_API_KEY to ask for none")
+    if not all(character.isprintable() and character != " " for character in stripped):
+        raise ShardmillError("the API key holds white space or control characters, which no client can send")
+    return stripped

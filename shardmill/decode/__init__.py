@@ -13,17 +13,17 @@ from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.generate import generate, run
 from shardmill.decode.options import Options
-from shardmill.decode.policies.base import DraftPolicy
-from shardmill.decode.policies.by_name import POLICIES, create_policy
-from shardmill.decode.policies.cost_model import measure_widths
-from shardmill.decode.session import Session
-from shardmill.decode.text import Detokenize, text_after
+from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
+from shardmill.decode.session import Session, check_prompt
+from shardmill.decode.slots import ContextPolicy, choose_layout
+from shardmill.decode.text import Detokenize
 
 __all__ = [
     "DRAFTERS",
     "POLICIES",
     "SEEDS",
     "Constraint",
+    "ContextPolicy",
     "DecodeError",
     "Detokenize",
     "DraftPolicy",
@@ -39,10 +39,11 @@ __all__ = [
     "Sampling",
     "Session",
     "TokenEvent",
+    "check_prompt",
+    "choose_layout",
     "create_drafter",
     "create_policy",
     "generate",
     "measure_widths",
     "run",
-    "text_after",
 ]

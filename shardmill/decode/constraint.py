@@ -1,4 +1,4 @@
-"""Output that must obey a grammar: tokens that may not follow are masked, drafts are cut where they leave it.
+"""Keeps output within a grammar: tokens that may not follow are masked, and drafts are cut where they leave it.
 
 JSON schemas go through llguidance (https://github.com/guidance-ai/llguidance), an optional dependency.
 """
@@ -20,13 +20,13 @@ class Constraint(Protocol):
         """Mask [V] of the tokens that may come next."""
 
     def advance(self, token: int) -> None:
-        """The output grew by `token`."""
+        """Records that the output grew by `token`."""
 
     def valid_prefix(self, draft: Sequence[int]) -> int:
         """How many tokens of `draft` may follow, one after the other."""
 
     def forced(self) -> Sequence[int]:
-        """Tokens that the grammar leaves no choice about: free drafts."""
+        """The next tokens, as far as the grammar leaves only one choice: free drafts."""
 
     @property
     def finished(self) -> bool:
@@ -34,8 +34,10 @@ class Constraint(Protocol):
 
 
 class GrammarTokenizer:
-    """A tokenizer as grammars need it: made once per model, it takes seconds for a large vocabulary; used by any
-    number of grammars, in any threads.
+    """A tokenizer in the form that grammars need.
+
+    Making one takes seconds for a large vocabulary, so it is made once per model. Any number of grammars may share it,
+    in any threads.
 
     Args:
         tokenizer: the contents of the model's tokenizer.json.
@@ -61,7 +63,7 @@ class JsonSchema:
     Args:
         schema: the JSON schema, as an object.
         tokenizer: the model's.
-        compact: no white space between tokens of JSON; else as much as the model likes, which may be without end.
+        compact: allow no white space between JSON tokens; otherwise the model may write any amount, even without end.
 
     Raises:
         DecodeError: llguidance cannot work with the schema.

@@ -1,10 +1,10 @@
-"""From logits to the distribution that a token is drawn from.
+"""Turns logits into the distribution that a token is drawn from.
 
 Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as transformers applies them.
 Temperature 0 is greedy: the filters then change nothing and the adjusted argmax is taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from shardmill.decode.errors import DecodeError
 
 Probabilities = NDArray[np.float64]
 SEEDS = 2**64
+_PENALTY = 1000  # far past any use; much more, or less, would make logits infinite
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class Sampling:
     """How tokens are chosen; the defaults are greedy and change nothing.
 
     Attributes:
-        top_k: keep the k likeliest tokens; 0 keeps all. top_p: keep the smallest set of likeliest tokens
-            whose mass reaches top_p. min_p: keep tokens at least min_p times as likely as the likeliest.
-            repetition_penalty: divides positive and multiplies negative logits of tokens already in the
-            text. seed: the same seed gives the same tokens, and, with drafts that are not drawn at
-            random, whatever the drafter. logit_bias: token -> value added to its logit. accept_top_p:
-            LOSSY, off by default: also accept a drafted token that lies in the model's top-p nucleus.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
+        min_p: keep tokens at least min_p times as likely as the likeliest.
+        repetition_penalty: divides positive and multiplies negative logits of tokens already in the text.
+        seed: the same seed gives the same tokens, whatever drafts, unless drafts are themselves drawn at random.
+        logit_bias: token -> value added to its logit.
+        accept_top_p: LOSSY, off by default: also accept a drafted token that lies in the model's top-p nucleus.
     """
 
     temperature: float = 0.0
@@ -44,7 +47,11 @@ class Sampling:
             (self.top_k >= 0, "top_k", "at least 0"),
             (0 < self.top_p <= 1, "top_p", "in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p", "in [0, 1]"),
-            (0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0 and finite"),
+            (
+                1 / _PENALTY <= self.repetition_penalty <= _PENALTY,
+                "repetition_penalty",
+                f"in [{1 / _PENALTY}, {_PENALTY}]",
+            ),
             (0 <= self.seed < SEEDS, "seed", "at least 0 and less than 2**64"),
             (self.accept_top_p is None or 0 < self.accept_top_p <= 1, "accept_top_p", "in (0, 1]"),
         )
@@ -100,6 +107,15 @@ def draw(probs: Probabilities, uniform: float) -> int:
     cumulative = np.cumsum(probs)
     index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(index, int(np.flatnonzero(probs)[-1]))  # rounding may point past the last possible token
+
+
+def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
+    logits = row.astype(np.float64)
+    logits -= logits.max()
+    logs = logits - np.log(np.exp(logits).sum())
+    best: Sequence[int] = np.argsort(-logs, kind="stable")[:top].tolist()
+    return float(logs[token]), tuple((t, float(logs[t])) for t in best)
 
 
 def _likeliest(probs: Probabilities, count: int) -> NDArray[np.bool_]:

@@ -17,7 +17,8 @@ Logits = NDArray[np.float32]
 class Engine(Protocol):
     """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`.
 
-    It may also have a method `write` like `forward`, but without logits, for passes that nobody asks for any.
+    It may also have a method `write` like `forward`, but without logits, for passes whose logits nobody needs; and, if
+    a call can't start at every earlier position, a method `rewindable` that tells whether it can start at one.
     """
 
     @property
@@ -36,7 +37,7 @@ class Engine(Protocol):
         """Writes each token's key and value into its slot and returns float32 logits [T, V]."""
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Hides slots until they are written again. Only `context_policy="slide"` calls it."""
+        """Hides slots until they are written again. Only a sliding context calls it."""
 
     def reset(self) -> None:
         """Forgets every slot."""

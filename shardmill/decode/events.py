@@ -1,4 +1,4 @@
-"""What a request yields: how far its prompt is, then a token at a time, and at the end what it took."""
+"""What a request yields: progress through its prompt, then a token at a time, and at the end what it took."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ FinishReason = Literal["eos", "length", "context", "stop"]
 
 @dataclass(frozen=True)
 class PrefillEvent:
-    """A pass of the prompt is over; `held` of its `total` tokens are in the slots. A place to stop at."""
+    """A pass of the prompt is over; `held` of its `total` tokens are in the slots. The caller may stop here."""
 
     held: int
     total: int
@@ -37,13 +37,21 @@ class GenerationResult:
     """What a request gave and what it took.
 
     Attributes:
-        tokens: emitted tokens, an ending EOS included. text: their text up to the stop string, if there
-            is a detokeniser. tail: the part of `text` that no event carried, held back as it might have
-            begun a stop string. finish_reason: "eos", "length" (max_new_tokens), "context" (slots used
-            up), "stop" (a stop string, or a
+        tokens: emitted tokens, an ending EOS included; the first comes from the prefill.
+        text: their text up to the stop string, if there is a detokeniser.
+        tail: the end of `text` that no event carried, held back because it might have changed or begun a stop string.
+        finish_reason: "eos", "length" (max_new_tokens), "context" (slots used up) or "stop" (a stop string, or a
             grammar that is complete).
-        accepted, drafted, pass_seconds: per decode pass, drafts accepted and verified, and the engine's time for it.
-        The first token comes from the prefill. verified_again: rows that the exactness guard ran again alone.
+        prompt_tokens: length of the prompt.
+        reused_tokens: how many of them were held from before.
+        prefill_passes: engine calls for the prompt.
+        accepted: drafts accepted, per decode pass.
+        drafted: drafts verified, per decode pass.
+        pass_seconds: the engine's time, per decode pass.
+        verified_again: rows that the exactness guard ran again alone.
+        prefill_seconds: the engine's time for the prompt.
+        decode_seconds: from the end of the prefill to the last token.
+        drafter_seconds: time for proposing and observing.
     """
 
     tokens: tuple[int, ...]
@@ -70,9 +78,3 @@ class GenerationResult:
     def tokens_per_pass(self) -> float:
         """Decoded tokens per decode pass; 0 without a pass."""
         return (len(self.tokens) - 1) / self.passes if self.passes else 0.0
-
-    @property
-    def acceptance_by_position(self) -> tuple[tuple[int, int], ...]:
-        """For draft position 1, 2, ...: (accepted, verified)."""
-        longest = max(self.drafted, default=0)
-        return tuple((sum(a > i for a in self.accepted), sum(d > i for d in self.drafted)) for i in range(longest))

@@ -9,19 +9,19 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardmill.decode.accept import agreement
+from shardmill.decode.distribution import log_probabilities
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
+from shardmill.decode.drafters.base import cut, usable
 from shardmill.decode.drafters.none import NoDrafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.options import Options
-from shardmill.decode.policies.base import DraftPolicy, PassReport, worth_drafting
-from shardmill.decode.policies.by_name import create_policy
+from shardmill.decode.policies import DraftPolicy, PassReport, create_policy, worth_drafting
 from shardmill.decode.policies.calibrate import UNSTATED
 from shardmill.decode.sampler import Sampler
 from shardmill.decode.session import Prefill, Session
 from shardmill.decode.text import TextStream
-from shardmill.decode.verify import Verified, log_probabilities, verify
+from shardmill.decode.verify import Verified, agreement, verify
 
 Events = Generator[PrefillEvent | TokenEvent | GenerationResult, None, None]
 
@@ -62,11 +62,11 @@ def generate(
     """A generator of a `PrefillEvent` per pass of the prompt, a `TokenEvent` per token and at the end a
     `GenerationResult`.
 
-    What is wrong with a request is said at once, before the first event is asked for.
+    Errors in a request are raised at once, before the first event is asked for.
 
-    The session may hold an earlier request: what its prompt shares with this one is not run again. A
-    drafter and a policy may serve many requests, one at a time. Closing the iterator abandons the request
-    and leaves all usable.
+    The session may hold an earlier request: what its prompt shares with this one is not run again. A drafter and a
+    policy may serve many requests, one at a time. Closing the iterator abandons the request and leaves everything
+    usable.
 
     Args:
         eos: tokens that end the output.
@@ -89,7 +89,7 @@ def run(
     policy: DraftPolicy | None = None,
     options: Options | None = None,
 ) -> GenerationResult:
-    """`generate` to its end."""
+    """Runs `generate` to its end and returns the result."""
     *_, result = generate(
         session, prompt, max_new_tokens=max_new_tokens, eos=eos, drafter=drafter, policy=policy, options=options
     )
@@ -152,7 +152,7 @@ def _start(
         prompt_tokens=len(prompt),
         end=len(prompt) + max_new_tokens,
         drafting=worth_drafting(max_new_tokens, options.sampling.temperature),
-        stream=TextStream(options.detokenize, options.stop) if options.detokenize else None,
+        stream=TextStream(options.detokenize, options.stop, prompt) if options.detokenize else None,
     )
 
 
@@ -160,7 +160,7 @@ def _decode_pass(request: _Request) -> Verified:
     session, context = request.session, request.context
     start = time.perf_counter()
     proposed, asked = _propose(request, min(session.room(), request.end - len(context)) - 1)
-    draft = _cut(proposed, request.policy.length(proposed))
+    draft = cut(proposed, request.policy.length(proposed))
     proposing = time.perf_counter() - start
     verified = verify(
         session, context[-1], draft, request.sampler, eos=request.eos, guard_margin=request.options.guard_margin
@@ -194,26 +194,17 @@ def _count(request: _Request, draft: Draft, verified: Verified, drafter_seconds:
 
 
 def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
-    """What may be verified, and whether the drafter was asked."""
+    """Returns the draft to verify at most, and whether the drafter was asked for it."""
     forced = tuple(request.sampler.forced()[: max(0, most)])
     if forced:
         return Draft(forced, (1.0,) * len(forced)), False
     limit = request.policy.limit(most) if request.drafting and most > 0 else 0
     if limit == 0:
         return EMPTY, False
-    draft = request.drafter.propose(request.context, limit)
+    draft = usable(request.drafter.propose(request.context, limit), limit, request.session.engine.vocab)
     if draft.tokens and draft.distributions is None:  # a draw has to be rejected, not left out: see `Draft`
-        draft = _cut(draft, request.sampler.valid_prefix(draft.tokens))
+        draft = cut(draft, request.sampler.valid_prefix(draft.tokens))
     return draft, True
-
-
-def _cut(draft: Draft, length: int) -> Draft:
-    if length >= len(draft.tokens):
-        return draft
-    distributions = None if draft.distributions is None else draft.distributions[:length]
-    return replace(
-        draft, tokens=draft.tokens[:length], confidence=draft.confidence[:length], distributions=distributions
-    )
 
 
 def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, FinishReason | None]:

@@ -13,6 +13,7 @@ class Options:
     """How a request is decoded, apart from its prompt and length.
 
     Attributes:
+        detokenize: tokens of a text -> the text; incomplete characters become U+FFFD, as every tokenizer does.
         stop: strings that end the output; they need `detokenize`.
         constraint: a grammar that the output must obey; fresh for every request.
         top_logprobs: report each token's log-probability and this many of the likeliest; None: neither.

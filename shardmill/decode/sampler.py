@@ -1,4 +1,4 @@
-"""Chooses the tokens of one request, one after the other; what it chooses is emitted.
+"""Chooses the tokens of one request, one after the other; whatever it chooses is emitted.
 
 Randomness is a function of the seed and the token's index alone: each token of the vocabulary waits an
 exponential time, scaled by its probability, and the first to come is drawn. So a draw is an argmax, and the
@@ -34,7 +34,7 @@ def _generator(seed: int, index: int, stream: int) -> np.random.Generator:
 
 
 class Sampler:
-    """State: which tokens the text holds, how many were chosen, where the grammar stands."""
+    """Keeps which tokens the text holds, how many were chosen, and where the grammar stands."""
 
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], vocab: int, constraint: Constraint | None = None
@@ -62,7 +62,7 @@ class Sampler:
         return self._constraint.valid_prefix(draft) if self._constraint else len(draft)
 
     def margin(self, row: Logits) -> float:
-        """How much a logit of `row` [V] may change, at least, before the next token is another one."""
+        """The least change of a logit of `row` [V] that could change the next token."""
         scores = self._adjusted(row)
         if not self._sampling.greedy:
             with np.errstate(divide="ignore"):
@@ -76,14 +76,13 @@ class Sampler:
         return self._emit(self._pick(logits))
 
     def check(self, row: Logits, drafted: int, drawn_from: Probabilities | None) -> int:
-        """The next token where `drafted` was proposed; equal to `drafted` if that is accepted.
+        """The next token, given that `drafted` was proposed; equal to `drafted` if that is accepted.
 
         Args:
             drawn_from: distribution [V] that the draft was drawn from; None for a draft that was not drawn.
         """
         logits = self._adjusted(row)
-        lenient = self._sampling.accept_top_p
-        if lenient is not None and nucleus(self._nucleus_probs(logits), lenient)[drafted]:
+        if self._sampling.accept_top_p is not None and self._in_nucleus(logits, drafted, self._sampling.accept_top_p):
             return self._emit(drafted)
         if drawn_from is None or self._sampling.greedy:
             return self._emit(self._pick(logits))
@@ -113,9 +112,10 @@ class Sampler:
         rest = np.maximum(probs - drawn_from, 0.0)
         return draw(rest if rest.sum() > 0 else probs, redraw)
 
-    def _nucleus_probs(self, logits: Probabilities) -> Probabilities:
-        temperature = self._sampling.temperature or 1.0
-        return probabilities(logits, Sampling(temperature=temperature))
+    def _in_nucleus(self, logits: Probabilities, drafted: int, top_p: float) -> bool:
+        """Whether a draft is good enough for lossy acceptance; one that the grammar rules out never is."""
+        probs = probabilities(logits, Sampling(temperature=self._sampling.temperature or 1.0))
+        return bool(nucleus(probs, top_p)[drafted] and probs[drafted] > 0)
 
     def _emit(self, token: int) -> int:
         self._seen[token] = True

@@ -1,21 +1,41 @@
 """One sequence in an engine's KV slots: what is committed, what may be fed next, what a new prompt can reuse.
 
-Tokens are fed after the committed ones and count only once `commit` keeps them; what is not kept is
-hidden by its position and overwritten by the next call. Calls are padded to a configured width, padding
-takes the slots that follow and never leaves the slots there are.
+Tokens are fed after the committed ones and count only once `commit` keeps them; what is not kept is hidden by its
+position and overwritten by the next call. Calls are padded to a configured width; the padding takes the slots that
+follow and never goes past the last one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from shardmill.decode.engine import Engine, Logits
 from shardmill.decode.errors import DecodeError, PromptTooLongError
-from shardmill.decode.slots import AppendOnly, Layout, Ring
+from shardmill.decode.slots import SINKS, ContextPolicy, choose_layout
 
-ContextPolicy = Literal["stop", "slide"]
+
+def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None:
+    """Refuses a prompt that a model cannot take; needs the model's sizes only.
+
+    Args:
+        prompt: its tokens.
+        vocab: the model's vocabulary size.
+        room: tokens that its context holds; None: any number.
+
+    Raises:
+        DecodeError: the prompt is empty or holds tokens of another vocabulary.
+        PromptTooLongError: it does not fit.
+    """
+    if not prompt:
+        raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
+    if room is not None and len(prompt) > room:
+        raise PromptTooLongError(
+            f"the prompt has {len(prompt)} tokens, the context {room}: shorten it, or build with a larger context"
+        )
 
 
 @dataclass(frozen=True)
@@ -36,12 +56,16 @@ class Prefill:
 
 
 class Session:
-    """Owns an engine's slots. `context_policy` says what happens when they are full: stop, or slide the
-    window.
+    """Owns an engine's slots.
 
     Args:
+        engine: the engine, for this session alone.
+        context_policy: what happens when the slots are used up: stop, or slide the window.
         sinks: positions that a sliding window never gives up.
-        block: positions that it gives up at a time; by default 1/8 of the slots, at most 64.
+        block: positions that it gives up at a time; see `choose_layout`.
+
+    Raises:
+        DecodeError: the engine takes no single tokens, or its context is too small to slide.
     """
 
     def __init__(
@@ -49,14 +73,14 @@ class Session:
         engine: Engine,
         *,
         context_policy: ContextPolicy = "stop",
-        sinks: int = 4,
+        sinks: int = SINKS,
         block: int | None = None,
     ) -> None:
         self._engine = engine
         self.widths = tuple(sorted(set(engine.widths)))
         if not self.widths or self.widths[0] != 1:
             raise DecodeError(f"the engine's widths {list(engine.widths)} lack 1: decoding needs single-token calls")
-        self._layout = _layout(context_policy, engine.slots, sinks, self.widths[-1], block)
+        self._layout = choose_layout(context_policy, engine.slots, self.widths[-1], sinks=sinks, block=block)
         self._tokens: list[int] = []
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, sinks apart, that has not been given up
@@ -69,7 +93,7 @@ class Session:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The committed tokens. Not to be changed."""
+        """The committed tokens; callers must not change them."""
         return self._tokens
 
     def room(self) -> int:
@@ -98,22 +122,13 @@ class Session:
         return next(w for w in self.widths if w >= count)
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
-        """Whether `prefill` can take `prompt`.
+        """Refuses a prompt that `prefill` cannot take.
 
         Raises:
             DecodeError: it is empty or holds tokens of another vocabulary.
             PromptTooLongError: it does not fit.
         """
-        vocab = self._engine.vocab
-        if not prompt:
-            raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
-        if not 0 <= min(prompt) <= max(prompt) < vocab:
-            raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
-        if not self.can_hold(len(prompt)):
-            raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens, the context {self._layout.room(0)}: "
-                f"shorten it, or build with a larger context"
-            )
+        check_prompt(prompt, vocab=self._engine.vocab, room=self._layout.room(0))
 
     def prefill(self, prompt: Sequence[int]) -> Prefill:
         """Makes the committed tokens equal to `prompt`, running only what a shared prefix does not
@@ -127,9 +142,7 @@ class Session:
         return last
 
     def prefill_passes(self, prompt: Sequence[int]) -> Iterator[Prefill]:
-        """`prefill` pass by pass, of a prompt that was checked. Whoever stops asking leaves a session that
-        holds what was run.
-        """
+        """Runs `prefill` pass by pass, for a checked prompt. If the caller stops, the session holds what was run."""
         reused = done = self.truncate(self._shared(prompt))
         passes = 0
         while done < len(prompt):
@@ -165,9 +178,10 @@ class Session:
         self._fed = []
 
     def truncate(self, length: int) -> int:
-        """Drops committed tokens from `length` on and returns how many are held: `length`, or 0 where the
-        window had slid past what the token at `length` must see. Slots are hidden by position, nothing is
-        undone.
+        """Drops committed tokens from `length` on and returns how many are still held.
+
+        That is `length`, or 0 if the engine no longer holds what the token at `length` must see. Slots are hidden by
+        position; nothing is undone.
         """
         if not self._intact(length):
             self._engine.reset()
@@ -178,7 +192,7 @@ class Session:
         return length
 
     def _write(self, tokens: Sequence[int]) -> Logits:
-        """`feed` for tokens whose logits nobody asks for; an engine may do without them. Returns none: [0]."""
+        """`feed` for tokens whose logits nobody needs, so an engine may skip them. Returns an empty array."""
         self._forward(self._padded(tokens), len(self._tokens), getattr(self._engine, "write", None))
         self._fed = list(tokens)
         return np.empty(0, np.float32)
@@ -199,16 +213,11 @@ class Session:
             self._first = first
 
     def _intact(self, length: int) -> bool:
-        return self._layout.first_visible(length) == self._first
+        """Whether the engine still holds all that the token at `length` must see."""
+        rewindable = getattr(self._engine, "rewindable", None)
+        seen = self._layout.first_visible(length) == self._first
+        return seen and (length == 0 or rewindable is None or bool(rewindable(length)))
 
     def _shared(self, prompt: Sequence[int]) -> int:
         limit = min(len(self._tokens), len(prompt) - 1)  # the last token has to run: its logits are wanted
         return next((i for i in range(limit) if self._tokens[i] != prompt[i]), limit)
-
-
-def _layout(policy: ContextPolicy, slots: int, sinks: int, lookahead: int, block: int | None) -> Layout:
-    if policy == "stop":
-        return AppendOnly(slots)
-    if policy == "slide":
-        return Ring(slots, sinks, lookahead, block or max(1, min(64, slots // 8)))
-    raise DecodeError(f"context_policy is {policy!r}: it must be stop or slide")

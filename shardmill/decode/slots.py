@@ -1,19 +1,22 @@
 """Where a position's key and value live, and which positions a query still sees.
 
-`AppendOnly` is slot = position and ends at S. `Ring` keeps the first `sinks` positions for ever and
-reuses the other slots in turn. Positions are never renumbered (keys are cached after their rotation), so
-sliding is masks alone.
+`AppendOnly` puts position p into slot p and ends at S. `Ring` keeps the first `sinks` positions for ever and reuses the
+other slots in turn. Positions are never renumbered, as keys are cached after rotation: sliding changes masks only.
 
-What a query may see must depend on its position only, not on how many drafts happened to be written, or
-greedy output would change with the drafter. The ring therefore evicts whole blocks, at fixed positions,
-early enough that `lookahead` uncommitted tokens never overwrite a visible one, and no pass crosses such a
-boundary. Attention sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
+What a query may see must depend on its position only, not on how many drafts happened to be written, or greedy output
+would change with the drafter. The ring therefore evicts whole blocks at fixed positions, early enough that `lookahead`
+uncommitted tokens never overwrite a visible one, and no pass crosses such a boundary. Attention sinks: Xiao et al.,
+"Efficient Streaming Language Models with Attention Sinks", 2023.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shardmill.decode.errors import DecodeError
+
+ContextPolicy = Literal["stop", "slide"]  # what happens when the slots are used up
+SINKS = 4  # positions that a sliding context never gives up
+_LONGEST_BLOCK = 64  # positions that it gives up at a time, at most
 
 
 class Layout(Protocol):
@@ -23,13 +26,13 @@ class Layout(Protocol):
         """Slot that holds `position`."""
 
     def first_visible(self, position: int) -> int:
-        """First position, sinks apart, that a query at `position` sees."""
+        """First position, other than the sinks, that a query at `position` sees."""
 
     def room(self, position: int) -> int | None:
-        """How many positions from `position` on have a slot; None: no end."""
+        """How many positions from `position` on have a slot; None if there is no end."""
 
     def same_window(self, position: int) -> int | None:
-        """How many positions from `position` on see the same first position; None: all."""
+        """How many positions from `position` on see the same first position; None if all do."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class AppendOnly:
 
 @dataclass(frozen=True)
 class Ring:
-    """`sinks` slots are kept, the rest form a ring whose oldest `block` positions are given up at a time."""
+    """Keeps `sinks` slots; the rest form a ring that gives up its oldest `block` positions at a time."""
 
     slots: int
     sinks: int
@@ -67,8 +70,8 @@ class Ring:
     def __post_init__(self) -> None:
         if self.sinks < 0 or self.block < 1 or self.capacity < self.lookahead + 2 * self.block:
             raise DecodeError(
-                f"{self.slots} slots cannot slide with {self.sinks} sinks, blocks of {self.block} and "
-                f"passes of {self.lookahead}: use fewer sinks, smaller blocks or context_policy=stop"
+                f"a context of {self.slots} tokens is too small to slide with {self.sinks} sinks, blocks of "
+                f"{self.block} and passes of {self.lookahead}: use context policy stop, or build with a larger context"
             )
 
     @property
@@ -96,3 +99,25 @@ class Ring:
         first = self.first_visible(position)
         last = first // self.block * self.block - self.lookahead + self.capacity
         return last - position + 1
+
+
+def choose_layout(
+    policy: ContextPolicy, slots: int, lookahead: int, *, sinks: int = SINKS, block: int | None = None
+) -> Layout:
+    """The layout of a policy.
+
+    Args:
+        policy: stop when the slots are used up, or slide the window.
+        slots: the engine's.
+        lookahead: tokens of its widest pass.
+        sinks: positions that a sliding window never gives up.
+        block: positions that it gives up at a time; by default 1/8 of the slots, at most 64.
+
+    Raises:
+        DecodeError: no policy has that name, or the context is too small to slide.
+    """
+    if policy == "stop":
+        return AppendOnly(slots)
+    if policy == "slide":
+        return Ring(slots, sinks, lookahead, block or max(1, min(_LONGEST_BLOCK, slots // 8)))
+    raise DecodeError(f"the context policy is {policy!r}: it must be stop or slide")

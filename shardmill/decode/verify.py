@@ -1,12 +1,13 @@
-"""One pass: run the pending token and its drafts, and say which tokens come out."""
+"""One pass: run the pending token and its drafts, and keep those that the model itself would have produced.
+
+A pass feeds `[pending, d1 .. dk]`. Row i holds the logits after the i-th fed token, so d(i+1) is right when row i
+chooses it, and the row after the last right draft chooses the bonus token. A pass emits 1..k+1 tokens.
+"""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from shardmill.decode.accept import accept
 from shardmill.decode.drafters.base import Draft
 from shardmill.decode.engine import Logits
 from shardmill.decode.sampler import Sampler
@@ -14,10 +15,58 @@ from shardmill.decode.session import Session
 
 
 @dataclass(frozen=True)
-class Verified:
-    """Tokens that a pass emits, the row [V] that each was chosen from, and how the drafts fared.
+class Outcome:
+    """The tokens that a pass emits; the first `accepted` of them are its drafts."""
 
-    `seconds` is the engine's time for the pass, without the `guard_seconds` that running rows again took.
+    tokens: tuple[int, ...]
+    accepted: int
+
+
+def accept(
+    choose: Callable[[int], int],
+    draft: Sequence[int],
+    eos: Collection[int],
+    ends: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Accepts the longest prefix of `draft` that equals the model's choices.
+
+    Args:
+        choose: gives the model's token after fed token i; called in order, and never past the first wrong draft.
+        draft: the k tokens fed after the pending one.
+        eos: tokens that end the text; if one is accepted the pass ends there, without a bonus token.
+        ends: asked after each accepted token whether the text ends there for another reason.
+    """
+    tokens: list[int] = []
+    for i, drafted in enumerate(draft):
+        token = choose(i)
+        tokens.append(token)
+        if token != drafted:
+            return Outcome(tuple(tokens), i)
+        if token in eos or ends():
+            return Outcome(tuple(tokens), i + 1)
+    tokens.append(choose(len(draft)))
+    return Outcome(tuple(tokens), len(draft))
+
+
+def agreement(draft: Sequence[int], emitted: Sequence[int]) -> int:
+    """How many tokens of `draft`, counted from the first, equal those emitted."""
+    for i, (drafted, token) in enumerate(zip(draft, emitted, strict=False)):
+        if drafted != token:
+            return i
+    return min(len(draft), len(emitted))
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a pass emits and what it took.
+
+    Attributes:
+        tokens: the tokens that it emits.
+        rows: the logits [V] that each was chosen from.
+        accepted: how many of the tokens are drafts.
+        verified_again: rows that were run again alone.
+        seconds: the engine's time for the pass, without `guard_seconds`.
+        guard_seconds: the engine's time for running rows again.
     """
 
     tokens: tuple[int, ...]
@@ -40,6 +89,7 @@ def verify(
     """Feeds `[pending, *draft]`, commits what is right, and returns what is emitted.
 
     Args:
+        eos: tokens that end the text.
         guard_margin: rows of a wider call whose two best tokens are less than this apart are run again as
             a single token, for engines whose rows differ in their last bits with the width of the call.
     """
@@ -61,16 +111,7 @@ def verify(
         drawn_from = None if draft.distributions is None else draft.distributions[i]
         return sampler.check(row, draft.tokens[i], drawn_from)
 
-    verdict = accept(choose, draft.tokens, eos, ends=lambda: sampler.finished)
-    session.commit(1 + verdict.accepted)
-    rows_used = tuple(chosen[: len(verdict.tokens)])
-    return Verified(verdict.tokens, rows_used, verdict.accepted, len(guard), seconds, sum(guard))
-
-
-def log_probabilities(row: Logits, token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
-    logits = row.astype(np.float64)
-    logits -= logits.max()
-    logs = logits - np.log(np.exp(logits).sum())
-    best: Sequence[int] = np.argsort(-logs, kind="stable")[:top].tolist()
-    return float(logs[token]), tuple((t, float(logs[t])) for t in best)
+    outcome = accept(choose, draft.tokens, eos, ends=lambda: sampler.finished)
+    session.commit(1 + outcome.accepted)
+    rows_used = tuple(chosen[: len(outcome.tokens)])
+    return Verified(outcome.tokens, rows_used, outcome.accepted, len(guard), seconds, sum(guard))

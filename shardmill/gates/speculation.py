@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shardmill.decode import Engine, Session, run
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
 
 NEW_TOKENS = 40
 

@@ -172,20 +172,20 @@ class Host:
     that are its inputs.
     """
 
-    def __init__(self, runtime: Mapping[str, Any], positions: int | None = None) -> None:
-        """Makes the rotary tables.
+    def __init__(self, runtime: Mapping[str, Any]) -> None:
+        """Makes the rotary tables, of a row for each slot.
 
         Args:
             runtime: what model.json says of the model: context, rope, window, conv_taps.
-            positions: how many positions the rotary tables hold; as many as there are slots if left out.
         """
         self.slots: int = runtime["context"]
         self.window: int | None = runtime["window"]
         self.taps: int = runtime["conv_taps"]
+        self.rope: Mapping[str, Mapping[str, Any]] = runtime["rope"]
         self.tables = {
             name: values
-            for table, numbers in runtime["rope"].items()
-            for name, values in zip(rope_inputs(table), rope_tables(numbers, positions or self.slots), strict=True)
+            for table, numbers in self.rope.items()
+            for name, values in zip(rope_inputs(table), rope_tables(numbers, self.slots), strict=True)
         }
         self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
         self.ring = np.full(RING, NEVER)  # the same of the convolutions' rings
@@ -207,7 +207,7 @@ class Host:
         """
         at, where = np.asarray(positions), np.asarray(slots)
         self.held[where] = at
-        found = {name: table[at] for name, table in self.tables.items()}  # [T, rope_dim / 2]
+        found = self._rotary(at)
         found["attn_mask"] = attention_mask(self.held, at)
         if self.window is not None:
             found["attn_mask_sliding"] = attention_mask(self.held, at, self.window)
@@ -215,6 +215,16 @@ class Host:
         if self.taps:
             found |= self._ring_masks(at)
         return found
+
+    def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:
+        """Rotary rows of these positions, each [T, rope_dim / 2]; a sliding context goes past the tables."""
+        if at[-1] < self.slots:
+            return {name: table[at] for name, table in self.tables.items()}
+        return {
+            name: rows
+            for table, numbers in self.rope.items()
+            for name, rows in zip(rope_inputs(table), rope_rows(numbers, at), strict=True)
+        }
 
     def rewindable(self, position: int) -> bool:
         """Whether the next pass may start at a position, given what the rings still hold."""
@@ -235,6 +245,16 @@ class Host:
                 raise ValueError(f"position {lost[0]} is no longer in the convolutions' ring of {RING}; feed it again")
             read[0, back - 1, wanted[columns] % RING, columns] = 1
         return {"conv_write_mask": write, "conv_read_mask": read}
+
+
+def rope_rows(rope: Mapping[str, Any], positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """cos and sin of these positions, [T, rope_dim / 2], as `rope_tables` has them, but for positions of any size.
+
+    The angle is computed in float64: in float32 a step of one position is lost in those of a long text.
+    """
+    angles = positions[:, None] * np.asarray(rope["inv_freq"], np.float32).astype(np.float64)
+    scale = np.float32(rope["scale"])
+    return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
 
 
 def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats]:

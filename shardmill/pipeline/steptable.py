@@ -37,7 +37,8 @@ TOOLS = {
         ("shardmill.pipeline.steps.parity_stack",), ("coremltools", "numpy", "torch", "transformers")
     ),
     "benchmark": Tools(
-        ("shardmill.pipeline.steps.benchmark", "shardmill.commands.serve"), ("coremltools", "numpy", "torch")
+        ("shardmill.pipeline.steps.benchmark", "shardmill.serve.load", "shardmill.serve.server"),
+        ("coremltools", "numpy", "torch"),
     ),
     "manifest": Tools(("shardmill.pipeline.steps.manifest",), ()),
     "provenance": Tools(("shardmill.pipeline.steps.provenance",), ()),

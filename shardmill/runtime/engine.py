@@ -23,20 +23,19 @@ from shardmill.runtime.program import Program
 class Engine:
     """A built model, resident: implements the protocol of shardmill.decode.engine."""
 
-    def __init__(self, manifest: Mapping[str, Any], root: Path, positions: int | None = None) -> None:
+    def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
         """Loads every program.
 
         Args:
             manifest: model.json's content.
             root: the folder that its paths start from.
-            positions: how many positions the rotary tables hold; as many as there are slots if left out.
         """
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.max_tokens: int = manifest["tokens_max"]
         self.table = read_table(root / manifest["embedding"]["path"])  # [vocab, d] fp16
-        self.host = Host(manifest, positions)
+        self.host = Host(manifest)
         self.layers: list[tuple[Program, list[str]]] = []  # each with the names of its inputs
         self.heads: list[Program] = []
         for part in manifest["parts"]:
@@ -95,17 +94,16 @@ def read_table(file: Path) -> NDArray[np.float16]:
     return table
 
 
-def load(build: Path, precision: str = "fp16", **options: Any) -> Engine:
+def load(build: Path, precision: str = "fp16") -> Engine:
     """The engine of a finished build folder.
 
     Args:
         build: the folder.
         precision: the portable engine's, "fp16" as the Neural Engine computes or "fp32"; Core ML has no choice.
-        options: of Engine.
 
     Raises:
         ShardmillError: where the folder holds no finished build.
     """
     manifest = read_manifest(build)
     with load_programs_as(precision):
-        return Engine(manifest, build, **options)
+        return Engine(manifest, build)

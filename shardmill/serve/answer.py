@@ -1,4 +1,4 @@
-"""From tokens to the JSON of an answer, whole or chunk by chunk."""
+"""Turns tokens into the JSON of an answer, whole or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FINISH: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "len
 
 
 class Answer:
-    """One answer under way. Feeds on what a job yields."""
+    """One answer in progress, made from what a job yields."""
 
     def __init__(self, request: CompletionRequest | ChatRequest, model: Model) -> None:
         self._request = request
@@ -46,7 +46,7 @@ class Answer:
             yield self._chunk([self._choice(self._shape.opening, None, None)])
 
     def chunks(self, items: list[Item]) -> Iterator[Json]:
-        """The chunks that items of a job give; the last item may be the end."""
+        """Turns items of a job into chunks; the last item may be the end."""
         text, rows = self._digest(items)
         if text or rows:
             logprobs = self._shape.logprobs(rows) if rows else None
@@ -87,7 +87,12 @@ class Answer:
         return {**self._head, "object": name, "choices": choices}
 
     def _figures(self, done: Done) -> Json:
-        return {"shardmill": figures(done)} if self._request.shardmill.figures else {}
+        """What the answer took, if the client asked; and, asked or not, that it is not exact."""
+        asked = self._request.shardmill
+        content = figures(done) if asked.figures else {}
+        if asked.accept_top_p is not None:
+            content["lossy"] = True
+        return {"shardmill": content} if content else {}
 
 
 def usage(done: Done) -> Json:
@@ -102,7 +107,7 @@ def usage(done: Done) -> Json:
 
 
 def figures(done: Done) -> dict[str, Any]:
-    """What the answer took, for those who ask: `"shardmill": {"figures": true}`."""
+    """What the answer took, for clients that ask with `"shardmill": {"figures": true}`."""
     result = done.result
     return {
         "finish_reason": result.finish_reason,

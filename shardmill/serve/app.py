@@ -46,7 +46,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
 async def answer(
     body: CompletionRequest | ChatRequest, request: Request, model: Model, worker: Worker, settings: Settings
 ) -> Response:
-    """Runs a request. Its status is that of its first token, so that what fails before has a status of its own."""
+    """Runs a request. The status is sent with its first token, so that an earlier failure still gets its own status."""
     work = await asyncio.to_thread(prepare, body, model, settings)
     job, form = Job(work), Answer(body, model)
     worker.submit(job)
@@ -89,7 +89,7 @@ def _add_pages(app: FastAPI, model: Model, worker: Worker, metrics: Metrics) -> 
 
 
 def _add_error_shape(app: FastAPI) -> None:
-    """Every error leaves in OpenAI's form."""
+    """Gives every error OpenAI's form."""
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
@@ -120,7 +120,7 @@ def _add_error_shape(app: FastAPI) -> None:
 
 
 def _first_complaint(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong, in one line."""
+    """Describes the first thing that is wrong, in one line."""
     first = error.errors()[0]
     where = [str(part) for part in first["loc"][1:]]
     if first["type"] == "json_invalid":

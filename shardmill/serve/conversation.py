@@ -1,7 +1,7 @@
-"""A conversation of one person with a resident model, turn by turn, in the caller's thread.
+"""One person's conversation with a resident model, turn by turn, in the caller's thread.
 
-With a chat template every turn renders all messages; without, the text simply goes on. Either way the session runs only
-what is new, as a turn begins with all that came before it.
+With a chat template every turn renders all messages; without one, the text simply goes on. Either way a turn begins
+with everything that came before it, so the session runs only what is new.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from shardmill.decode import (
     SEEDS,
+    ContextPolicy,
     Drafter,
     GenerationResult,
     Options,
@@ -26,7 +27,7 @@ from shardmill.serve.model import Message, Model
 
 
 class Conversation:
-    """What was said.
+    """What has been said.
 
     Args:
         system: what a model with a chat template is told first.
@@ -57,22 +58,45 @@ class Conversation:
         return self._model.encode(text, special=False)
 
     def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str) -> None:
-        """Keeps a turn; a stopped answer as far as it came."""
+        """Keeps a turn; of a stopped answer, the part that was given."""
         self.messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
         self.text = [*prompt, *(token for token in tokens if token not in self._model.eos)]
 
 
 class Talk:
-    """A resident model and how it shall answer."""
+    """A resident model and how it shall answer.
 
-    def __init__(self, model: Model, drafter: Drafter, sampling: Sampling, max_new_tokens: int) -> None:
+    Args:
+        model: the model, for this talk alone.
+        drafter: what drafts.
+        sampling: how tokens are chosen; each turn adds one to the seed.
+        max_new_tokens: tokens of an answer, at most.
+        context_policy: what happens once the context is full.
+
+    Raises:
+        DecodeError: the context is too small to slide.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafter: Drafter,
+        sampling: Sampling,
+        max_new_tokens: int,
+        context_policy: ContextPolicy = "stop",
+    ) -> None:
         self._model = model
         self._drafter = drafter
         self._sampling = sampling
         self._max_new_tokens = max_new_tokens
-        self._session = Session(model.engine)
+        self._session = Session(model.engine, context_policy=context_policy)
         self._policy = create_policy("cost_model", self._session.widths)
         self._turns = 0
+
+    @property
+    def accept_top_p(self) -> float | None:
+        """The share of lossy acceptance; None: the talk is exact."""
+        return self._sampling.accept_top_p
 
     def turn(self, conversation: Conversation, line: str, stopped: Sized) -> Iterator[str | GenerationResult]:
         """Yields the answer's text as it becomes final, then, unless it was stopped, what it took.
@@ -90,7 +114,7 @@ class Talk:
             eos=self._model.eos,
             drafter=self._drafter,
             policy=self._policy,
-            options=Options(sampling=replace(self._sampling, seed=seed), detokenize=self._model.text_after(prompt)),
+            options=Options(sampling=replace(self._sampling, seed=seed), detokenize=self._model.decode),
         )
         tokens: list[int] = []
         answer = ""

@@ -54,13 +54,13 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def too_busy(message: str, retry_after: int) -> ApiError:
-    """Too many requests: 429, with the seconds after which a new try is worth it."""
+    """Too many requests: 429, with the seconds after which to try again."""
     headers = {"Retry-After": str(retry_after)}
     return ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
 def client_gone() -> ApiError:
-    """The reader left: 499, as others count it; nobody is there to see it."""
+    """The client left: 499, the status that other servers log for this; nobody is there to read it."""
     return ApiError(499, "the client closed the connection", kind="client_error")
 
 
@@ -70,5 +70,5 @@ def shutting_down() -> ApiError:
 
 
 def broken() -> ApiError:
-    """Something that a client can do nothing about: 500. Details are for the server's log."""
+    """A failure that the client cannot help: 500. Details go to the server's log."""
     return ApiError(500, "the server failed to answer; its log says why", kind="server_error", code="internal_error")

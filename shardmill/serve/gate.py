@@ -1,6 +1,6 @@
-"""What every request passes before it is read: who sends it, from where, how much, how slowly, beside how many others.
+"""Checks every request before it is handled: its sender, its size, its speed, and how many others are open.
 
-Plain ASGI around the app, so that nothing stands between a stream and the client's leaving. Also counts the answers.
+This is plain ASGI around the app, so that a stream learns at once when its client leaves. It also counts the answers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardmill.serve.errors import ApiError, ClientGoneError, too_busy
+from shardmill.serve.loopback import is_loopback, may_be_asked_for
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.settings import LOOPBACK, Settings
+from shardmill.serve.settings import Settings
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics")
 OPEN_TO_ALL = ("/health",)
@@ -30,9 +31,10 @@ class Gate:
         self._limits = settings.limits
         self._metrics = metrics
         self._open = 0
+        self._is_private = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the module."""
+        """Handles one request."""
         if scope["type"] != "http":
             return
         status = 499  # what a client never sees: it left before its answer began
@@ -57,7 +59,7 @@ class Gate:
         try:
             self._check(scope)
             async with asyncio.timeout(self._limits.body_seconds):
-                body = await self._read(receive)
+                body = await self._read(receive) if scope["method"] == "POST" else b""
         except TimeoutError:
             seconds = self._limits.body_seconds
             await respond(ApiError(408, f"the request took over {seconds:g} s to arrive"))(scope, receive, send)
@@ -68,7 +70,7 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self._settings.is_loopback and host_name(headers.get("host", "")) not in (*LOOPBACK, ""):
+        if self._is_private and not may_be_asked_for(headers.get("host", ""), self._settings.host):
             # a page whose name was made to mean this machine must not reach a server meant for this machine only
             raise ApiError(403, "this server answers to localhost only: start it with --host for others")
         if scope["path"] in OPEN_TO_ALL:
@@ -103,7 +105,7 @@ class Gate:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body, then what comes after it."""
+    """Makes a `receive` that gives the body, then whatever comes after it."""
     given = False
 
     async def again() -> Message:
@@ -121,11 +123,6 @@ def respond(error: ApiError) -> Response:
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
-def host_name(header: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    return header.partition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0].lower()
-
-
 def _endpoint(path: str) -> str:
-    """The path as a label: one of few, whatever clients ask for."""
+    """The path as a metrics label: one of a few, whatever clients ask for."""
     return next((known for known in ENDPOINTS if path == known or path.startswith(f"{known}/")), "other")

@@ -1,7 +1,7 @@
 """One request on its way: the worker thread puts its answer in, the event loop takes it out, and neither waits.
 
-What a slow reader has not taken yet is bounded by the request itself: at most max_new_tokens events and an ending. It
-then comes in fewer, larger pieces.
+What a slow reader has not taken yet is bounded by the request itself: at most max_new_tokens events and an ending. The
+reader then gets it in fewer, larger pieces.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Item = TokenEvent | Done | ApiError  # an answer is events, then one of the othe
 
 
 class Job:
-    """Made on the event loop that takes its answer.
+    """A request with its answer; created on the event loop that takes the answer.
 
     Attributes:
         submitted: `time.perf_counter` at its making.
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def cancelled(self) -> ApiError | None:
-        """Why it shall end early, if it shall."""
+        """Why the job has to end early; None if it does not."""
         return self._cancelled
 
     def cancel(self, reason: ApiError) -> None:
@@ -71,7 +71,7 @@ class Job:
                 self._loop.call_soon_threadsafe(self._ready.set)
 
     async def take(self) -> list[Item]:
-        """All that came since the last time; waits until there is something."""
+        """Returns everything that came since the last time; waits until there is something."""
         while True:
             await self._ready.wait()
             with self._lock:
@@ -82,6 +82,6 @@ class Job:
 
 
 def ending(items: list[Item]) -> Done | ApiError | None:
-    """What ends the answer, if it is among `items`."""
+    """The last of `items` if it ends the answer, else None."""
     last = items[-1]
     return None if isinstance(last, TokenEvent) else last

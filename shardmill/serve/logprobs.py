@@ -1,6 +1,6 @@
-"""Log-probabilities beside the text: a token's are given once the text that it begins is final.
+"""Log-probabilities beside the text: a token's are released once all of its text is final.
 
-So those of tokens that turn out to belong to a stop string never leave, as their text does not.
+So the log-probabilities of tokens that hold any part of a stop string never leave, even if it begins inside a token.
 """
 
 from __future__ import annotations
@@ -26,11 +26,19 @@ class Alternative:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """An emitted token. offset: characters of the answer before it."""
+    """An emitted token.
+
+    Attributes:
+        token: the token itself.
+        top: the likeliest tokens in its place.
+        offset: characters of the answer before it.
+        end: characters of the answer up to its end, including one that it begins and does not complete.
+    """
 
     token: Alternative
     top: tuple[Alternative, ...]
     offset: int
+    end: int
 
 
 class LogprobLog:
@@ -44,22 +52,25 @@ class LogprobLog:
         self._length = 0  # characters of all tokens so far, whole ones only
 
     def push(self, event: TokenEvent) -> None:
-        """Notes a token; the one that ends the text is no part of it."""
+        """Records a token; the one that ends the text is not part of it."""
         if event.logprob is None or event.token in self._eos:
             return
         top = tuple(self._alternative(token, logprob) for token, logprob in event.top)
-        self._held.append(TokenLogprob(self._alternative(event.token, event.logprob), top, self._length))
+        offset = self._length
         if not self._vocabulary.is_special(event.token):
             self._length += len(self._decoder.decode(self._vocabulary.bytes(event.token)))
+        begun = bool(self._decoder.getstate()[0])
+        token = self._alternative(event.token, event.logprob)
+        self._held.append(TokenLogprob(token, top, offset, self._length + begun))
 
     def release(self, length: int) -> list[TokenLogprob]:
-        """Tokens that begin in the first `length` characters of the answer, which are final."""
-        count = sum(1 for held in self._held if held.offset < length)  # offsets never fall
+        """Releases the tokens of the answer's first `length` characters, which are final."""
+        count = sum(1 for held in self._held if held.offset < length and held.end <= length)  # neither ever falls
         out, self._held = self._held[:count], self._held[count:]
         return out
 
     def release_all(self) -> list[TokenLogprob]:
-        """All that is left, at the end of an answer that no stop string cut."""
+        """Releases all that is left, at the end of an answer that no stop string cut."""
         out, self._held = self._held, []
         return out
 

@@ -1,4 +1,4 @@
-"""What /metrics tells, in Prometheus' text format."""
+"""The counters that /metrics reports, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Metrics:
         )
 
     def completed(self, drafter: str, result: GenerationResult) -> None:
-        """Counts a request that came to its end."""
+        """Counts a completed request."""
         self.tokens.labels("prefilled").inc(result.prompt_tokens - result.reused_tokens)
         self.tokens.labels("reused").inc(result.reused_tokens)
         self.tokens.labels("generated").inc(len(result.tokens))

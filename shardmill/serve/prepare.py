@@ -1,4 +1,4 @@
-"""From a request to the engine's work: tokens, limits, sampling, grammar. Runs outside the event loop."""
+"""Turns a request into work for the engine: tokens, limits, sampling, grammar. Runs outside the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     """Checks a request against the model and the limits.
 
     Raises:
-        ApiError: it asks for what can't be given.
+        ApiError: it asks for something that can't be done.
     """
     check_model(request.model, model)
     prompt = chat_prompt(request, model) if isinstance(request, ChatRequest) else text_prompt(request, model)
@@ -30,7 +30,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     try:
         options = Options(
             sampling=_sampling(request),
-            detokenize=model.text_after(prompt),
+            detokenize=model.decode,
             stop=request.stops,
             constraint=_constraint(request, model),
             top_logprobs=request.top,
@@ -43,7 +43,11 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
 
 
 def check_model(name: str, model: Model) -> None:
-    """Raises ApiError 404 for a model that is not the one served."""
+    """Refuses a model that is not the one served.
+
+    Raises:
+        ApiError: 404.
+    """
     if name != model.name:
         message = f"the model {name!r} is not served here; {model.name!r} is"
         raise ApiError(404, message, param="model", code="model_not_found")
@@ -53,42 +57,43 @@ def text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
     """Tokens of a text to continue; a prompt may already be tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
-        return _encode(model, prompt, special=True)
+        return model.encode(prompt)
     if isinstance(prompt[0] if prompt else 0, str):
-        return _encode(model, str(prompt[0]), special=True)
+        return model.encode(str(prompt[0]))
     return [int(token) for token in prompt]
 
 
 def chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
-    """Tokens of a conversation, by the checkpoint's template, which itself writes what starts a text."""
+    """Tokens of a conversation, rendered by the checkpoint's template, which also writes how a text begins."""
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
     try:
         text = model.template([message.as_template_input() for message in request.messages])
     except Exception as error:  # templates raise what they like
         raise invalid(f"the chat template refused the messages: {error}", "messages") from error
-    return _encode(model, text, special=False)
-
-
-def _encode(model: Model, text: str, *, special: bool) -> Sequence[int]:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise invalid("the prompt is no valid Unicode: it holds half of a surrogate pair") from error
-    return model.encode(text, special=special)
+    return model.encode(text, special=False)
 
 
 def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
-    """How many tokens to ask for at most: one more than fit, so that an answer that fills the context says so."""
+    """Refuses a prompt that is empty, too long or of another vocabulary.
+
+    Returns:
+        The most tokens to ask for: one more than fit, so that an answer that fills the context says so.
+    """
     if not prompt:
         raise invalid("the prompt is empty: give at least one token", "prompt")
     slots = model.engine.slots
-    most = min(slots, settings.limits.prompt_tokens or slots)
+    slides = settings.context_policy == "slide"
+    most = settings.limits.prompt_tokens or slots
+    if not slides:
+        most = min(slots, most)
     if len(prompt) > most:
         message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed: shorten it"
         raise invalid(message, code="context_length_exceeded")
     if not all(0 <= token < model.engine.vocab for token in prompt):
         raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
+    if slides:
+        return settings.limits.max_tokens or slots
     return slots - len(prompt) + 2  # the last token needs no slot
 
 
@@ -97,7 +102,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
     if isinstance(request, ChatRequest):
         wanted = request.max_completion_tokens or wanted or room
     wanted = wanted or COMPLETION_TOKENS
-    most = settings.limits.max_tokens
+    most = settings.limits.max_tokens or (room if settings.context_policy == "slide" else None)
     if most is None or wanted <= most:
         return min(wanted, room)
     if request.max_tokens is None and getattr(request, "max_completion_tokens", None) is None:
@@ -116,6 +121,7 @@ def _sampling(request: Request) -> Sampling:
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         seed=seed,
         logit_bias=request.logit_bias or {},
+        accept_top_p=request.shardmill.accept_top_p,
     )
 
 

@@ -1,4 +1,4 @@
-"""The requests, as OpenAI's interface has them. What can't be honoured is refused by name, never ignored.
+"""Requests in OpenAI's form. A field that can't be honoured is refused by name, never ignored.
 
 Fields that cannot change an answer (who asks, how to bill) are accepted and not used.
 """
@@ -40,11 +40,12 @@ class Strict(BaseModel):
 
 
 class Extension(Strict):
-    """`"shardmill": {...}`: what OpenAI's interface has no word for."""
+    """`"shardmill": {...}`: what OpenAI's interface has no field for."""
 
     drafter: Literal[DRAFTERS] | None = None  # type: ignore[valid-type]
     private: bool = False
     figures: bool = False
+    accept_top_p: float | None = Field(default=None, gt=0, le=1)
 
 
 class StreamOptions(Strict):
@@ -86,7 +87,7 @@ class Request(Strict):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.1, le=10)
     frequency_penalty: Literal[0] | None = None
     presence_penalty: Literal[0] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
@@ -114,7 +115,7 @@ class CompletionRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """Likeliest tokens to report; None: no log-probabilities."""
+        """How many of the likeliest tokens to report; None for no log-probabilities."""
         return self.logprobs
 
 
@@ -150,5 +151,5 @@ class ChatRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """Likeliest tokens to report; None: no log-probabilities."""
+        """How many of the likeliest tokens to report; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None

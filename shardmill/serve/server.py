@@ -11,11 +11,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import uvicorn
 
 from shardmill.errors import ShardmillError
 from shardmill.serve.app import create_app
+from shardmill.serve.connections import Connection, Lobby
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.settings import Settings
@@ -32,7 +34,7 @@ class Server(uvicorn.Server):
         self._worker, self._grace, self._announce = worker, grace, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says so once connections are accepted."""
+        """Announces the server once it accepts connections."""
         await super().startup(sockets)
         self._announce()
 
@@ -58,7 +60,12 @@ def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str
         model = load()
         metrics = Metrics()
         worker = Worker(
-            model, metrics, queue=settings.limits.queue, policy=settings.policy, draft_table=settings.draft_table
+            model,
+            metrics,
+            queue=settings.limits.queue,
+            policy=settings.policy,
+            draft_table=settings.draft_table,
+            context_policy=settings.context_policy,
         )
         server = make_server(model, worker, metrics, settings, lambda: announce(greeting(model, settings, listener)))
         worker.start()
@@ -73,11 +80,11 @@ def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str
 def make_server(
     model: Model, worker: Worker, metrics: Metrics, settings: Settings, announce: Callable[[], None]
 ) -> Server:
-    """The server around a worker that is still to be started."""
+    """Makes the server around a worker that has not been started yet."""
     limits = settings.limits
     config = uvicorn.Config(
         create_app(model, worker, metrics, settings),
-        http="h11",
+        http=partial(Connection, lobby=Lobby(limits)),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -88,7 +95,7 @@ def make_server(
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket at the address, not yet listening."""
+    """Binds a socket to the address; it does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -111,7 +118,7 @@ def greeting(model: Model, settings: Settings, listener: socket.socket) -> str:
 
 
 def _run(server: Server, listener: socket.socket) -> None:
-    """Runs the server. uvicorn raises a signal again after its shutdown; SIGTERM, once obeyed, shall not kill."""
+    """Runs the server. uvicorn raises a signal again after its shutdown; SIGTERM must not kill what has obeyed it."""
     if threading.current_thread() is not threading.main_thread():
         server.run(sockets=[listener])
         return

@@ -1,11 +1,11 @@
-"""What the person who starts a server decides."""
+"""The decisions of the person who starts a server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from shardmill.decode import ContextPolicy
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,10 @@ class Limits:
     Attributes:
         queue: requests that wait while one runs; one more is answered 429.
         open_requests: requests accepted and not yet delivered, whatever they wait for; one more is answered 429.
-        prompt_tokens, max_tokens: per request; None: as many as the context holds.
+        prompt_tokens, max_tokens: per request; None: as many as the context holds, also where it slides.
         body_bytes: longest request body. body_seconds: time that a client has to send it.
+        head_seconds: time that a connection has to send the head of a request, from its beginning or the last answer.
+        idle_connections: connections that may wait for a request; one more closes the one that waits longest.
         stall_seconds: time after which a reader who takes nothing of a stream is given up.
         grace_seconds: time that the running request has to finish once the server shuts down.
     """
@@ -27,6 +29,8 @@ class Limits:
     max_tokens: int | None = None
     body_bytes: int = 1 << 20
     body_seconds: float = 30.0
+    head_seconds: float = 10.0
+    idle_connections: int = 256
     stall_seconds: float = 60.0
     grace_seconds: float = 10.0
 
@@ -42,6 +46,7 @@ class Settings:
         draft_table: file that the drafter `learned` begins with, if there is one, and is saved to at the end.
         guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
             logits are less than this apart are run again alone; 0: none.
+        context_policy: what happens once the context is full: stop, or slide on.
     """
 
     host: str = "127.0.0.1"
@@ -51,9 +56,5 @@ class Settings:
     policy: str = "cost_model"
     draft_table: Path | None = None
     guard_margin: float = 0.0
+    context_policy: ContextPolicy = "stop"
     limits: Limits = field(default_factory=Limits)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
-        return self.host in LOOPBACK

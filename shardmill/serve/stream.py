@@ -1,4 +1,4 @@
-"""Answers over HTTP that notice when their reader leaves: whole ones, and streams of server-sent events."""
+"""Answers that notice when their client leaves: whole ones, and streams of server-sent events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`.
+    """Waits for `work` and returns its result.
 
     Raises:
         ClientGoneError: the client left first; `work` is cancelled.
@@ -48,8 +48,8 @@ async def _left(receive: Receive) -> None:
 async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True) -> None:
     """Sends a piece of an answer.
 
-    `asyncio.wait_for` would not do: up to Python 3.11 it loses a cancellation that comes together with the end of what
-    it waits for, and the answer would run on unread.
+    `asyncio.wait_for` is not enough: up to Python 3.11 it loses a cancellation that arrives together with the end of
+    what it waits for, and the answer would run on unread.
 
     Raises:
         TimeoutError: the reader took nothing for `stall` seconds.
@@ -59,7 +59,7 @@ async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True
 
 
 async def take_all(job: Job, items: list[Item]) -> list[Item]:
-    """All items of a job that yielded `items` so far."""
+    """Takes the rest of a job that has yielded `items` so far, and returns all."""
     while ending(items) is None:
         items += await job.take()
     return items

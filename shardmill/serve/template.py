@@ -16,7 +16,7 @@ def load_template(source: Path) -> ChatTemplate | None:
     Raises:
         ShardmillError: there is one, but transformers can't load the tokenizer that it belongs to.
     """
-    if not _has_template(source):
+    if not has_template(source):
         return None
     from transformers import AutoTokenizer
 
@@ -33,7 +33,12 @@ def load_template(source: Path) -> ChatTemplate | None:
     return render
 
 
-def _has_template(source: Path) -> bool:
+def has_template(source: Path) -> bool:
+    """Whether a checkpoint folder holds a chat template.
+
+    Raises:
+        ShardmillError: its tokenizer_config.json is damaged.
+    """
     if (source / "chat_template.jinja").is_file():
         return True
     file = source / "tokenizer_config.json"

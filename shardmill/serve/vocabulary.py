@@ -40,7 +40,7 @@ class Vocabulary:
         return token in self._special
 
     def bytes(self, token: int) -> bytes:
-        """UTF-8 bytes of the token; none for a number that the tokenizer does not know."""
+        """UTF-8 bytes of the token; empty if the tokenizer does not know the number."""
         if token in self._added:
             return self._added[token].encode()
         symbol = self._tokenizer.id_to_token(token)
@@ -52,5 +52,5 @@ class Vocabulary:
         return bytes([int(byte[1], 16)]) if byte else symbol.replace(_SPACE, " ").encode()
 
     def text(self, token: int) -> str:
-        """The token's text; U+FFFD for bytes that are no whole character."""
+        """The token's text, with U+FFFD for bytes that are not whole characters."""
         return self.bytes(token).decode(errors="replace")

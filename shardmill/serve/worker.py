@@ -1,4 +1,4 @@
-"""The one thread that runs the engine, and the bounded queue before it.
+"""The one thread that runs the engine, and the bounded queue in front of it.
 
 Requests run one at a time in the order of their arrival. The thread never waits for a client: it puts tokens into the
 job and goes on. It looks for a cancellation before every pass, those of a prompt included.
@@ -14,6 +14,7 @@ from collections import deque
 from pathlib import Path
 
 from shardmill.decode import (
+    ContextPolicy,
     DecodeError,
     Drafter,
     DraftPolicy,
@@ -26,6 +27,7 @@ from shardmill.decode import (
     generate,
     measure_widths,
 )
+from shardmill.decode.drafters.follow_file import Numbering
 from shardmill.serve.errors import ApiError, broken, invalid, shutting_down, too_busy
 from shardmill.serve.job import Done, Job
 from shardmill.serve.metrics import Metrics
@@ -36,22 +38,34 @@ LONGEST_RETRY = 60  # seconds; openai's client obeys no longer Retry-After
 
 
 class _CancelledError(Exception):
-    """The running job shall end."""
+    """The running job has been told to end."""
 
 
 class Worker:
     """Answers jobs with a model.
 
     Args:
-        queue: jobs that may wait while one runs. policy: how much is drafted, by name.
+        model: what answers; its engine is the worker's alone.
+        metrics: what is counted.
+        queue: jobs that may wait while one runs.
+        policy: how much is drafted, by name.
         draft_table: what `learned` begins with, if there is such a file; `close` writes it.
+        context_policy: what happens once the context is full.
 
     Raises:
-        DecodeError: the draft model has another vocabulary, no policy has that name, or the table is none.
+        DecodeError: the context is too small to slide, the draft model has another vocabulary, no policy has that
+            name, or the table is damaged or another model's, which is refused as it would be overwritten at the end.
     """
 
     def __init__(
-        self, model: Model, metrics: Metrics, *, queue: int, policy: str = "cost_model", draft_table: Path | None = None
+        self,
+        model: Model,
+        metrics: Metrics,
+        *,
+        queue: int,
+        policy: str = "cost_model",
+        draft_table: Path | None = None,
+        context_policy: ContextPolicy = "stop",
     ) -> None:
         self._model = model
         self._metrics = metrics
@@ -62,11 +76,13 @@ class Worker:
         self._changed = threading.Condition()
         self._seconds = 1.0  # what a request takes; a running average
         self._costs = measure_widths(model.engine)  # also the first, slow calls of each width
-        self._session = Session(model.engine)
+        self._context_policy = context_policy
+        self._session = Session(model.engine, context_policy=context_policy)
         self._policy, self._draft_table = policy, draft_table
+        self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
         self._learned = LearnedDrafter()
         if draft_table is not None and draft_table.exists():
-            self._learned.load(draft_table)
+            self._learned.load(draft_table, self._numbering)
         self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
         self._helpers_for("learned")
         if model.draft_session is not None:
@@ -74,12 +90,12 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Starts answering."""
         self._thread.start()
 
     @property
     def is_well(self) -> bool:
-        """Whether a request that comes now would be answered."""
+        """Whether a request that comes now will be answered."""
         return self._thread.is_alive() and not self._closing
 
     def submit(self, job: Job) -> None:
@@ -121,7 +137,7 @@ class Worker:
         self.refuse()
         self._thread.join(timeout)
         if self._draft_table is not None and not self._thread.is_alive():
-            self._learned.save(self._draft_table)
+            self._learned.save(self._draft_table, self._numbering)
 
     def cancel_running(self) -> None:
         """Ends the running job after its current pass."""
@@ -200,9 +216,9 @@ class Worker:
         return self._helpers[name]
 
     def _start_afresh(self) -> None:
-        """Forgets all that a failed request may have left half done."""
+        """Drops everything that a failed request may have left half done."""
         self._helpers.clear()
-        self._session = Session(self._model.engine)
+        self._session = Session(self._model.engine, context_policy=self._context_policy)
 
 
 def _stop_if_cancelled(job: Job) -> None:

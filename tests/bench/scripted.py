@@ -1,6 +1,6 @@
 """A model for the benchmark's tests: it counts to seven, over and over; also as a process:
 
-python -m tests.bench.scripted serve BUILD [OPTION ...]
+python -m bench.scripted serve BUILD [OPTION ...]
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def model(engine: Counter | None = None) -> Model:
 
 if __name__ == "__main__":
     from shardmill import cli
-    from shardmill.commands import serve
+    from shardmill.serve import load
 
-    serve.load_model = lambda *_: model()  # type: ignore[assignment]
+    load.load_model = lambda *_: model()  # type: ignore[assignment]
     cli.main()

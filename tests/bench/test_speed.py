@@ -26,7 +26,7 @@ from shardmill.bench.figures import Pair, Prefill
 from shardmill.bench.prompts import Prompt, tile
 from shardmill.bench.speed import Questions
 from shardmill.config import DRAFTERS, Benchmark
-from shardmill.decode import DRAFTERS as KNOWN
+from shardmill.decode.drafters import BY_ITSELF
 
 from .answers import answer, pair
 from .folder import build_folder, scripted_folder
@@ -223,9 +223,8 @@ def test_prompts_that_the_context_has_no_room_for_are_named(project: Path) -> No
 def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start apart from what follows; engine, machine and versions recorded; every key there."""
     scripted_folder(project)
-    root = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), *sys.path[1:]]))
-    serve = [sys.executable, "-m", "tests.bench.scripted", "serve", "none", "--port", "0"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]))
+    serve = [sys.executable, "-m", "bench.scripted", "serve", "none", "--port", "0"]
     monkeypatch.setattr(speed, "command", lambda *_: serve)
     got = json.loads(json.dumps(speed.benchmark(project, settings(tasks=("copying",), **TEXTS))))
     start = got["start"]
@@ -260,7 +259,7 @@ def test_the_command_measures_a_real_build(built: tiny.Build, project: Path) -> 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--drafter", "oracle"], "drafters.0: input should be 'none', 'ngram', 'suffix', 'learned' or 'mixed'"),
+        (["--drafter", "oracle"], "drafters.0: input should be 'none', 'ngram', 'suffix' or 'learned'"),
         (["--new-tokens", "1"], "new_tokens: input should be greater than or equal to 2, is 1"),
         (["--new-tokens", "0"], "new_tokens: input should be greater than or equal to 2, is 0"),
         (["--repetitions", "0"], "repetitions: input should be greater than or equal to 1, is 0"),
@@ -276,7 +275,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(
 
 def test_the_config_knows_the_drafters_there_are() -> None:
     """`draft_model` is not among them: it needs a second build."""
-    assert set(DRAFTERS) | {"draft_model"} == set(KNOWN)
+    assert DRAFTERS == BY_ITSELF
     with pytest.raises(ValidationError):
         settings(drafters=("draft_model",))
     with pytest.raises(ValidationError, match="new_tokens"):

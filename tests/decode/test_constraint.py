@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shardmill.decode import DecodeError, GrammarTokenizer, JsonSchema, Options, Sampling, Session, run
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
 
 from .scripted import OracleDrafter, ScriptedEngine
 

@@ -57,6 +57,8 @@ def test_a_draw_never_gives_an_impossible_token() -> None:
         {"min_p": 2},
         {"top_k": -1},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-320},  # divides logits into infinity
+        {"repetition_penalty": 1e4},
         {"seed": -1},
         {"seed": 2**64},
         {"accept_top_p": 0},

@@ -1,11 +1,16 @@
-"""What every drafter must do, and who says which cannot be made."""
+"""What every drafter must do and cannot do, and who says which cannot be made."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 
-from shardmill.decode import DecodeError, Session, create_drafter
-from shardmill.decode.drafters import DRAFTERS, RequestInfo
+from shardmill.decode import DecodeError, Options, Sampling, Session, create_drafter, run
+from shardmill.decode.drafters import DRAFTERS, Draft, RequestInfo
+from shardmill.decode.drafters.base import usable
+from shardmill.decode.policies import CostModel
 
-from .scripted import ScriptedEngine, repetitive
+from .scripted import OracleDrafter, ScriptedEngine, repetitive
 from .texts import text
 
 
@@ -30,6 +35,66 @@ def test_a_new_request_forgets_the_last_text(name: str) -> None:
     drafter.reset([7, 8, 9, 7])
     assert drafter.propose([7, 8, 9, 7], 2).tokens[:1] == (8,)
     assert not {1, 2, 3} & set(drafter.propose([7, 8, 9, 7], 3).tokens)
+
+
+class Hostile(OracleDrafter):
+    """Proposes what no engine could take, another way each time."""
+
+    drafts = (
+        Draft((50,)),
+        Draft((-1,)),
+        Draft((1 << 40, 3)),
+        Draft((3, 60, 4), (0.9, 0.9, 0.9)),
+        Draft(tuple(range(40))),
+        Draft((3, 4), (float("nan"), 2.0)),
+        Draft((3, 4), (-1.0, 0.5)),
+        Draft((3, 4), (0.5,)),
+        Draft((3,), distributions=np.ones((1, 60)) / 60),
+        Draft((3, 4), distributions=np.ones((1, 50)) / 50),
+        Draft((60,), distributions=np.ones((1, 50)) / 50),
+    )
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        self._passes += 1
+        return self.drafts[self._passes % len(self.drafts)]
+
+
+class Trusting(CostModel):
+    """Asks and verifies whatever comes, but learns from it as the default policy does."""
+
+    def limit(self, most: int) -> int:
+        return most
+
+    def length(self, draft: Draft) -> int:
+        super().length(draft)
+        return len(draft.tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_no_drafter_can_break_decoding(temperature: float) -> None:
+    """Tokens outside the vocabulary never reach the engine, nor does more than fits; the text is the plain one's."""
+    options = Options(sampling=Sampling(temperature=temperature, seed=5, repetition_penalty=1.1))
+    plain = run(Session(ScriptedEngine()), [1, 2, 3], max_new_tokens=80, options=options).tokens
+    hostile = Hostile((), 50)
+    result = run(
+        Session(ScriptedEngine()),
+        [1, 2, 3],
+        max_new_tokens=80,
+        drafter=hostile,
+        policy=Trusting((1, 4)),
+        options=options,
+    )
+    assert hostile._passes >= len(Hostile.drafts)
+    assert result.tokens == plain
+
+
+def test_a_cut_draft_keeps_what_belongs_to_its_tokens() -> None:
+    drawn = np.eye(5, 50)
+    whole = Draft((1, 2, 99, 4, 5), (0.9, 0.8, 0.7, 0.6, 0.5))
+    assert usable(whole, 5, 50) == Draft((1, 2), (0.9, 0.8))
+    assert usable(whole, 1, 50) == Draft((1,), (0.9,))
+    kept = usable(Draft((1, 2, 99, 4, 5), distributions=drawn), 5, 50)
+    assert kept.tokens == (1, 2) and kept.distributions is not None and np.array_equal(kept.distributions, drawn[:2])
 
 
 def draft_session(**settings: int) -> Session:

@@ -12,12 +12,14 @@ from shardmill.decode import DecodeError
 from shardmill.decode.drafters import RequestInfo
 from shardmill.decode.drafters.evidence import fitted, parse, situation
 from shardmill.decode.drafters.follow import KINDS, FollowTable, context_keys, halved
+from shardmill.decode.drafters.follow_file import Numbering
 from shardmill.decode.drafters.learned import LearnedDrafter
 
 from .texts import text
 
 SHARE = (1.0, 0.0, 0.0)  # weights of a kind of context: of a follower's share alone
 SILENT = (0.0, 0.0, 0.0)
+OURS = Numbering(30, "digest")
 
 
 def weighed(table: FollowTable, keys: Sequence[int], trust: float = 1.0) -> dict[int, float]:
@@ -153,8 +155,8 @@ def test_context_keys_tell_contexts_apart() -> None:
 def test_a_saved_table_proposes_the_same(seed: int, tmp_path: Path) -> None:
     drafter, again = LearnedDrafter(), LearnedDrafter()
     learn(drafter, *(text(seed + i, 100, vocab=30) for i in range(5)))
-    drafter.save(tmp_path / "table.npz")
-    again.load(tmp_path / "table.npz")
+    drafter.save(tmp_path / "table.npz", OURS)
+    again.load(tmp_path / "table.npz", OURS)
     assert again.pairs == drafter.pairs
     for i in range(30):
         context = text(100 + i, 12, vocab=30)
@@ -170,7 +172,35 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         elif content is not None:
             path.write_bytes(content)  # type: ignore[arg-type]
         with pytest.raises(DecodeError, match="no saved draft table"):
-            LearnedDrafter().load(path)
+            LearnedDrafter().load(path, OURS)
+
+
+@pytest.mark.parametrize(
+    ("numbering", "says"),
+    [(Numbering(200_064, "digest"), "with 200064 tokens, this one has 30"), (Numbering(30, "other"), "another token")],
+)
+def test_another_model_s_table_is_refused(numbering: Numbering, says: str, tmp_path: Path) -> None:
+    """Its numbers would stand for other words, or for none."""
+    drafter = LearnedDrafter()
+    learn(drafter, STORY)
+    drafter.save(tmp_path / "table.npz", numbering)
+    with pytest.raises(DecodeError, match=f"table.npz: this draft table was learned from a model .*{says}"):
+        LearnedDrafter().load(tmp_path / "table.npz", OURS)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("kind", 9), ("key", -1), ("key", 31), ("token", 30), ("token", -1), ("count", 0)]
+)
+def test_a_table_with_numbers_out_of_range_is_refused(column: str, value: int, tmp_path: Path) -> None:
+    """Whatever its header says: a token outside the vocabulary must not come in by a damaged file."""
+    content = {"kind": np.array([0]), "key": np.zeros((1, 3), int), "token": np.array([5]), "count": np.array([1])}
+    path, header = tmp_path / "table.npz", {"vocab": np.array(30), "tokenizer": np.array("digest")}
+    np.savez(path, **header, **content)
+    LearnedDrafter().load(path, OURS)
+    content[column] = np.full_like(content[column], value)
+    np.savez(path, **header, **content)
+    with pytest.raises(DecodeError, match="out of range"):
+        LearnedDrafter().load(path, OURS)
 
 
 def test_the_situation_is_the_longest_context_known_to_each() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardmill.decode import Options, Sampling, Session, create_drafter, create_policy, run
-from shardmill.decode.policies.base import AlwaysDraft, DraftPolicy
+from shardmill.decode import POLICIES, Options, Sampling, Session, create_drafter, create_policy, run
+from shardmill.decode.policies import AlwaysDraft, DraftPolicy
 
 from .clock import Clock, TimedEngine, clock
 
@@ -69,7 +69,7 @@ def sampled(clock: Clock, policy: Callable[[], DraftPolicy], constraint: Subset 
 
 
 @pytest.mark.parametrize("constraint", [None, Subset()])
-@pytest.mark.parametrize("policy", ["cost_model", "adaptive_k", "always"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_draft_model_keeps_the_distribution(clock: Clock, policy: str, constraint: Subset | None) -> None:
     tokens, verified = sampled(clock, lambda: create_policy(policy, sorted(COSTS), costs=COSTS), constraint)
     wanted = P * (ALLOWED if constraint else 1)

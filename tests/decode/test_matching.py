@@ -87,11 +87,3 @@ def test_suffix_stays_linear() -> None:
     for token in text(1, 3000, vocab=40):
         automaton.extend(token)
     assert len(automaton.next) < 6000
-
-
-def test_suffix_asks_for_a_match_as_long_as_told() -> None:
-    drafter = SuffixDrafter(shortest=2)
-    drafter.reset([1, 2, 3, 1])
-    assert drafter.propose([1, 2, 3, 1], 3) == Draft()
-    drafter.observe([2], 0)
-    assert drafter.propose([1, 2, 3, 1, 2], 1).tokens == (3,)

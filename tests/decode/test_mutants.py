@@ -6,9 +6,9 @@ import pytest
 
 from shardmill.decode import DecodeError, Session, create_drafter, run
 from shardmill.decode import verify as verify_module
-from shardmill.decode.accept import Verdict
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
+from shardmill.decode.verify import Outcome
 
 from .scripted import OracleDrafter, ScriptedEngine, repetitive
 
@@ -39,7 +39,7 @@ def broken(*, spoil: bool = True, eos: Collection[int] = ()) -> bool:
     return truth != drafted
 
 
-def seeds_loop(choose: Choose, draft: Sequence[int], eos: Collection[int], ends: object = None) -> Verdict:
+def seeds_loop(choose: Choose, draft: Sequence[int], eos: Collection[int], ends: object = None) -> Outcome:
     """The published loop: takes row 0 unseen, compares row i with draft i - 1."""
     tokens: list[int] = []
     for i in range(len(draft) + 1):
@@ -48,26 +48,26 @@ def seeds_loop(choose: Choose, draft: Sequence[int], eos: Collection[int], ends:
             tokens.append(predicted)
         else:
             break
-    return Verdict(tuple(tokens), len(tokens) - 1)
+    return Outcome(tuple(tokens), len(tokens) - 1)
 
 
 def bonus_from_the_wrong_row(
     choose: Choose, draft: Sequence[int], eos: Collection[int], ends: object = None
-) -> Verdict:
+) -> Outcome:
     """Always takes the bonus token from the last row."""
     accepted = 0
     while accepted < len(draft) and choose(accepted) == draft[accepted]:
         accepted += 1
-    return Verdict((*draft[:accepted], choose(len(draft))), accepted)
+    return Outcome((*draft[:accepted], choose(len(draft))), accepted)
 
 
-def eos_ignored(choose: Choose, draft: Sequence[int], eos: Collection[int], ends: object = None) -> Verdict:
+def eos_ignored(choose: Choose, draft: Sequence[int], eos: Collection[int], ends: object = None) -> Outcome:
     """Goes on behind an accepted EOS."""
     accepted = 0
     while accepted < len(draft) and choose(accepted) == draft[accepted]:
         accepted += 1
     tokens = (*draft[:accepted], choose(accepted))
-    return Verdict(tokens, accepted)
+    return Outcome(tokens, accepted)
 
 
 @pytest.mark.parametrize("mutant", [seeds_loop, bonus_from_the_wrong_row])
@@ -81,7 +81,7 @@ def test_an_eos_ignored_mid_draft_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     """The verdict must end at the EOS: a bonus token behind it would be emitted, or its slots kept."""
     eos = 0
 
-    def verdict(accept: Callable[..., Verdict]) -> Verdict:
+    def verdict(accept: Callable[..., Outcome]) -> Outcome:
         return accept(lambda i: (7, eos, 8, 9)[i], (7, eos, 8), {eos})
 
     assert verdict(verify_module.accept).tokens == (7, eos)

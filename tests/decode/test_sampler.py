@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shardmill.decode import DecodeError, Options, Sampling, Session, run
 from shardmill.decode.drafters import Draft
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.sampler import Sampler
 
 from .scripted import OracleDrafter, ScriptedEngine
@@ -142,6 +143,24 @@ def test_top_p_acceptance_is_lossy_and_off_by_default() -> None:
     lossy = Sampler(Sampling(accept_top_p=0.6), [0], 5)
     assert lossy.check(ROW, 1, None) == 1  # in the nucleus, though not the likeliest
     assert lossy.check(ROW, 2, None) == 0
+
+
+def test_top_p_acceptance_never_takes_what_cannot_be() -> None:
+    """Sums of probabilities fall short of 1 in their last bits, and the impossible would slip in behind."""
+
+    class Without3:
+        finished = False
+
+        def allowed(self) -> NDArray[np.bool_]:
+            return np.arange(50) != 3
+
+        def advance(self, token: int) -> None:
+            pass
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        sampler = Sampler(Sampling(accept_top_p=1.0), [0], 50, Without3())  # type: ignore[arg-type]
+        assert sampler.check(rng.random(50).astype(np.float32), 3, None) != 3
 
 
 def test_the_penalty_counts_prompt_and_output() -> None:

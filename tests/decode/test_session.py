@@ -122,3 +122,20 @@ def test_passes_whose_logits_nobody_asks_for_do_without_them() -> None:
     assert np.array_equal(row, expected)
     assert written == list(range(8))
     assert engine.calls == plain.calls
+
+
+def test_what_an_engine_cannot_go_back_to_is_run_again() -> None:
+    """A convolution keeps a few tokens only, so a shared prefix that ends before them is no use."""
+
+    class Forgetful(ScriptedEngine):
+        def rewindable(self, position: int) -> bool:
+            return position >= 6
+
+    text = list(range(10))
+    session = Session(Forgetful())
+    session.prefill(text)
+    assert session.prefill([*text[:7], 30, 31]).reused == 7
+    assert session.prefill([*text[:4], 40, 41]).reused == 0
+    fresh = Session(ScriptedEngine()).prefill([*text[:4], 40, 41])
+    assert np.array_equal(session.prefill([*text[:4], 40, 41]).row, fresh.row)
+    assert Session(Forgetful()).prefill(text).held == 10

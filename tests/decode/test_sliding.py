@@ -6,7 +6,7 @@ import pytest
 from shardmill.decode.drafters import create_drafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.generate import run
-from shardmill.decode.policies.base import AlwaysDraft
+from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.session import Session
 from shardmill.decode.slots import Ring
 
@@ -69,7 +69,7 @@ def test_a_ring_never_overwrites_what_is_visible() -> None:
 
 
 def test_a_ring_too_small_to_slide_is_refused() -> None:
-    with pytest.raises(DecodeError, match="8 slots cannot slide"):
+    with pytest.raises(DecodeError, match="a context of 8 tokens is too small to slide"):
         Session(ScriptedEngine(slots=8), context_policy="slide", sinks=4, block=4)
     with pytest.raises(DecodeError, match="must be stop or slide"):
         Session(ScriptedEngine(), context_policy="roll")  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def speed() -> dict[str, Any]:
             "text": "some/code.txt",
             "repetitions": 3,
             "new_tokens": 40,
-            "drafters": ["none", "ngram", "mixed"],
+            "drafters": ["none", "ngram", "learned"],
             "widths": [1, 4],
         },
         "start": {
@@ -115,13 +115,13 @@ def speed() -> dict[str, Any]:
         "sweep": [
             drafter("none", 1.01, 1.0, prompt_tokens=100, prompts=1),
             drafter("ngram", 1.457, 1.83, prompt_tokens=100, prompts=1),
-            drafter("mixed", 1.56, 1.84, prompt_tokens=100, prompts=1),
+            drafter("learned", 1.56, 1.84, prompt_tokens=100, prompts=1),
             drafter("ngram", 1.62, 1.85, prompt_tokens=372, prompts=1),
-            drafter("mixed", 1.59, 1.86, prompt_tokens=372, prompts=1),
+            drafter("learned", 1.59, 1.86, prompt_tokens=372, prompts=1),
         ],
         "tasks": [
             drafter("ngram", 1.17, 1.47, task="code_edit", prompts=2),
-            drafter("mixed", 1.18, 1.48, task="code_edit", prompts=2),
+            drafter("learned", 1.18, 1.48, task="code_edit", prompts=2),
             drafter("ngram", 0.98, 1.09, task="free_text", prompts=2),
         ],
         "not_run": [

@@ -136,7 +136,7 @@ def test_benchmark_names_engine_machine_and_what_was_run(page: str) -> None:
     assert "portable engine (CPU, torch) torch 2.13.0" in benchmark and "Quiet CPU" in benchmark
     assert "8 cores, 4 threads used, fp32, Python 3.12.1" in benchmark
     assert "2 prompt lengths of some/code.txt, 2 tasks" in benchmark
-    assert "each 3 times per drafter: none, ngram, mixed; up to 40 new tokens" in benchmark
+    assert "each 3 times per drafter: none, ngram, learned; up to 40 new tokens" in benchmark
     assert "ready after 4.6 s" in benchmark and "took 0.75 s the first time, 0.25 s later" in benchmark
     assert "Tiled code is the best case" in benchmark
     assert "say nothing about the Neural Engine" in benchmark

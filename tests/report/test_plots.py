@@ -51,7 +51,7 @@ def test_every_question_has_its_drawing(drawn: list[Plot]) -> None:
 def test_drafters_are_named_and_the_control_is_not_drawn(drawn: list[Plot]) -> None:
     """T = 1 against itself is the line at 1, not a drafter."""
     for plot in (drawn[0], *drawn[2:]):
-        assert {"ngram", "mixed"} <= set(words(plot))
+        assert {"ngram", "learned"} <= set(words(plot))
         assert "none" not in words(plot)
 
 

@@ -20,7 +20,7 @@ def test_rows_stand_under_what_they_are_of() -> None:
 
 
 def test_the_control_is_no_drafter() -> None:
-    assert drafters(sample.speed()["sweep"]) == ("ngram", "mixed")
+    assert drafters(sample.speed()["sweep"]) == ("ngram", "learned")
 
 
 def test_shares_by_position_are_of_all_drafts_together() -> None:
@@ -28,7 +28,7 @@ def test_shares_by_position_are_of_all_drafts_together() -> None:
     rows = [
         sample.drafter("ngram", 1, 1, task="one") | {"live": sample.accepted(1, [90, 100], [5, 10])},
         sample.drafter("ngram", 1, 1, task="two") | {"live": sample.accepted(1, [0, 2])},
-        sample.drafter("mixed", 1, 1, task="two"),
+        sample.drafter("learned", 1, 1, task="two"),
     ]
     assert by_position(rows, "ngram", "live") == pytest.approx([90 / 102, 0.5])
     assert by_position(rows, "ngram", "oracle") == pytest.approx([0.5, 22 / 40])

@@ -15,6 +15,7 @@ import tiny
 import torch
 from numpy.typing import NDArray
 
+from shardmill.decode import Session, create_drafter, create_policy, run
 from shardmill.errors import ShardmillError
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
@@ -195,6 +196,21 @@ def test_long_factors_are_used_throughout_a_context_over_the_original_length(bui
     expected = expected_logits(long, tiny.dequantised(long))
     assert worst_row(fed(long.text, [4], through_engine(load(long))), expected) <= TOLERANCE
     assert worst_row(expected_logits(built), expected_logits(long)) > 100 * TOLERANCE
+
+
+@pytest.mark.usefixtures("fp32")
+def test_a_sliding_context_says_the_same_whatever_drafts(built: tiny.Build) -> None:
+    """Far past the slots and the rotary tables, on the real programs: drafts of any kind change no token."""
+    prompt = list(built.text[:20])
+
+    def decode(drafter: str, policy: str) -> tuple[int, ...]:
+        session = Session(load(built), context_policy="slide")
+        helpers = create_drafter(drafter), create_policy(policy, session.widths)
+        return run(session, prompt, max_new_tokens=2 * tiny.CONTEXT, drafter=helpers[0], policy=helpers[1]).tokens
+
+    plain = decode("none", "always")
+    assert len(plain) == 2 * tiny.CONTEXT
+    assert decode("suffix", "always") == decode("learned", "cost_model") == plain
 
 
 def test_masks_are_finite_and_exactly_those_of_the_contract() -> None:

@@ -72,7 +72,12 @@ def running(model: Model, settings: Settings | None = None, send_buffer: int = 0
     settings = settings or Settings(port=0)
     metrics = Metrics()
     worker = Worker(
-        model, metrics, queue=settings.limits.queue, policy=settings.policy, draft_table=settings.draft_table
+        model,
+        metrics,
+        queue=settings.limits.queue,
+        policy=settings.policy,
+        draft_table=settings.draft_table,
+        context_policy=settings.context_policy,
     )
     listener = bind(settings)
     if send_buffer:

@@ -14,12 +14,15 @@ from typer.testing import CliRunner, Result
 
 from shardmill import cli
 from shardmill.commands import chat as chat_command
-from shardmill.commands import generate as generate_command
-from shardmill.commands import serve as serve_command
 from shardmill.decode import DecodeError, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
+from shardmill.runtime import load as runtime_load
+from shardmill.serve import server
 from shardmill.serve.conversation import Conversation, Talk
+from shardmill.serve.errors import ApiError
+from shardmill.serve.load import load_model
 from shardmill.serve.metrics import Metrics
+from shardmill.serve.settings import Settings
 from shardmill.serve.template import load_template
 from shardmill.serve.worker import Worker
 
@@ -38,7 +41,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     byte_tokenizer().save(str(source / "tokenizer.json"))
     configure(tmp_path)
     (tmp_path / "model.json").write_text(json.dumps(manifest(model=NAME, eos_token_ids=[END])))
-    monkeypatch.setattr(serve_command, "load_engine", lambda *_: Speaker(slots=512))
+    monkeypatch.setattr(runtime_load, "load_engine", lambda *_: Speaker(slots=512))
     return tmp_path
 
 
@@ -54,9 +57,9 @@ def shardmill(*arguments: object, keys: str | None = None) -> Result:
 
 def test_a_build_becomes_a_model(build: Path) -> None:
     """Name, end tokens and the template of the checkpoint, rendered by transformers."""
-    assert serve_command.load_model(build, None, "fp32").template is None
+    assert load_model(build, None, "fp32").template is None
     configure(build, chat_template=TEMPLATE)
-    model = serve_command.load_model(build, None, "fp32")
+    model = load_model(build, None, "fp32")
     assert (model.name, model.eos) == (NAME, (END,)) and len(model.fingerprint) == 64
     assert model.template is not None
     assert model.template([{"role": "user", "content": "hi"}]) == "[user]hi\n[a]"
@@ -89,6 +92,23 @@ def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: st
     result = shardmill("serve", build, *options)
     assert result.exit_code == 1 and says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 + ("--host" in options)  # and the warning about no API key
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [("k\n", None), (" k ", None), ("\n", "is empty"), ("a b", "white space"), ("a\nb", "white space")]
+)
+def test_an_api_key_that_no_client_can_send_is_told(
+    build: Path, monkeypatch: pytest.MonkeyPatch, key: str, says: str | None
+) -> None:
+    """A file's line break is no part of it."""
+    started: list[Settings] = []
+    monkeypatch.setattr(server, "serve", lambda load, settings, announce: started.append(settings))
+    monkeypatch.setenv("SHARDMILL_API_KEY", key)
+    result = shardmill("serve", build)
+    if says is None:
+        assert result.exit_code == 0 and started[0].api_key == "k"
+    else:
+        assert result.exit_code == 1 and says in result.stderr and result.stderr.count("\n") == 1 and not started
 
 
 def test_a_draft_model_of_another_vocabulary_is_told_at_the_start() -> None:
@@ -125,6 +145,13 @@ def test_an_error_ends_the_turn_not_the_talk(build: Path) -> None:
     assert "the prompt has 600 tokens" in result.stdout and "[5 tokens" in result.stdout
 
 
+def test_a_line_that_is_no_text_ends_the_turn_only(build: Path) -> None:
+    """A terminal may send bytes that are no UTF-8."""
+    model = load_model(build, None, "fp32")
+    with pytest.raises(ApiError, match="no valid Unicode"):
+        Conversation(model).prompt("\udcff")
+
+
 def test_a_conversation_reuses_what_was_said() -> None:
     """Each turn's prompt begins with the one before and its answer, so only the new line is run."""
     model = fake_model(chat=True)
@@ -145,6 +172,15 @@ def test_a_text_that_goes_on_begins_with_all_that_was_there() -> None:
     assert model.tokenizer.decode(list(conversation.prompt("ho"))) == f"hi{answer}\nho"
     conversation.clear()
     assert model.tokenizer.decode(list(conversation.prompt("ho"))) == "ho"
+
+
+def test_a_talk_may_outgrow_the_context(build: Path) -> None:
+    """With a sliding context; without, the turn that does not fit is refused."""
+    lines = "\n".join("x" * 100 for _ in range(8)) + "\n"
+    refused = shardmill("chat", build, "--max-new-tokens", 5, keys=lines)
+    assert "the context 512" in refused.stdout
+    slid = shardmill("chat", build, "--max-new-tokens", 5, "--context-policy", "slide", keys=lines)
+    assert slid.stdout.count("[5 tokens") == 8 and "the context" not in slid.stdout.replace("--context", "")
 
 
 def test_ctrl_c_stops_the_answer_between_passes() -> None:
@@ -182,12 +218,11 @@ def test_the_precision_asked_for_reaches_the_engine(
     """fp32 unless told otherwise: there wide passes agree with single ones."""
     asked = []
 
-    def load(folder: Path, precision: str) -> Speaker:
+    def load_engine(folder: Path, precision: str) -> Speaker:
         asked.append(precision)
         return Speaker(slots=512)
 
-    monkeypatch.setattr(generate_command, "load_engine", load)
-    monkeypatch.setattr(serve_command, "load_engine", load)
+    monkeypatch.setattr(runtime_load, "load_engine", load_engine)
     for command in (("chat", build), ("generate", build, "--prompt", "a", "--max-new-tokens", 2)):
         assert shardmill(*command, *options, keys="/exit\n").exit_code == 0
     assert asked == [options[1] if options else "fp32"] * 2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import openai
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from shardmill.decode import Options, Sampling, Session, run
+from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.settings import Limits, Settings
 
 from .fake import NAME, Reciter, Speaker, fake_model
@@ -32,7 +37,7 @@ def alone(prompt: str, tokens: int, sampling: Sampling | None = None) -> str:
     """What plain decoding on a fresh engine says."""
     model = fake_model(Speaker())
     prompt_tokens = model.encode(prompt)
-    options = Options(sampling=sampling or Sampling(), detokenize=model.text_after(prompt_tokens))
+    options = Options(sampling=sampling or Sampling(), detokenize=model.decode)
     return run(Session(model.engine), prompt_tokens, max_new_tokens=tokens, eos=model.eos, options=options).text
 
 
@@ -90,6 +95,27 @@ def test_a_stop_string_over_several_tokens_never_shows(reciter: Running, stream:
     assert tokens == len(expected.encode())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_that_begins_inside_a_token_never_shows(stream: bool) -> None:
+    """Nor does the token's log-probability, which would tell it: the text before it is out, its entry is not."""
+    words = Tokenizer(models.WordLevel({"one": 0, " two": 1, " three": 2, "<|end|>": 3}, unk_token="one"))
+    words.decoder = decoders.Fuse()
+
+    class Counting(Speaker):
+        vocab = 4
+
+        def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+            return np.eye(4, dtype=np.float32)[[min(p + 1, 3) for p in positions]] * 20
+
+    model = replace(fake_model(), engine=Counting(), tokenizer=words, eos=(3,))
+    for stop, text, tokens in (("three", " two ", [" two"]), ("two", " ", []), (" three", " two", [" two"])):
+        with running(model) as up:
+            answer = up.client().completions.create(**ask(prompt=[0], stop=[stop], logprobs=1, stream=stream))
+            choices = [c.choices[0] for c in answer] if stream else [answer.choices[0]]
+        assert "".join(c.text for c in choices) == text
+        assert [t for c in choices if c.logprobs is not None for t in c.logprobs.tokens or ()] == tokens
+
+
 def test_a_seed_gives_the_same_answer_again(server: Running) -> None:
     """Whatever ran in between; another seed, and no seed, give others."""
     create = server.client().completions.create
@@ -142,7 +168,7 @@ def test_a_prompt_may_be_tokens(server: Running) -> None:
     assert server.client().completions.create(**ask(prompt=["Once upon a time"])).choices[0].text == text
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "suffix", "learned", "mixed"])
+@pytest.mark.parametrize("drafter", BY_ITSELF)
 def test_a_drafter_changes_nothing_but_speed(server: Running, drafter: str) -> None:
     """Every drafter that a request may name gives the same text; figures say what it took."""
     extra = {"shardmill": {"drafter": drafter, "private": True, "figures": True}}
@@ -155,7 +181,7 @@ def test_a_drafter_changes_nothing_but_speed(server: Running, drafter: str) -> N
         assert sum(figures["drafted"]) == 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "learned", "mixed"])
+@pytest.mark.parametrize("drafter", [name for name in BY_ITSELF if name != "none"])
 def test_drafts_of_a_repetitive_text_are_accepted(drafter: str) -> None:
     """The request's drafter is really asked."""
     text = "the fox and the hen " * 10
@@ -177,6 +203,49 @@ def test_the_guard_runs_close_rows_again(margin: float) -> None:
     rows = sum(a + 1 for a, d in zip(figures["accepted"], figures["drafted"], strict=True) if d)
     assert figures["verified_again"] == (rows if margin else 0)
     assert len(figures["pass_seconds"]) == figures["passes"]
+
+
+def test_lossy_acceptance_says_so(server: Running) -> None:
+    """Unasked, in a whole answer and in a stream's last chunk; an exact answer says nothing."""
+    lossy = {"shardmill": {"accept_top_p": 0.9}}
+    assert server.client().completions.create(**ask(), extra_body=lossy).model_extra == {"shardmill": {"lossy": True}}
+    *_, last = server.client().completions.create(**ask(), extra_body=lossy, stream=True)
+    assert last.model_extra == {"shardmill": {"lossy": True}}
+    assert not server.client().completions.create(**ask()).model_extra
+
+
+def test_a_loose_draft_is_accepted_only_where_that_was_asked_for() -> None:
+    """At 1 every draft is taken that is not impossible, so the text is another one."""
+    text, options = "abcabcabcabcabc", {"figures": True, "drafter": "suffix"}
+    with running(fake_model(), Settings(port=0, policy="always")) as up:
+        exact, loose = (
+            up.post(ask(prompt=text, max_tokens=60, shardmill={**options, **more}))[1]
+            for more in ({}, {"accept_top_p": 1.0})
+        )
+    assert exact["choices"][0]["text"] == alone(text, 60) != loose["choices"][0]["text"]
+    assert loose["shardmill"]["accepted"] == loose["shardmill"]["drafted"] and sum(loose["shardmill"]["drafted"]) > 0
+
+
+@pytest.mark.parametrize("drafter", BY_ITSELF)
+def test_a_sliding_context_goes_on(drafter: str) -> None:
+    """Prompts and answers past the context, as far as the limits let them; the answer is the same whatever drafts."""
+    limits = Limits(prompt_tokens=600, max_tokens=400)
+    expected = run(
+        Session(Speaker(), context_policy="slide"), fake_model().encode("many words " * 40), max_new_tokens=400
+    ).tokens
+    with running(fake_model(), Settings(port=0, limits=limits, context_policy="slide", policy="always")) as up:
+        request = ask(prompt="many words " * 40, max_tokens=400, shardmill={"drafter": drafter, "figures": True})
+        figures = up.post(request)[1]["shardmill"]
+    assert figures["tokens"] == list(expected) and figures["finish_reason"] == "length"
+
+
+def test_a_sliding_context_keeps_the_context_s_limits_unless_told() -> None:
+    """An endless answer, or a prompt whose beginning would be forgotten, is the choice of who starts the server."""
+    with running(fake_model(), Settings(port=0, context_policy="slide")) as up:
+        status, answer = up.post(ask(max_tokens=257))
+        assert (status, answer["error"]["message"]) == (400, "max_tokens is 257, at most 256 are allowed")
+        assert up.post(ask(prompt="x" * 257))[0] == 400
+        assert up.post(ask(prompt="x" * 250, max_tokens=100))[1]["usage"]["completion_tokens"] == 100
 
 
 def test_a_shared_prefix_is_not_run_again(server: Running) -> None:

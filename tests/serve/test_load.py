@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.settings import Limits, Settings
 
 from .fake import NAME, Speaker, fake_model
@@ -22,7 +23,7 @@ WORDS = ("fox", "hen", "owl", "東京", "a long tale of many words about")
 
 def one_of_many(i: int) -> dict[str, Any]:
     """Requests of different lengths, drafters and temperatures, some sharing beginnings."""
-    drafter = ("none", "ngram", "suffix", "learned", "mixed")[i % 5]
+    drafter = BY_ITSELF[i % len(BY_ITSELF)]
     return ask(
         prompt=f"Tell me about the {WORDS[i % 5]} {i // 10}",
         max_tokens=8 + i % 17,

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from shardmill.serve.loopback import is_loopback, may_be_asked_for
 from shardmill.serve.settings import Limits, Settings
 
 from .fake import NAME, Broken, fake_model
@@ -45,6 +46,8 @@ def locked() -> Iterator[Running]:
         ({"stop": ["a"] * 17}, "stop: must be a text of 1 to 256 characters or a list of at most 16", "stop"),
         ({"stop": ""}, "stop: must be a text of 1 to 256", "stop"),
         ({"stop": ["a", ""]}, "stop: must be a text of 1 to 256", "stop"),
+        ({"repetition_penalty": 1e-320, "temperature": 1}, "repetition_penalty: ", "repetition_penalty"),
+        ({"repetition_penalty": 11}, "repetition_penalty: ", "repetition_penalty"),
         ({"logprobs": 21}, "logprobs: ", "logprobs"),
         ({"logit_bias": {"999": 1}}, "logit_bias names token 999", None),
         ({"tools": [{"type": "function"}]}, "'tools' is not supported", None),
@@ -162,10 +165,41 @@ def test_the_right_key_opens(locked: Running) -> None:
         locked.client("wrong").models.list()
 
 
-@pytest.mark.parametrize(("host", "status"), [("evil.example", 403), ("localhost:80", 200), ("[::1]:1", 200)])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("192.168.0.1", 403),
+        ("localhost:80", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.2:80", 200),
+        ("[::1]:1", 200),
+        ("[0:0:0:0:0:0:0:1]", 200),
+    ],
+)
 def test_a_loopback_server_has_loopback_names_only(server: Running, host: str, status: int) -> None:
     """A web page whose name resolves to 127.0.0.1 can't use it (DNS rebinding)."""
     assert server.request("GET", "/health", headers={"Host": host})[0] == status
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "LOCALHOST", "::1", "0:0:0:0:0:0:0:1", "127.1",
+                                  "::ffff:127.0.0.1"])  # fmt: skip
+def test_a_loopback_address_is_one_however_it_is_written(host: str) -> None:
+    """By any spelling the Host check applies, and no warning is needed."""
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "no.such.host.invalid", "", "127.0.0.1.invalid"])
+def test_other_addresses_are_none(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_a_server_may_be_asked_for_by_the_name_it_was_given() -> None:
+    """Debian lets a machine's own name mean 127.0.1.1."""
+    assert may_be_asked_for("MyHost:8000", "myhost")
+    assert not may_be_asked_for("evil.example", "myhost")
 
 
 def raw(server: Running, request: bytes) -> bytes:

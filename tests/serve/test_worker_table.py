@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.decode import DecodeError
+from shardmill.decode import DecodeError, LearnedDrafter
+from shardmill.decode.drafters.follow_file import Numbering
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.settings import Settings
 from shardmill.serve.worker import Worker
@@ -25,11 +26,21 @@ def passes(settings: Settings, drafter: str) -> int:
 
 
 def test_a_table_is_written_at_the_end_and_read_at_the_start(tmp_path: Path) -> None:
-    """`learned` fills it, and `mixed` has the use of it, in a server of another day."""
+    """`learned` fills it, and has the use of it in a server of another day."""
     settings = Settings(port=0, policy="always", draft_table=tmp_path / "table.npz")
     first = passes(settings, "learned")
-    assert passes(settings, "mixed") < first
+    assert passes(settings, "learned") < first
     assert [file.name for file in tmp_path.iterdir()] == ["table.npz"]
+
+
+def test_another_model_s_table_is_refused_and_kept(tmp_path: Path) -> None:
+    """At the start, by name: it would make every request fail, or be overwritten at the end."""
+    file = tmp_path / "table.npz"
+    LearnedDrafter().save(file, Numbering(257, "another"))
+    before = file.read_bytes()
+    with pytest.raises(DecodeError, match=r"table\.npz: this draft table was learned from a model with another token"):
+        Worker(fake_model(), Metrics(), queue=1, draft_table=file)
+    assert file.read_bytes() == before
 
 
 def test_nothing_is_written_unless_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

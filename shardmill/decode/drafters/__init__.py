@@ -5,25 +5,33 @@ from collections.abc import Callable
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.drafters.learned import LearnedDrafter
-from shardmill.decode.drafters.mixed import MixedDrafter
 from shardmill.decode.drafters.ngram import NgramDrafter
 from shardmill.decode.drafters.none import NoDrafter
 from shardmill.decode.drafters.suffix import SuffixDrafter
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.session import Session
 
-__all__ = ["DRAFTERS", "EMPTY", "PLAIN", "Draft", "Drafter", "RequestInfo", "create_drafter"]
+__all__ = [
+    "BY_ITSELF",
+    "DRAFTERS",
+    "DRAFT_MODEL",
+    "EMPTY",
+    "PLAIN",
+    "Draft",
+    "Drafter",
+    "RequestInfo",
+    "create_drafter",
+]
 
-DRAFTERS = ("none", "ngram", "suffix", "learned", "mixed", "draft_model")
-
-_BY_NAME: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {
+_BY_ITSELF: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {  # what needs no second model
     "none": lambda _: NoDrafter(),
     "ngram": lambda _: NgramDrafter(),
     "suffix": lambda _: SuffixDrafter(),
     "learned": lambda learned: learned or LearnedDrafter(),
-    # The table knows contexts of up to three tokens: the automaton is for longer ones.
-    "mixed": lambda learned: MixedDrafter([SuffixDrafter(shortest=4), learned or LearnedDrafter()]),
 }
+DRAFT_MODEL = "draft_model"
+BY_ITSELF = tuple(_BY_ITSELF)
+DRAFTERS = (*BY_ITSELF, DRAFT_MODEL)
 
 
 def create_drafter(
@@ -38,16 +46,15 @@ def create_drafter(
     Args:
         draft_session: for `draft_model`: a session on the draft model's engine.
         vocab: for `draft_model`: the target's vocabulary; by default the draft model's.
-        learned: for `learned` and `mixed`: the one that they shall use, with its table. Drafters that share one may
-            not serve two requests at a time.
+        learned: for `learned`: the one to use, with its table; by default a new one.
 
     Raises:
         DecodeError: no drafter has that name, or `draft_model` lacks its session.
     """
-    if name == "draft_model":
+    if name == DRAFT_MODEL:
         if draft_session is None:
             raise DecodeError("drafter draft_model needs a draft model: give the session of one")
         return DraftModelDrafter(draft_session, vocab=vocab or draft_session.engine.vocab)
-    if name not in _BY_NAME:
+    if name not in _BY_ITSELF:
         raise DecodeError(f"no drafter is called {name!r}: use one of {', '.join(DRAFTERS)}")
-    return _BY_NAME[name](learned)
+    return _BY_ITSELF[name](learned)

@@ -5,7 +5,7 @@ The caller says what happened: `reset` at the start of a request, `propose` befo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,11 +17,11 @@ class Draft:
     """Proposed tokens.
 
     Attributes:
-        confidence: per token, the drafter's estimate that it is right given that those before it are; may
-            be empty, and is where the tokens were drawn: whether a draw is verified must not depend on
-            it, or what was drawn would change what comes out.
-        distributions: float [k, V], what each token was drawn from; None where the tokens were not drawn
-            but chosen.
+        tokens: the tokens, in order.
+        confidence: per token, the drafter's estimate that it is right given that those before it are. May be empty, and
+            must be where the tokens were drawn at random: if a draw's verification depended on its confidence, the
+            draw would change what comes out.
+        distributions: float [k, V], what each token was drawn from; None if the tokens were chosen, not drawn.
     """
 
     tokens: tuple[int, ...] = ()
@@ -32,13 +32,39 @@ class Draft:
 EMPTY = Draft()
 
 
+def usable(draft: Draft, limit: int, vocab: int) -> Draft:
+    """The part of `draft` that an engine can be asked to verify, so that no drafter can break decoding.
+
+    It ends at `limit`, or before the first token outside the vocabulary. Confidences that do not fit the tokens are
+    dropped. Without fitting distributions a draw cannot be verified, so nothing of it is left.
+    """
+    tokens = draft.tokens[:limit]
+    length = next((i for i, token in enumerate(tokens) if not 0 <= token < vocab), len(tokens))
+    if draft.distributions is not None and draft.distributions.shape != (len(draft.tokens), vocab):
+        return EMPTY
+    sure = draft.confidence
+    if sure and (len(sure) != len(draft.tokens) or not all(0 <= c <= 1 for c in sure)):
+        draft = replace(draft, confidence=())
+    return cut(draft, length)
+
+
+def cut(draft: Draft, length: int) -> Draft:
+    """The first `length` tokens of `draft`, with what belongs to them."""
+    if length >= len(draft.tokens):
+        return draft
+    distributions = None if draft.distributions is None else draft.distributions[:length]
+    return replace(
+        draft, tokens=draft.tokens[:length], confidence=draft.confidence[:length], distributions=distributions
+    )
+
+
 @dataclass(frozen=True)
 class RequestInfo:
-    """What a drafter may want to know of a request.
+    """What a drafter may want to know about a request.
 
     Attributes:
-        private: nothing of the request may be kept, and nothing kept from others used.
-        temperature: the model's; a drafter that draws its drafts at random does so at the same one.
+        private: nothing of the request may be kept, and nothing kept from other requests may be used.
+        temperature: the model's; a drafter that draws at random draws at the same temperature.
         seed: the request's; drafts drawn at random depend on nothing else.
     """
 
@@ -64,7 +90,7 @@ class Drafter(Protocol):
         """At most `limit` tokens to follow `context`, which is the prompt and all emitted tokens."""
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
-        """The last pass emitted these tokens, the first `accepted` of them drafted."""
+        """Learns what the last pass emitted; the first `accepted` of these tokens were drafted."""
 
     def finish(self) -> None:
         """Ends the request."""

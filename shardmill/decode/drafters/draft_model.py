@@ -1,7 +1,7 @@
 """Drafts from a second, smaller model with the same vocabulary, in a session of its own.
 
-Its cache holds what it drafted. Once the target has answered, it is cut back to what was accepted, and
-the next proposal feeds only what it lacks.
+Its cache holds what it drafted. Once the target has answered, the cache is cut back to what was accepted, and the next
+proposal feeds only what is missing.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,7 @@ _STREAM = 1  # of the request's randomness; the target draws from stream 0
 
 
 class DraftModelDrafter:
-    """A small model's own continuation: its argmax, or at a temperature a draw together with its
-    distribution.
+    """Proposes a small model's own continuation: its argmax, or at a temperature a draw with its distribution.
 
     Args:
         session: a session on the draft model's engine, for this drafter alone.
@@ -91,7 +90,7 @@ class DraftModelDrafter:
         return row
 
     def _probabilities(self, row: Logits) -> Probabilities:
-        """What a draft is drawn from, [V]; the model's own distribution where it is not drawn."""
+        """The distribution [V] that a draft is drawn from, or, if it is not drawn, the model's own."""
         temperature = self._sampling.temperature or 1.0
         return probabilities(row.astype(np.float64), Sampling(temperature=temperature))
 

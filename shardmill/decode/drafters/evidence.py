@@ -1,4 +1,4 @@
-"""What contexts are worth as evidence of the next token: weights fitted by tools/fit_evidence.py.
+"""How much each kind of context says about the next token: weights fitted by tools/fit_evidence.py.
 
 A token's score is the sum of what its contexts add (follow.py), each times a trust that depends on how long a
 context is known in the text itself and in the table, and of a bonus for tokens that the text already holds. The
@@ -26,7 +26,7 @@ class Evidence:
 
     Attributes:
         own, table: by kind of context, of the text itself and of earlier ones; None for kinds that are not kept. The
-            first three, the contexts without a gap, always are: by them a situation is told.
+            first three, the contexts without a gap, are always kept: they determine the situation.
         own_trust, table_trust: by situation (see `situation`), one for each kept kind.
         held: bonus of a token that the text holds 0, 1, ... `OFTEN` times. none: exponential of the score of none.
     """
@@ -41,12 +41,12 @@ class Evidence:
 
 @cache
 def fitted() -> Evidence:
-    """The weights that were fitted."""
+    """Reads the fitted weights."""
     return parse(json.loads(FILE.read_text(encoding="utf-8")))
 
 
 def parse(content: Mapping[str, Any]) -> Evidence:
-    """Weights from the content of such a file."""
+    """Makes the weights from the content of their file."""
     by_count, present = content["held"]
     return Evidence(
         own=tuple(_weights(row) for row in content["own"]),
@@ -59,7 +59,7 @@ def parse(content: Mapping[str, Any]) -> Evidence:
 
 
 def situation(own: Found, table: Found) -> int:
-    """Index of how long a context, of up to three tokens, the text and the table know."""
+    """Index of the longest contexts, up to three tokens each, that the text and the table know."""
     return 4 * _longest(own) + _longest(table)
 
 

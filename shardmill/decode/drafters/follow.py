@@ -1,4 +1,4 @@
-"""Counts of what followed a context, for several kinds of context at once, and what they are evidence of.
+"""Counts what followed each context, for several kinds of context at once, and scores the next token by the counts.
 
 Besides the last one to three tokens, contexts with gaps are kept: lists and tables repeat their frame
 around a word that is new. One kind pairs a token with what followed it the time before, so that "1." at the last
@@ -66,7 +66,7 @@ class Followers:
                 top[rarest] = token
 
     def share(self, token: int) -> float:
-        """Its part of what followed; a context with many followers is less sure of each."""
+        """The token's share of what followed; the more followers a context has, the less sure it is of each."""
         return self.counts[token] / (self.total + _SPREAD * len(self.counts))
 
 
@@ -102,7 +102,7 @@ class FollowTable:
         return new
 
     def put(self, kind: int, key: int, token: int, count: int) -> bool:
-        """Adds `count` occurrences of `token` after one context; whether that pair is new."""
+        """Adds `count` occurrences of `token` after one context; returns whether that pair is new."""
         table = self.kinds[kind]
         found = table.get(key)
         if found is None:
@@ -117,11 +117,11 @@ class FollowTable:
         return new
 
     def find(self, keys: Sequence[int]) -> Found:
-        """What followed, by kept kind."""
+        """Looks up what followed, by kept kind."""
         return [table.get(keys[kind]) for kind, table in self._kept]
 
     def weigh(self, into: defaultdict[int, float], found: Found, trust: Sequence[float]) -> None:
-        """Adds the scores of what was found to those `into` holds, each times the trust in its kind."""
+        """Adds the scores of what was found to `into`, each times the trust in its kind."""
         for followers, weight, (by_share, by_count, once) in zip(found, trust, self._weights, strict=False):
             if followers is None:
                 continue
@@ -135,7 +135,7 @@ class FollowTable:
                 into[token] += weight * (share * count + by_count[count if count < _COUNTS else _COUNTS])
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Every (kind, key, token, count)."""
+        """Yields every (kind, key, token, count)."""
         for kind, table in enumerate(self.kinds):
             for key, found in table.items():
                 pairs = ((found, 1),) if isinstance(found, int) else found.counts.items()
@@ -144,13 +144,13 @@ class FollowTable:
 
 
 def counted(weights: Weights) -> tuple[float, ...]:
-    """What a context adds to a follower apart from its share, by its count."""
+    """What a context adds to a follower's score besides its share, by the follower's count."""
     _, present, per_log = weights
     return tuple(present + per_log * log1p(count) for count in range(_COUNTS + 1))
 
 
 def halved(table: FollowTable, into: FollowTable) -> FollowTable:
-    """`into`, filled with half of all counts of `table`; what was counted once is dropped."""
+    """Fills `into` with half of all counts of `table`, drops what was counted once, and returns it."""
     for kind, key, token, count in table.rows():
         if count > 1:
             into.put(kind, key, token, count // 2)

@@ -1,9 +1,11 @@
-"""A follow table as an .npz file of plain arrays: loading one runs no code."""
+"""Saves a follow table, and which model it was learned from, as plain arrays: loading one runs no code."""
 
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardmill.decode.drafters.follow import BITS, KINDS, TAIL, FollowTable
 from shardmill.decode.errors import DecodeError
@@ -11,8 +13,25 @@ from shardmill.decode.errors import DecodeError
 _MASK = (1 << BITS) - 1
 
 
-def save_table(path: Path, table: FollowTable) -> None:
-    """Writes the table to exactly `path`, by way of a temporary file beside it. Raises DecodeError where it can't."""
+@dataclass(frozen=True)
+class Numbering:
+    """Which model's tokens the numbers in a table stand for.
+
+    Attributes:
+        vocab: the model's vocabulary size.
+        tokenizer: a digest of its tokenizer.
+    """
+
+    vocab: int
+    tokenizer: str
+
+
+def save_table(path: Path, table: FollowTable, numbering: Numbering) -> None:
+    """Writes the table to exactly `path`, by way of a temporary file beside it.
+
+    Raises:
+        DecodeError: the file cannot be written.
+    """
     rows = list(table.rows())
     keys = [[key >> i * BITS & _MASK for i in range(TAIL)] for _, key, _, _ in rows]
     temporary = path.with_name(path.name + ".part")
@@ -20,6 +39,8 @@ def save_table(path: Path, table: FollowTable) -> None:
         with temporary.open("wb") as file:
             np.savez_compressed(
                 file,
+                vocab=np.array(numbering.vocab, dtype=np.int64),
+                tokenizer=np.array(numbering.tokenizer),
                 kind=np.array([r[0] for r in rows], dtype=np.int8),
                 key=np.array(keys, dtype=np.int32).reshape(-1, TAIL),
                 token=np.array([r[2] for r in rows], dtype=np.int32),
@@ -31,20 +52,41 @@ def save_table(path: Path, table: FollowTable) -> None:
         raise DecodeError(f"{path}: the draft table can't be written: {error.strerror}") from error
 
 
-def load_table(path: Path, into: FollowTable) -> FollowTable:
-    """`into`, filled with what `save_table` wrote.
+def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTable:
+    """Fills `into` with what `save_table` wrote, and returns it.
 
     Raises:
-        DecodeError: the file is missing, damaged or something else.
+        DecodeError: the file is missing, damaged, something else, or the table of another model.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            columns = [arrays[name].tolist() for name in ("kind", "key", "token", "count")]
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            found = Numbering(int(arrays["vocab"]), str(arrays["tokenizer"]))
+            columns = [arrays[name] for name in ("kind", "key", "token", "count")]
+    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DecodeError(f"{path} is no saved draft table: {error}") from error
-    for kind, parts, token, count in zip(*columns, strict=True):
-        if not 0 <= kind < KINDS:
-            raise DecodeError(f"{path} is no saved draft table: it has a context of kind {kind}")
+    _check_tokens(path, found, numbering)
+    _check_columns(path, columns, numbering.vocab)
+    for kind, parts, token, count in zip(*(column.tolist() for column in columns), strict=True):
         key = sum(part << i * BITS for i, part in enumerate(parts))
         into.put(kind, key, token, int(count))
     return into
+
+
+def _check_tokens(path: Path, found: Numbering, wanted: Numbering) -> None:
+    if found.vocab != wanted.vocab:
+        why = f"a model with {found.vocab} tokens, this one has {wanted.vocab}"
+    elif found.tokenizer != wanted.tokenizer:
+        why = "a model with another tokenizer"
+    else:
+        return
+    raise DecodeError(f"{path}: this draft table was learned from {why}: name another file, or delete it")
+
+
+def _check_columns(path: Path, columns: list[NDArray[np.int64]], vocab: int) -> None:
+    """Refuses arrays that no table has. A key holds each token plus one, and 0 for no token."""
+    kind, key, token, count = columns
+    if {len(column) for column in columns} != {len(kind)} or key.shape[1:] != (TAIL,):
+        raise DecodeError(f"{path} is no saved draft table: its columns do not match")
+    for column, low, high in ((kind, 0, KINDS - 1), (key, 0, vocab), (token, 0, vocab - 1), (count, 1, None)):
+        if column.size and (column.min() < low or (high is not None and column.max() > high)):
+            raise DecodeError(f"{path} is no saved draft table: it holds a number out of range")

@@ -1,7 +1,7 @@
 """Drafts from n-gram counts of this text and of earlier requests together.
 
-Every kind of context (see follow.py) that knows how the text's end went on speaks for its followers; what
-that is worth was fitted on other texts (see evidence.py).
+Each kind of context (see follow.py) that has seen the end of the text before votes for what followed it; how much each
+vote counts was fitted on other texts (see evidence.py).
 
 The table is bounded and forgets: when it outgrows its size, all counts are halved and single ones
 dropped. It keeps counts of token sequences of earlier requests, so a private request neither adds to it
@@ -16,7 +16,7 @@ from pathlib import Path
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 from shardmill.decode.drafters.evidence import OFTEN, Evidence, fitted, situation
 from shardmill.decode.drafters.follow import KINDS, LONGEST, NO_TOKEN, TAIL, FollowTable, Found, context_keys, halved
-from shardmill.decode.drafters.follow_file import load_table, save_table
+from shardmill.decode.drafters.follow_file import Numbering, load_table, save_table
 
 _HOPELESS = 0.005  # chance of a whole draft at which it is not continued
 _NOTHING: Found = (None,) * KINDS
@@ -24,7 +24,7 @@ _UNKNOWN = 0.03  # confidence in the most frequent token, where no context is kn
 
 
 class LearnedDrafter:
-    """The likeliest token by all contexts, of the text and of a table kept across requests.
+    """Proposes the likeliest token by all contexts, those of the text and of a table kept across requests.
 
     Args:
         size: (context, follower) pairs that the table may hold; one takes about 100 bytes.
@@ -97,13 +97,21 @@ class LearnedDrafter:
                 self.pairs = len(self._table)
         self._restart()
 
-    def save(self, path: Path) -> None:
-        """Writes the table; it holds token sequences of the requests it learned from."""
-        save_table(path, self._table)
+    def save(self, path: Path, numbering: Numbering) -> None:
+        """Writes the table; it holds token sequences of the requests it learned from.
 
-    def load(self, path: Path) -> None:
-        """Replaces the table by a saved one."""
-        self._table = load_table(path, FollowTable(self._evidence.table))
+        Raises:
+            DecodeError: the file cannot be written.
+        """
+        save_table(path, self._table, numbering)
+
+    def load(self, path: Path, numbering: Numbering) -> None:
+        """Replaces the table by a saved one.
+
+        Raises:
+            DecodeError: the file holds no table, or one of another model.
+        """
+        self._table = load_table(path, FollowTable(self._evidence.table), numbering)
         self.pairs = len(self._table)
 
     def _restart(self) -> None:
@@ -116,10 +124,10 @@ class LearnedDrafter:
         self._tail = (NO_TOKEN,) * TAIL
 
     def _known(self, keys: Sequence[int], *, hasty: bool) -> tuple[Found, Found]:
-        """What followed the contexts in this text and, by the table, in earlier ones.
+        """Looks up what followed the contexts in this text and, in the table, in earlier ones.
 
-        In haste, behind a draft, the table is not asked where the text itself knows the longest context: it would
-        hardly change the outcome.
+        In haste, for tokens after the first of a draft, the table is skipped if the text itself knows the longest
+        context: it would hardly change the outcome.
         """
         own = self._own.find(keys)
         silent = self._private or (hasty and own[LONGEST] is not None)

@@ -1,8 +1,7 @@
 """Drafts from the text itself: what followed the last time that the text ended as it does now.
 
-The longest suffix wins, of its earlier occurrences the most recent, and each drafted token is looked up
-anew on the text grown by those before it. Occurrences are indexed as the text grows, so a proposal costs
-a few look-ups.
+The longest known suffix wins, and of its earlier occurrences the most recent. Each drafted token is looked up anew,
+with the drafts before it taken as text. Occurrences are indexed as the text grows, so a proposal costs a few look-ups.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""Drafts from a suffix automaton of the text: the longest end of the text that occurred before, at any
-length.
+"""Drafts from a suffix automaton of the text: the longest end of the text, of any length, that occurred before.
 
 The automaton grows with the text, amortised O(1) per token. Each state is a context; it counts what
 followed it and proposes the most frequent continuation, of equals the latest. Where the text's end is new
@@ -48,9 +47,7 @@ class SuffixAutomaton:
         self._last = state
 
     def _context_for(self, p: int, token: int) -> int:
-        """State of the longest context that ends in `token` and occurred before; splits it off where
-        needed.
-        """
+        """State of the longest context that ends in `token` and occurred before; split off if necessary."""
         if p < 0:
             return 0
         q = self.next[p][token]
@@ -97,16 +94,11 @@ class SuffixAutomaton:
 
 
 class SuffixDrafter:
-    """Longest match, most frequent continuation.
-
-    Args:
-        shortest: matches of fewer tokens propose nothing; 0 always proposes something.
-    """
+    """Longest match, most frequent continuation."""
 
     name = "suffix"
 
-    def __init__(self, *, shortest: int = 0) -> None:
-        self._shortest = shortest
+    def __init__(self) -> None:
         self._automaton = SuffixAutomaton()
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
@@ -125,7 +117,7 @@ class SuffixDrafter:
             while state > 0 and automaton.best[state] < 0:  # a context that so far only ended the text
                 state = automaton.link[state]
                 length = automaton.length[state]
-            if length < self._shortest or automaton.best[state] < 0:
+            if automaton.best[state] < 0:
                 break
             tokens.append(automaton.best[state])
             confidence.append(_confidence(length, automaton.share(state)))

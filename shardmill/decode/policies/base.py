@@ -1,6 +1,4 @@
-"""How much to draft, pass by pass: the protocol, the plain policy, and when drafting is not worth a try
-at all.
-"""
+"""What every draft policy offers: how much to draft, pass by pass; and when drafting is not worth a try at all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +8,6 @@ from shardmill.decode.drafters.base import Draft
 
 SHORT_OUTPUT = 10  # tokens below which drafting cannot earn back its set-up
 HOT = 1.2  # temperature above which too few drafts are accepted
-FLOOR = 0.4  # acceptance rate below which drafting may be a loss
 
 
 @dataclass(frozen=True)
@@ -18,11 +15,15 @@ class PassReport:
     """What a pass cost and gave.
 
     Attributes:
-        width: tokens of the engine call, padding included. asked: the drafter was asked for a proposal.
-        drafted, accepted: how many drafts were verified, how many were right.
-        confidence: the drafter's, for the proposed tokens that the emitted ones tell about, verified or not.
-        right: how many of those proposed tokens, from the first on, were emitted.
-        seconds, guard_seconds, drafter_seconds: the engine call; running doubtful rows again; proposing and observing.
+        width: tokens of the engine call, padding included.
+        drafted: drafts that were verified.
+        accepted: drafts that were right.
+        confidence: the drafter's, for those proposed tokens that the emitted ones confirm or refute, verified or not.
+        right: how many of these proposed tokens, counted from the first, were emitted.
+        seconds: time of the engine call.
+        drafter_seconds: time for proposing and observing.
+        guard_seconds: time for running doubtful rows again.
+        asked: whether the drafter was asked for a proposal.
     """
 
     width: int
@@ -37,7 +38,7 @@ class PassReport:
 
 
 class DraftPolicy(Protocol):
-    """Decides, before and after the drafter is asked, how many tokens to verify. Affects speed alone."""
+    """Decides, before and after the drafter is asked, how many tokens to verify. It affects nothing but speed."""
 
     @property
     def name(self) -> str:
@@ -62,70 +63,3 @@ class DraftPolicy(Protocol):
 def worth_drafting(max_new_tokens: int, temperature: float) -> bool:
     """Whether a request is long and predictable enough for drafts."""
     return max_new_tokens >= SHORT_OUTPUT and temperature <= HOT
-
-
-class AlwaysDraft:
-    """Verifies whatever is proposed, up to `longest` tokens."""
-
-    name = "always"
-
-    def __init__(self, longest: int | None = None) -> None:
-        self._longest = longest
-
-    def start(self, tokens: int) -> None:
-        """See `DraftPolicy`."""
-
-    def timed(self, width: int, seconds: float) -> None:
-        """See `DraftPolicy`."""
-
-    def limit(self, most: int) -> int:
-        """See `DraftPolicy`."""
-        return most if self._longest is None else min(most, self._longest)
-
-    def length(self, draft: Draft) -> int:
-        """See `DraftPolicy`."""
-        return len(draft.tokens)
-
-    def observe(self, report: PassReport) -> None:
-        """See `DraftPolicy`."""
-
-
-class Pause:
-    """Stops drafting while it loses, and tries again later; after each vain try it waits twice as long.
-
-    Args:
-        first, longest: passes without drafts after the first and after many losses.
-        probe: drafting passes by which a try is judged.
-    """
-
-    def __init__(self, *, first: int = 8, longest: int = 64, probe: int = 4) -> None:
-        self._first, self._longest, self._probe = first, longest, probe
-        self._wait = first
-        self._left = 0
-        self._tried: list[tuple[int, int, float]] = []  # drafted, accepted, passes' worth of time gained
-
-    @property
-    def active(self) -> bool:
-        """Whether drafting rests."""
-        return self._left > 0
-
-    def tick(self) -> None:
-        """A pass without drafts is over."""
-        self._left = max(0, self._left - 1)
-
-    def judge(self, drafted: int, accepted: int, gain: float, floor: float) -> None:
-        """A pass with drafts is over; it saved `gain` plain passes' time, or lost it.
-
-        Pauses when over the last `probe` such passes the acceptance rate is under `floor` and they lost time.
-        """
-        self._tried.append((drafted, accepted, gain))
-        if len(self._tried) < self._probe:
-            return
-        rate = sum(t[1] for t in self._tried) / sum(t[0] for t in self._tried)
-        lost = sum(t[2] for t in self._tried) < 0
-        self._tried = []
-        if rate < floor and lost:
-            self._left = self._wait
-            self._wait = min(self._longest, self._wait * 2)
-        else:
-            self._wait = self._first

@@ -1,5 +1,5 @@
-"""How often drafts of a stated confidence turn out right: a running, forgetting average per confidence bin, and
-how much easier or harder than that the request at hand is.
+"""How often drafts of a stated confidence turn out right: a fading average per confidence bin, and how much easier or
+harder than usual the current request is.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _EASIEST = 1.25  # a request's luck is believed up to here: rates near 1 leave n
 
 
 class Calibration:
-    """Stated confidence -> observed rate of acceptance. Nothing observed: as stated, to the width of a bin."""
+    """Maps stated confidence to the observed rate of acceptance; unobserved, to itself within the width of a bin."""
 
     def __init__(self) -> None:
         self._right = [0.0] * (_BINS + 1)  # the last bin is certainty
@@ -22,7 +22,7 @@ class Calibration:
         self.start()
 
     def start(self) -> None:
-        """A request begins: nothing is known of how easy it is."""
+        """Begins a request, of which it is not yet known how easy it is."""
         self._hoped = self._got = 0.0  # right tokens that the rates promised, and those that came
         self._ease = 1.0
 
@@ -40,7 +40,7 @@ class Calibration:
         return lengths
 
     def observe(self, confidence: Sequence[float], accepted: int) -> None:
-        """Of a draft with these confidences the first `accepted` tokens were right."""
+        """Learns that of a draft with these confidences the first `accepted` tokens were right."""
         for i, stated in enumerate(confidence[: accepted + 1]):  # what follows a wrong one was not tried
             b = int(stated * _BINS)
             self._hoped += self._rates[b]

@@ -3,9 +3,9 @@
 The cost of each width is measured, at warm-up and with every pass; the chance of each draft follows from
 the drafter's confidence, corrected by what such confidence was worth so far, in this request and before.
 With k drafts a pass gives 1 + sum of the chances that the first 1, 2, .. k are all right, and takes the
-time of the narrowest width that holds k + 1 tokens. The idea is that of vLLM's adaptive verification:
-measure steps, maximise accepted tokens per second. What goes wrong all the same is bounded by a ledger of
-the time that drafting gained and lost, the drafter's own included.
+time of the narrowest width that holds k + 1 tokens. The idea is that of vLLM's adaptive verification: measure steps,
+maximise accepted tokens per second. A ledger of the time that drafting gained and lost, the drafter's own included,
+bounds the loss where the estimates are wrong.
 """
 
 import time
@@ -15,20 +15,21 @@ from statistics import median
 
 from shardmill.decode.drafters.base import Draft
 from shardmill.decode.engine import Engine
-from shardmill.decode.policies.base import FLOOR, PassReport
+from shardmill.decode.policies.base import PassReport
 from shardmill.decode.policies.calibrate import UNSTATED, Calibration
 from shardmill.decode.policies.ledger import Ledger
 from shardmill.decode.policies.width_costs import WidthCosts
 
+FLOOR = 0.4  # acceptance rate below which drafting may be a loss
 _RECENT = 32  # passes that the drafter's and the guard's time is judged by
 _CREDIT = 1.0  # plain passes that drafting may lose beyond its account while acceptance is at the floor or above
 
 
 def measure_widths(engine: Engine, *, repeats: int = 4) -> dict[int, float]:
-    """Seconds of a call by width: the least of `repeats`, after one that is not counted. Resets the engine.
+    """Measures the seconds of a call by width: the least of `repeats`, after one that is not counted.
 
-    The widths take turns, so that a busy spell of the machine does not fall on one of them alone, and the least is
-    taken, as other work on the machine only ever adds time.
+    Resets the engine. The widths take turns, so that a busy spell of the machine does not hit one of them alone, and
+    the least counts, as other work on the machine only ever adds time.
     """
     costs = dict.fromkeys(engine.widths, float("inf"))
     for turn in range(repeats + 1):
@@ -47,7 +48,7 @@ class CostModel:
 
     Args:
         widths: the engine's.
-        costs: seconds by width, as `measure_widths` gives them; without, the first passes find them out.
+        costs: seconds by width, as `measure_widths` gives them; without them, the first passes are measured.
         floor: acceptance rate under which drafting is given up sooner where it loses time.
     """
 
@@ -105,7 +106,7 @@ class CostModel:
         self._ledger.book(gain)
 
     def _drafter_seconds(self, report: PassReport) -> float:
-        """What a proposal takes. The first one may hold work that is done once a request, so it tells nothing."""
+        """Time of a proposal. A request's first is left out, as it may include work that is done once a request."""
         if self._asked:
             self._drafter.append(report.drafter_seconds)
         self._asked = True

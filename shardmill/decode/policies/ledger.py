@@ -1,9 +1,9 @@
-"""How much time drafting may lose: an account in passes of one token.
+"""Limits the time that drafting may lose: an account in passes of one token.
 
-Every pass of which the drafter was asked is booked with what it gained over plain decoding, or lost. Drafting rests
-while the account does not hold the price of another failure. A request begins with an account in proportion to its
-length, and a little is granted with every pass, so drafting is tried again later. Whatever the drafter is worth, a
-request thus loses a few per cent at most; what it gained itself it may lose again, up to a bound.
+Every pass for which the drafter was asked is booked with what it gained or lost against plain decoding. Drafting rests
+while the account does not cover another failure. A request begins with an amount in proportion to its length, and every
+pass adds a little, so drafting is tried again later. However bad the drafter, a request loses a few per cent at most;
+what it has gained it may lose again, up to a bound.
 """
 
 _LONG = 200  # tokens from which on a request gets no more
@@ -19,14 +19,14 @@ class Ledger:
         self._balance = 0.0
 
     def begin(self, tokens: int) -> None:
-        """A request of at most that many tokens begins; it may be of another kind than those before it."""
+        """Begins a request of at most `tokens` tokens; it may be of another kind than those before it."""
         length = min(tokens, _LONG)
         self._balance = max(_LEAST * length, min(_MOST * length, self._balance))
 
     def covers(self, price: float) -> bool:
-        """Whether drafting may be tried, where a failure costs `price`."""
+        """Whether drafting may be tried if a failure costs `price`."""
         return self._balance > price
 
     def book(self, gain: float) -> None:
-        """A pass is over; it gained that many plain passes' time, or lost it. 0 where nothing was tried."""
+        """Books a pass: the time that it gained, in plain passes; negative if it lost, 0 if nothing was tried."""
         self._balance = min(_BOUND, self._balance + gain + _GRANT)

@@ -1,8 +1,8 @@
-"""What a pass of each width costs, in passes of one token.
+"""Estimates what a pass of each width costs, in passes of one token.
 
-A machine has slow spells, and they do not always fall on all widths alike. So a width is compared with width 1 only
-where passes of both followed each other, and the median of such pairs counts. What has not been seen for long is
-doubted: the estimate moves towards 1, until it is worth a try, and a try tells anew.
+A machine has slow spells, and they do not hit all widths alike. So a width is compared with width 1 only where passes
+of both followed each other, and the median of such pairs counts. An estimate that has not been confirmed for long fades
+towards 1, until the width is worth a try, which measures it anew.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ class WidthCosts:
 
     Args:
         widths: the engine's.
-        measured: seconds by width; without, the first call of each width is taken for a warm-up and not counted.
+        measured: seconds by width; without them, the first call of each width counts as a warm-up and is ignored.
     """
 
     def __init__(self, widths: Sequence[int], measured: Mapping[int, float] | None = None) -> None:
@@ -37,24 +37,24 @@ class WidthCosts:
 
     @property
     def needs_single(self) -> bool:
-        """Whether a one-token pass should come next, for nothing to compare with is known yet."""
+        """Whether a one-token pass should come next, because there is nothing to compare with yet."""
         return 1 in self._cold or (
             self._before is not None and self._before[0] != 1 and not self._pairs[self._before[0]]
         )
 
     def ratio(self, tokens: int) -> float:
-        """Cost of a pass of `tokens`, in passes of one; 1 where nothing is known."""
+        """Cost of a pass of `tokens`, in passes of one token; 1 if nothing is known."""
         width = next((w for w in self._widths if w >= tokens), self._widths[-1])
         pairs = len(self._pairs[width])
         doubt: float = 0.5 ** (self._unseen[width] / (_DOUBT * pairs)) if pairs else 0.0
         return 1.0 + (self._ratios[width] - 1.0) * doubt
 
     def in_passes(self, seconds: float) -> float:
-        """A time in passes of one token; 0 while nothing is known."""
+        """Converts seconds to passes of one token; 0 while nothing is known."""
         return seconds / self._single if self._single else 0.0
 
     def add(self, width: int, seconds: float) -> None:
-        """A pass of `width` took `seconds`."""
+        """Learns that a pass of `width` took `seconds`."""
         if width in self._cold:
             self._cold.remove(width)
             self._before = None

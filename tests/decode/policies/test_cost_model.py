@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
+from decode.clock import Clock, Fortune, TimedEngine, clock
+from decode.scripted import ScriptedEngine, chaotic, repetitive
 from shardmill.decode import Session, create_drafter, measure_widths, run
 from shardmill.decode.drafters import Draft, Drafter
 from shardmill.decode.events import GenerationResult
-from shardmill.decode.policies.base import AlwaysDraft, DraftPolicy, PassReport
-from shardmill.decode.policies.cost_model import CostModel
-
-from ..clock import Clock, Fortune, TimedEngine, clock
-from ..scripted import ScriptedEngine, chaotic, repetitive
+from shardmill.decode.policies import AlwaysDraft, CostModel, DraftPolicy, PassReport
 
 __all__ = ["clock"]
 SURE = Draft((1, 2, 3), (0.9, 0.9, 0.9))
@@ -113,7 +111,7 @@ def test_good_drafts_are_taken_nearly_always(clock: Clock, costs: dict[int, floa
     assert chosen.decode_seconds <= best.decode_seconds * (1.0001 if measured else 1.1)
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix", "learned", "mixed"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "learned"])
 @pytest.mark.parametrize("costs", [DEMO, ANE, DEAR])
 @pytest.mark.parametrize("noise", [2, 4, 9, 30])
 def test_it_is_never_far_from_the_best_of_drafting_and_not(

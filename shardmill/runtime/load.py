@@ -1,0 +1,59 @@
+"""A built model's engine and tokenizer, loaded for a person who waits at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardmill.errors import ShardmillError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from shardmill.runtime.engine import Engine
+
+
+def load_engine(build: Path, precision: str) -> Engine:
+    """Loads the built model; a spinner turns on the terminal meanwhile.
+
+    Args:
+        build: folder of a finished build.
+        precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
+
+    Raises:
+        ShardmillError: the folder holds no finished build, or a program cannot be loaded.
+    """
+    from rich.console import Console
+
+    from shardmill.quiet import quiet_coremltools
+    from shardmill.runtime import engine
+    from shardmill.runtime.threads import choose_threads
+
+    spinner = Console(stderr=True).status(f"loading {build}")
+    with spinner, quiet_coremltools():
+        loaded = engine.load(build, precision)
+        choose_threads(loaded)
+    return loaded
+
+
+def load_tokenizer(build: Path, manifest: Mapping[str, Any]) -> Tokenizer:
+    """Loads the tokenizer that the manifest names.
+
+    Raises:
+        ShardmillError: the file cannot be read as a tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    file = build / manifest["tokenizer"]["path"]
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise ShardmillError(f"{file} can't be read as a tokenizer: {error}") from error
+
+
+def engine_name() -> str:
+    """Names what runs the programs on this machine: coreml or portable."""
+    from shardmill import machine
+
+    return machine.engine()["name"]

@@ -1,0 +1,74 @@
+"""HTTP connections that are waiting for a request: bounded in number and in time.
+
+uvicorn bounds the time between two requests, but neither the time before the first one nor the time that the head of a
+request takes. Everything after the head is the gate's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from shardmill.serve.settings import Limits
+
+
+class Lobby:
+    """The connections of one server from which a request is still to come, the oldest first."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._seconds = limits.head_seconds
+        self._most = limits.idle_connections
+        self._waiting: dict[Connection, asyncio.TimerHandle] = {}
+
+    def enter(self, connection: Connection) -> None:
+        """Starts a connection's time. If there are too many, the oldest has to go: real clients send at once."""
+        if connection in self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiting[connection] = loop.call_later(self._seconds, self._dismiss, connection)
+        if len(self._waiting) > self._most:
+            self._dismiss(next(iter(self._waiting)))
+
+    def leave(self, connection: Connection) -> None:
+        """The connection has sent a request's head, or is gone."""
+        timer = self._waiting.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _dismiss(self, connection: Connection) -> None:
+        self.leave(connection)
+        connection.transport.abort()
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, which says when it waits for a request.
+
+    Args:
+        lobby: where it waits.
+        arguments: uvicorn's own.
+    """
+
+    def __init__(self, *, lobby: Lobby, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._lobby = lobby
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._lobby.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._lobby.leave(self)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Called with every piece that arrives, and after every answer."""
+        super().handle_events()
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering or self.transport.is_closing():
+            self._lobby.leave(self)
+        else:
+            self._lobby.enter(self)

@@ -1,0 +1,44 @@
+"""A build folder as something to serve or to talk to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardmill import machine
+from shardmill.decode import ContextPolicy, Session, choose_layout
+from shardmill.files import digest
+from shardmill.runtime import load
+from shardmill.runtime.manifest import read_manifest
+from shardmill.serve.model import Model
+from shardmill.serve.template import load_template
+
+
+def load_model(build: Path, draft_build: Path | None, precision: str, context_policy: ContextPolicy = "stop") -> Model:
+    """Loads a built model, and its draft model if it has one.
+
+    Args:
+        build: folder of a finished build.
+        draft_build: the draft model's build folder.
+        precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
+        context_policy: what happens once the context is full, the draft model's too.
+
+    Raises:
+        DecodeError: the context is too small to slide.
+        ShardmillError: a folder holds no finished build, or something in it cannot be loaded.
+    """
+    manifest = read_manifest(build)
+    choose_layout(context_policy, manifest["context"], max(manifest["widths"]))
+    return Model(
+        name=manifest["model"],
+        tokenizer=load.load_tokenizer(build, manifest),
+        template=load_template((build / manifest["tokenizer"]["path"]).parent),
+        engine=load.load_engine(build, precision),
+        engine_name=load.engine_name(),
+        eos=tuple(manifest["eos_token_ids"]),
+        draft_session=Session(load.load_engine(draft_build, precision), context_policy=context_policy)
+        if draft_build
+        else None,
+        fingerprint=digest(manifest),
+        tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
+        threads=machine.threads(),
+    )

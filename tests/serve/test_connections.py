@@ -1,0 +1,101 @@
+"""Connections that never send a request are bounded in number and in time; those that do are left alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shardmill.serve.settings import Limits, Settings
+
+from .fake import Speaker, fake_model
+from .running import PATIENCE, Running, ask, running
+
+SECONDS, MOST = 0.5, 8
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    limits = Limits(head_seconds=SECONDS, idle_connections=MOST)
+    with running(fake_model(Speaker(delay=0.05)), Settings(port=0, limits=limits)) as up:
+        yield up
+
+
+def connect(server: Running, sent: bytes = b"") -> socket.socket:
+    """A connection on which this was sent."""
+    connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
+    connection.sendall(sent)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server ends the connection, without a byte, before the test's patience is over."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def is_answered(connection: socket.socket) -> bool:
+    """Whether the whole answer to HEALTH comes."""
+    received = b""
+    while not received.endswith(b'{"status": "ok"}'):
+        piece = connection.recv(4096)
+        if not piece:
+            return False
+        received += piece
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", HEALTH[:-2]], ids=["nothing", "a line's beginning", "no end"])
+def test_a_head_that_does_not_arrive_is_given_up(server: Running, sent: bytes) -> None:
+    with connect(server, sent) as connection:
+        assert is_closed(connection)
+
+
+def test_so_is_that_of_a_second_request(server: Running) -> None:
+    """uvicorn's own time between requests ends with the first byte."""
+    with connect(server, HEALTH) as connection:
+        assert is_answered(connection)
+        connection.sendall(HEALTH[:-2])
+        assert is_closed(connection)
+
+
+def test_many_idle_connections_hold_nobody_up() -> None:
+    """The oldest go, and who asks is answered."""
+    with running(fake_model(), Settings(port=0, limits=Limits(head_seconds=PATIENCE, idle_connections=MOST))) as up:
+        idle = [connect(up) for _ in range(3 * MOST)]
+        assert up.request("GET", "/health")[0] == 200
+        assert all(is_closed(connection) for connection in idle[: 2 * MOST])
+        assert len(up.server.server_state.connections) <= MOST
+        idle[-1].sendall(HEALTH)
+        assert is_answered(idle[-1])
+        for connection in idle:
+            connection.close()
+
+
+def test_an_answer_may_take_longer(server: Running) -> None:
+    """The time is that of a request's head: no answer is cut, and the connection takes the next request."""
+    headers = {"Content-Type": "application/json"}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    for stream in (False, True):
+        body = json.dumps(ask(max_tokens=30, stream=stream))
+        connection.request("POST", "/v1/completions", body, headers)
+        used, start = connection.sock, time.monotonic()
+        assert b'"finish_reason": "length"' in connection.getresponse().read()
+        assert time.monotonic() - start > 2 * SECONDS
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200 and connection.sock is used
+    connection.close()
+
+
+def test_a_body_that_nobody_needs_is_not_waited_for(server: Running) -> None:
+    """Those who only look are not counted, so they must not be able to linger."""
+    request = HEALTH[:-2] + b"Content-Length: 100\r\n\r\n{"
+    with connect(server, request) as connection:
+        assert is_answered(connection)
