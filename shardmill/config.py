@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
 from shardmill.models import type_fault
-from shardmill.models.hf_config import size_fault
+from shardmill.models.hf_config import content_fault
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)
@@ -257,7 +257,7 @@ def local_problems(config: Config, root: Path) -> list[str]:
         return [f"source.path: {error.filename} can't be read: {error.strerror}"]
     except ValueError as error:
         return [f"{file}: not JSON: {error}"]
-    wrong = size_fault(content) or (type_fault(content["model_type"]) if "model_type" in content else "")
+    wrong = content_fault(content) or (type_fault(content["model_type"]) if "model_type" in content else "")
     if wrong:
         return [f"{file}: {wrong}"]
     limit = content.get("max_position_embeddings")
