@@ -71,6 +71,18 @@ def download(
         return folder, hashes | _verified(folder, weights, cache)
 
 
+def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
+    """config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError."""
+    with explained(repo, revision, access.endpoint):
+        commit = _pinned(repo, revision, access)
+        listing = _list_files(repo, commit, access)
+        if "config.json" not in listing:
+            raise CheckpointError(f"{repo}@{commit[:7]}: holds no config.json; choose a repository in its own layout")
+        folder = _snapshot(repo, commit, ["config.json"], access)
+        _verified(folder, [listing["config.json"]], None)
+        return folder / "config.json"
+
+
 def _pinned(repo: str, revision: str | None, access: HubAccess) -> str:
     if revision and _COMMIT.fullmatch(revision):
         return revision
