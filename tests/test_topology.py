@@ -58,6 +58,17 @@ def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> No
     assert refusal(PHI, topology=[[0, 22], [22, 32]]).startswith("topology: layers_00_22 holds")
 
 
+def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
+    half = topology.settled(settings(), PHI)
+    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].form).values(), "int8")
+    monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size)
+    assert topology.settled(settings(), PHI) == topology.settled(half, PHI) == half
+    monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size - 1)
+    assert refusal(PHI, topology=half.ranges).endswith("[[0, 11], [11, 22], [22, 32]] fits")
+    assert topology.settled(settings(), PHI).ranges == ((0, 11), (11, 22), (22, 32))
+
+
 def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
     large = replace(PHI, graph=replace(PHI.graph, hidden=12288))
     line = refusal(large, head={"slices": 1}, topology=[[i, i + 1] for i in range(32)])
