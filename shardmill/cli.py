@@ -21,10 +21,12 @@ from shardmill.commands import (
     compare_compiled,
     diff_residency,
     doctor,
+    families,
     gc,
     generate,
     inspect,
     lint,
+    plan,
     serve,
     synth_checkpoint,
     verify,
@@ -97,6 +99,8 @@ def options(
 
 
 COMMANDS = (
+    plan.plan,
+    families.families,
     generate.generate,
     chat.chat,
     serve.serve,

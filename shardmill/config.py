@@ -6,23 +6,19 @@ work starts. Keys that do not exist are errors. configs/schema.json is this modu
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from shardmill.checkpoint import local
 from shardmill.errors import ConfigError
-from shardmill.models import type_fault
-from shardmill.models.hf_config import size_fault
 from shardmill.yamlfile import read_yaml
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
-STATE_ALIGNMENT = 32  # S8: a state whose last axis is no multiple of this fails on the Neural Engine (coremltools#2631)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
@@ -30,6 +26,22 @@ Drafter = Literal["none", "ngram", "suffix", "learned"]  # those of shardmill.de
 DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
+Auto = Literal["auto"]
+GIVEN = "(given)"  # what pydantic calls the alternative to "auto" in the place of an error
+
+
+def _alternative(value: object) -> str:
+    return "auto" if value == "auto" else GIVEN
+
+
+# One that is left open is settled by what the model's config.json says, see shardmill.pipeline.settle.
+Topology = Annotated[
+    Annotated[tuple[Layers, ...], Field(min_length=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")],
+    Discriminator(_alternative),
+]
+Slices = Annotated[
+    Annotated[StrictInt, Field(ge=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")], Discriminator(_alternative)
+]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -52,7 +64,9 @@ class Tokens:
 class Head:
     """The LM head."""
 
-    slices: Annotated[StrictInt, Field(ge=1, description="Programs the vocabulary is cut into, of equal size.")] = 4
+    slices: Annotated[
+        Slices, Field(description="Programs the vocabulary is cut into, of equal size; auto: as few as fit.")
+    ] = "auto"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -103,7 +117,9 @@ class Config:
     model: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the folder under build/.")]
     source: Source
     context: Annotated[StrictInt, Field(ge=8, description="Key/value slots S.")]
-    topology: Annotated[tuple[Layers, ...], Field(min_length=1, description="Layers of each part, in order.")]
+    topology: Annotated[
+        Topology, Field(description="Layers of each part, in order; auto: as few parts as fit, of even size.")
+    ] = "auto"
     tokens: Tokens = Tokens()
     head: Head = Head()
     convert: Convert = Convert()
@@ -111,10 +127,29 @@ class Config:
     benchmark: Benchmark = Benchmark()
 
     @property
+    def is_settled(self) -> bool:
+        """Whether neither topology nor head slices are left open."""
+        return "auto" not in (self.topology, self.head.slices)
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The topology, once it is settled."""
+        if self.topology == "auto":
+            raise ConfigError("topology: auto is not settled yet")
+        return self.topology
+
+    @property
+    def slices(self) -> int:
+        """The number of head slices, once it is settled."""
+        if self.head.slices == "auto":
+            raise ConfigError("head.slices: auto is not settled yet")
+        return self.head.slices
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Names of all parts, in the order in which a pass runs them."""
-        layers = tuple(f"layers_{start:02d}_{end:02d}" for start, end in self.topology)
-        return layers + tuple(f"head_{j}" for j in range(self.head.slices))
+        layers = tuple(f"layers_{start:02d}_{end:02d}" for start, end in self.ranges)
+        return layers + tuple(f"head_{j}" for j in range(self.slices))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -157,7 +192,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
         *source_problems(config.source),
         *topology_problems(config),
         *size_problems(config),
-        *local_problems(config, root),
+        *(local.problems(config.source.path, root, config.context) if config.source.path else ()),
     ):
         raise ConfigError(f"{name}: {problem}")
     return config
@@ -182,7 +217,7 @@ def is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
 
 def describe(error: Mapping[str, Any]) -> str:
     """One pydantic error as `key.key: what is wrong`."""
-    where = ".".join(str(part) for part in error["loc"])
+    where = ".".join(str(part) for part in error["loc"] if part != GIVEN)
     if error["type"] == "unexpected_keyword_argument":
         return f"{where}: unknown key"
     if error["type"] in ("missing", "missing_argument"):
@@ -206,6 +241,8 @@ def source_problems(source: Source) -> list[str]:
 def topology_problems(config: Config) -> list[str]:
     """Gaps, overlaps and empty parts, as far as the config alone tells."""
     expected = 0
+    if config.topology == "auto":
+        return []
     for start, end in config.topology:
         if end <= start:
             return [f"topology: [{start}, {end}] holds no layer"]
@@ -225,52 +262,6 @@ def size_problems(config: Config) -> list[str]:
         return [f"parity.positions: {config.parity.positions} is over the context of {config.context}"]
     if config.tokens.max > config.context:
         return [f"tokens.max: {config.tokens.max} is over the context of {config.context}"]
-    return []
-
-
-def local_problems(config: Config, root: Path) -> list[str]:
-    """What a local checkpoint's config.json contradicts, so that it is said before any work.
-
-    For a repository on the hub the same is checked by the split step, right after the download.
-    """
-    if config.source.path is None:
-        return []
-    file = root / config.source.path / "config.json"
-    try:
-        os.listdir(file.parent)  # as the build does
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return [f"source.path: {config.source.path} holds no config.json; give a folder in Hugging Face layout"]
-    except OSError as error:
-        return [f"source.path: {error.filename} can't be read: {error.strerror}"]
-    except (ValueError, RecursionError) as error:
-        return [f"{file}: not JSON: {error}"]
-    wrong = size_fault(content) or (type_fault(content["model_type"]) if "model_type" in content else "")
-    if wrong:
-        return [f"{file}: {wrong}"]
-    limit = content.get("max_position_embeddings")
-    if isinstance(limit, int) and config.context > limit:
-        return [f"context: {config.context} is over the model's {limit} positions"]
-    layers, vocab, hidden, heads = (
-        content.get(name) for name in ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads")
-    )
-    head_dim = content.get("head_dim") or (hidden and heads and hidden // heads)
-    if not (layers and vocab and head_dim):
-        return []  # what is left out has a default, which only transformers knows: the split step asks it
-    return model_problems(config, layers, head_dim, vocab)
-
-
-def model_problems(config: Config, layers: int, head_dim: int, vocab: int) -> list[str]:
-    """What the model's numbers contradict."""
-    if config.topology[-1][1] != layers:
-        return [f"topology: ends at layer {config.topology[-1][1]}, the model has {layers}"]
-    if head_dim % STATE_ALIGNMENT:
-        return [
-            f"head_dim {head_dim}: a key/value state whose width is no multiple of {STATE_ALIGNMENT} fails on the "
-            "Neural Engine (rule S8); this model can't be built"
-        ]
-    if vocab % config.head.slices:
-        return [f"head.slices: {config.head.slices} does not divide the vocabulary of {vocab}"]
     return []
 
 

@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.files import write_json
-from shardmill.models.architecture import Graph, Kind, Model, Source
+from shardmill.models.architecture import Architecture, Graph, Kind, Model, Source
 from shardmill.models.contract import Form, T, constants, inputs, output, states
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
-
-# One file of weights may not exceed this on the Neural Engine (rule W1, coremltools PR 2593).
-WEIGHT_FILE_LIMIT = 2**31
 
 
 @dataclass(frozen=True)
@@ -126,24 +123,31 @@ def write_part(path: Path, part: Part) -> None:
     write_json(path, asdict(part))
 
 
-def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo]) -> tuple[Part, ...]:
-    """All parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
-    a = model.architecture
+def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
+    """All parts in the order of the pass, the embedding last, without their tensors."""
 
     def part(name: str, kind: str, start: int, end: int, slots: int = 0) -> Part:
         kinds = a.kinds[start:end] if kind == "layers" else ()
-        empty = Part(name, kind, start, end, slots, config.tokens.max, a.graph, kinds, ())
-        rows = (start, end) if kind == "head" else None
-        paths = ("embedding",) if kind == "embedding" else constants(empty.form)
-        return replace(empty, tensors=tuple(_drafted(path, model, tensors, rows) for path in paths))
+        return Part(name, kind, start, end, slots, config.tokens.max, a.graph, kinds, ())
 
     parts = [
         part(name, "layers", start, end, config.context)
-        for name, (start, end) in zip(config.parts, config.topology, strict=False)
+        for name, (start, end) in zip(config.parts, config.ranges, strict=False)
     ]
-    rows = a.vocab // config.head.slices
-    parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.head.slices)]
+    rows = a.vocab // config.slices
+    parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.slices)]
     return (*parts, part("embedding", "embedding", 0, a.vocab))
+
+
+def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo]) -> tuple[Part, ...]:
+    """All parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
+
+    def filled(part: Part) -> Part:
+        rows = (part.start, part.end) if part.kind == "head" else None
+        paths = ("embedding",) if part.kind == "embedding" else constants(part.form)
+        return replace(part, tensors=tuple(_drafted(path, model, tensors, rows) for path in paths))
+
+    return tuple(map(filled, empty_parts(config, model.architecture)))
 
 
 def _drafted(path: str, model: Model, tensors: Mapping[str, TensorInfo], rows: tuple[int, int] | None) -> Tensor:
@@ -197,7 +201,6 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
         "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
         "window": model.architecture.window,
         "parts": rows,
-        "weight_file_limit": WEIGHT_FILE_LIMIT,
     }
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from shardmill import config
 from shardmill.errors import ConfigError
-from shardmill.models.architecture import SIZES
+from shardmill.models.hf_config import SIZES
 
 ROOT = Path(__file__).parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -52,6 +52,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
     "unknown weights": ({"convert": {"weights": "int3"}}, "convert.weights: input should be 'int8' or 'fp16'"),
     "no parts": ({"topology": []}, "topology: "),
+    "another word": ({"topology": "even"}, "topology: input should be a valid tuple, is 'even'"),
+    "slices by name": ({"head": {"slices": "few"}}, "head.slices: input should be a valid integer, is 'few'"),
     "gap": ({"topology": [[0, 2], [3, 4]]}, "topology: layer 2 is in no part"),
     "gap at the start": ({"topology": [[1, 4]]}, "topology: layer 0 is in no part"),
     "wide gap": ({"topology": [[0, 1], [3, 4]]}, "topology: layers 1..2 are in no part"),
@@ -106,26 +108,17 @@ def test_several_mistakes_are_all_named() -> None:
     assert "tokens.max" in line
 
 
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ({"num_hidden_layers": 5}, "topology: ends at layer 4, the model has 5"),
-        ({"num_hidden_layers": 3}, "topology: ends at layer 4, the model has 3"),
-        ({"hidden_size": 96}, "head_dim 48: a key/value state whose width is no multiple of 32"),
-        ({"head_dim": 40}, "head_dim 40: a key/value state whose width is no multiple of 32"),
-        ({"max_position_embeddings": 63}, "context: 64 is over the model's 63 positions"),
-        ({"vocab_size": 258}, "head.slices: 4 does not divide the vocabulary of 258"),
-    ],
-)
-def test_a_local_checkpoint_is_held_against_the_config(tmp_path: Path, numbers: dict[str, int], expected: str) -> None:
-    """What config.json contradicts is said before anything runs: layers, state width, vocabulary."""
+def test_a_local_checkpoint_is_held_against_the_context(tmp_path: Path) -> None:
+    """More slots than the model has positions are refused before anything runs."""
     config.parse(local(tmp_path))
-    assert refusal(local(tmp_path, **numbers)).startswith(expected)
+    refused = refusal(local(tmp_path, max_position_embeddings=63))
+    assert refused == "context: 64 is over the model's 63 positions"
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:
-    line = refusal(local(tmp_path, model_type="llama"))
-    assert line == f"{tmp_path}/config.json: model_type 'llama' is not supported; supported: phi3"
+    line = refusal(local(tmp_path, model_type="gpt_2"))
+    assert line.startswith(f"{tmp_path}/config.json: model_type 'gpt_2' is not supported; supported: ")
+    assert {"llama", "phi3"} <= set(re.findall(r"\w+", line))
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"])
@@ -198,10 +191,23 @@ def test_parts_and_widths() -> None:
     assert config.parse(settings(tokens={"max": 1})).widths == (1,)
 
 
+def test_what_is_left_open_has_no_parts_yet() -> None:
+    """Left out or `auto`; either of the two is enough to know no names of parts."""
+    for changes in ({"topology": "auto"}, {"head": {"slices": "auto"}}):
+        c = config.parse(settings(head={"slices": 2}) | changes)
+        assert not c.is_settled
+        with pytest.raises(ConfigError, match="auto is not settled yet"):
+            len(c.parts)
+    content = settings()
+    del content["topology"]
+    assert (config.parse(content).topology, config.parse(content).head.slices) == ("auto", "auto")
+    assert config.parse(settings(head={"slices": 2})).is_settled
+
+
 def test_the_demo_config_is_valid() -> None:
     """The config that is built by default loads, and is the 20+4+6+2 topology with four head slices."""
     c = config.load(ROOT / "configs/demo.yaml", ROOT)
-    assert [end - start for start, end in c.topology] == [20, 4, 6, 2]
+    assert [end - start for start, end in c.ranges] == [20, 4, 6, 2]
     assert len(c.parts) == 8
     for text in (c.parity.text, c.benchmark.text):
         assert (ROOT / text).is_file()

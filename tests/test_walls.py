@@ -31,7 +31,7 @@ MAY_USE: dict[str, set[str]] = {
     "report": {"gates"},
     "pipeline": {"bench", "checkpoint", "config", "convert", "gates", "models", "plan", "report", "runtime", "serve"},
     "commands": {
-        "bench", "checkpoint", "config", "decode", "gates", "models", "pipeline", "plan", "portable", "runtime", "serve",
+        "bench", "checkpoint", "config", "decode", "gates", "models", "pipeline", "plan", "runtime", "serve",
     },
     "cli": {"commands"},
     "portable": set(),

@@ -25,6 +25,8 @@ from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.progress import reporting
 from shardmill.errors import CheckpointError
 
+CONFIG = "config.json"
+
 
 def download(
     repo: str, revision: str | None, access: HubAccess, cache: HashCache | None
@@ -56,6 +58,22 @@ def download(
 def _check_small(repo: str, file: RemoteFile) -> None:
     if file.size > SMALL_BYTES:
         raise CheckpointError(f"{repo}: {file.name} has {file.size} bytes; a text file may have {SMALL_BYTES}")
+
+
+def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
+    """config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError."""
+    set_client_factory(client)
+    with explained(repo, revision, access.endpoint):
+        commit = pinned(repo, revision, access)
+        folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
+        snapshot = folder / "snapshots" / commit
+        listing = list_files(repo, commit, folder, access)
+        if CONFIG not in listing:
+            raise CheckpointError(f"{repo}@{commit[:7]}: holds no {CONFIG}; choose a repository in its own layout")
+        _check_small(repo, listing[CONFIG])
+        within(SMALL_SECONDS, partial(_bring, repo, listing[CONFIG], snapshot, access), f"{repo}: {CONFIG}")
+        _verified(snapshot, [listing[CONFIG]], None)
+        return snapshot / CONFIG
 
 
 def _check_space(folder: Path, files: Iterable[RemoteFile]) -> None:

@@ -18,7 +18,7 @@ def synth_checkpoint(
     import json
 
     from shardmill.errors import ConfigError
-    from shardmill.models.hf_config import size_fault
+    from shardmill.models.hf_config import content_fault
     from shardmill.models.synthetic import synth_checkpoint as write
     from shardmill.yamlfile import read_yaml
 
@@ -33,7 +33,7 @@ def synth_checkpoint(
         raise ConfigError(f"{like}: the model's config.json is not at {home}; put it there") from error
     except ValueError as error:
         raise ConfigError(f"{home / 'config.json'}: not JSON: {error}") from error
-    wrong = size_fault(shapes)
+    wrong = content_fault(shapes)
     if wrong:
         raise ConfigError(f"{home / 'config.json'}: {wrong}")
     if layers:

@@ -22,13 +22,16 @@ def why(
     from shardmill import config
     from shardmill.errors import ConfigError
     from shardmill.pipeline import snakefile, why
+    from shardmill.pipeline.settle import settle
     from shardmill.pipeline.store import Store
 
-    settings = config.load(configfile or config.find(build.name))
+    file = configfile or config.find(build.name)
+    settings = config.load(file)
     if settings.model != build.name:
         raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
     for problem in snakefile.file_problems(settings):
         raise ConfigError(f"{settings.model}: {problem}")
+    settings = settle(settings, str(file), build.parent / ".store")
     verdicts = why.forecast(settings, snakefile.settings(settings), build, Store(build.parent / ".store"))
     table = Table(box=None, pad_edge=False)
     for column in ("step", "", "because of"):

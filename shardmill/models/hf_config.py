@@ -7,21 +7,24 @@ both, so nothing here interprets the file itself. A multimodal model's config ho
 from __future__ import annotations
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models import type_fault
 
-SIZES = (
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_size",
-    "intermediate_size",
-    "vocab_size",
-    "head_dim",
-)
+SIZES = {  # name -> the most that is believed: several times what any decoder has
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "vocab_size": 1 << 24,
+    "head_dim": 1 << 14,
+    "conv_L_cache": 1 << 6,
+}
+FLOAT_TAG = "__float__"  # transformers' spelling of numbers that JSON lacks: {"__float__": "Infinity"}
 
 
 def text_part(content: Any) -> Any:
@@ -30,16 +33,43 @@ def text_part(content: Any) -> Any:
     return inner if isinstance(inner, dict) else content
 
 
+def content_fault(content: Any) -> str:
+    """Names the first thing in a parsed config.json that no model can be, or returns ''.
+
+    It is found here because transformers computes rotary tables and lists of layers from these numbers, whatever they
+    are, and gives NaN on.
+    """
+    return size_fault(content) or size_fault(text_part(content)) or number_fault(content)
+
+
 def size_fault(content: Any) -> str:
-    """Names the first size of a parsed config.json that is not a positive integer, or returns ''.
+    """Names the first size of a parsed config.json that is not a positive integer or beyond belief, or returns ''.
 
     A size that is absent has a default, so it is no fault.
     """
     if not isinstance(content, dict):
         return "not a model's config"
-    sizes = {name: content[name] for name in SIZES if content.get(name) is not None}
-    wrong = [f"{name} is {size!r}: it must be 1 or more" for name, size in sizes.items() if not _is_size(size)]
-    return wrong[0] if wrong else ""
+    for name, most in SIZES.items():
+        size = content.get(name)
+        if size is not None and not _is_size(size):
+            return f"{name} is {size!r}: it must be 1 or more"
+        if size is not None and size > most:
+            return f"{name} is {size}: it may be {most} at most"
+    return ""
+
+
+def number_fault(content: Any) -> str:
+    """Names the first number of a parsed config.json that is NaN or infinite, or returns ''."""
+    waiting: list[tuple[str, Any]] = [("", content)]
+    for name, value in waiting:  # which grows meanwhile
+        if isinstance(value, dict) and FLOAT_TAG in value:
+            return f"{name[1:]} is {value[FLOAT_TAG]}: it must be a finite number"
+        if isinstance(value, float) and not isfinite(value):
+            return f"{name[1:]} is {value}: it must be a finite number"
+        if isinstance(value, dict | list):
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [(f"{name}.{key}", item) for key, item in inner]
+    return ""
 
 
 def load_hf_config(folder: Path) -> Any:
@@ -55,7 +85,7 @@ def load_hf_config(folder: Path) -> Any:
 
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        fault = size_fault(content) or size_fault(text_part(content)) or type_fault(content.get("model_type"))
+        fault = content_fault(content) or type_fault(content.get("model_type"))
         if fault:
             raise ValueError(fault)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()

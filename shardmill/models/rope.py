@@ -38,6 +38,9 @@ def rope(config: Any, context: int, layer_type: str = "", fixed: tuple[str, ...]
 def _rope(config: Any, context: int, layer_type: str, fixed: tuple[str, ...]) -> Rope:
     parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
     kind = parameters["rope_type"]
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if not 0 < share <= 1:  # transformers makes a table of any length
+        raise ValueError(f"partial_rotary_factor is {share}: it must be over 0 and at most 1")
     if kind == "longrope":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

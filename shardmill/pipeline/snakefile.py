@@ -15,6 +15,7 @@ from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.pipeline import memory
 from shardmill.pipeline.lock import hold_lock
+from shardmill.pipeline.settle import settle
 from shardmill.pipeline.steptable import watched
 from shardmill.yamlfile import read_yaml
 
@@ -42,7 +43,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Config:
         found = parse(config, name)
         for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")
-        return found
+        return settle(found, name)
     except ConfigError as error:
         sys.exit(f"shardmill: {error}")
 

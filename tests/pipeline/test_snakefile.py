@@ -74,6 +74,8 @@ def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> 
     assert refusal(settings) == "source.path: checkpoint holds no tokenizer.json"
     Path("checkpoint/tokenizer.model").rename("checkpoint/tokenizer.json")
     assert snakefile.checked(settings, files).model == "tiny"
+    assert refusal(settings | {"topology": [[0, 3]]}) == "topology: ends at layer 3, the model has 4"
+    assert snakefile.checked(settings | {"topology": "auto"}, files).parts == ("layers_00_04", "head_0", "head_1")
 
 
 def test_a_key_given_twice_ends_the_run(settings: dict[str, Any]) -> None:

@@ -55,6 +55,7 @@ def split(
     source: Path, settings: config.Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
     """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
+    from shardmill import topology
     from shardmill.checkpoint.expect import check_tensors
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import read_tensors
@@ -63,9 +64,11 @@ def split(
 
     hf = load_hf_config(source)
     model = family(hf.model_type).describe(hf, settings.context)
-    architecture, graph = model.architecture, model.architecture.graph
-    for problem in config.model_problems(settings, architecture.layers, graph.head_dim, architecture.vocab):
-        raise ConfigError(f"{settings.model}: {problem}")
+    architecture = model.architecture
+    try:
+        settings = topology.settled(settings, architecture)
+    except ConfigError as error:
+        raise ConfigError(f"{settings.model}: {error}") from error
     if any(rope.factors == "long" for rope in architecture.ropes.values()):
         log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.context)
     tensors = read_tensors(source)
@@ -76,7 +79,8 @@ def split(
     scan = scan_checkpoint(source, wanted, hashes, threads)
     parts = plan.with_hashes(drafts, scan.tensors)
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": model_digest(parts, files)}
-    return parts, plan.plan_json(settings, model, parts) | host
+    limit = {"weight_file_limit": topology.MAX_WEIGHT_BYTES}
+    return parts, plan.plan_json(settings, model, parts) | host | limit
 
 
 def prefix_of(tensors: Iterable[str], usual: str) -> str:

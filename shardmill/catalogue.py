@@ -1,0 +1,63 @@
+"""Which models build: the families that there are, and the configs for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ConfigError
+from shardmill.models import supported
+from shardmill.yamlfile import read_yaml
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model_type, the checkpoints of it that are known to fit, and the configs that are for such a one."""
+
+    model_type: str
+    covers: str
+    configs: tuple[str, ...]
+
+
+def families(folder: Path = Path("configs")) -> tuple[Family, ...]:
+    """Every family that builds, by name, with the configs in a folder."""
+    types = {str(file): model_type(file) for file in sorted(folder.glob("*.yaml"))}
+    return tuple(
+        Family(name, covers(name), tuple(file for file, found in types.items() if found == name))
+        for name in supported()
+    )
+
+
+def unknown(folder: Path = Path("configs")) -> tuple[str, ...]:
+    """The configs in a folder of which it is not known what model they are for: its config.json is not here."""
+    return tuple(str(file) for file in sorted(folder.glob("*.yaml")) if not model_type(file))
+
+
+def covers(name: str) -> str:
+    """What checkpoints a family covers, in the words of its module."""
+    text = import_module(f"shardmill.models.families.{name}").__doc__ or ""
+    return text.partition("\n")[0].removeprefix(f"model_type {name}: ")
+
+
+def model_type(file: Path) -> str:
+    """The model_type of a config's model, from whichever config.json of it is here; "" if none is."""
+    try:
+        content = read_yaml(file)
+        folders = _folders(content)
+    except (ConfigError, LookupError, TypeError, AttributeError):  # no config of a model
+        return ""
+    for folder in folders:
+        try:
+            return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return ""
+
+
+def _folders(content: Any) -> list[Path]:
+    """Where the config.json of a config's model may lie."""
+    name, path = content["model"], content["source"].get("path")
+    return [*([Path(path)] if path else []), Path("build") / name / "source", Path("resources") / name]

@@ -1,0 +1,40 @@
+"""A local checkpoint's config.json, as far as plain JSON tells, so that what is wrong is said at once.
+
+What is left out has a default that only transformers knows, so nothing here interprets the model's numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from shardmill.models import type_fault
+from shardmill.models.hf_config import content_fault
+
+
+def problems(path: str, root: Path, context: int) -> list[str]:
+    """What is wrong with the checkpoint in a folder.
+
+    Args:
+        path: the folder, as the config names it.
+        root: where that starts.
+        context: key/value slots of the programs.
+    """
+    file = root / path / "config.json"
+    try:
+        os.listdir(file.parent)  # as the build does
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return [f"source.path: {path} holds no config.json; give a folder in Hugging Face layout"]
+    except OSError as error:
+        return [f"source.path: {error.filename} can't be read: {error.strerror}"]
+    except (ValueError, RecursionError) as error:
+        return [f"{file}: not JSON: {error}"]
+    wrong = content_fault(content) or (type_fault(content["model_type"]) if "model_type" in content else "")
+    if wrong:
+        return [f"{file}: {wrong}"]
+    limit = content.get("max_position_embeddings")
+    if isinstance(limit, int) and context > limit:
+        return [f"context: {context} is over the model's {limit} positions"]
+    return []

@@ -1,0 +1,94 @@
+"""`shardmill plan`: what a config would build."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardmill.commands.inspect import size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shardmill.pipeline.preview import Preview
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(help="A config, e.g. configs/demo.yaml.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a config would build, without building. Exit code 1 if it can't be built."""
+    from rich.console import Console
+
+    from shardmill.config import load
+    from shardmill.errors import ConfigError, ShardmillError
+
+    chosen = load(config)
+    try:
+        with Console(stderr=True).status(f"reading {config}"):
+            from shardmill.pipeline.preview import preview
+
+            found = preview(chosen)
+    except ShardmillError as error:
+        raise ConfigError(f"{config}: {error}") from error
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        console = Console(highlight=False, markup=False)
+        for renderable in render(found):
+            console.print(renderable, soft_wrap=isinstance(renderable, str))
+    if found.refused:
+        raise ConfigError(f"{config}: {'; '.join(found.refused)}")
+
+
+def render(found: Preview) -> Iterator[str | Table]:
+    """What a person reads, in order."""
+    yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
+    yield f"topology: {[list(part) for part in found.topology]}"
+    yield f"head.slices: {found.head_slices}"
+    yield _programs(found)
+    yield f"host: embedding table of {size(found.table_bytes)} in fp16"
+    yield (
+        f"a pass: 1 to {found.tokens_max} tokens, {len(found.programs)} dispatches; "
+        f"a pass of one token reads {size(found.bytes_per_token)}"
+    )
+    yield f"tensors: {TENSORS[found.tensors]}"
+
+
+TENSORS = {
+    "match": "those that config.json describes",
+    "differ": "not those that config.json describes",
+    "unknown": "not known before the checkpoint is fetched",
+}
+
+
+def _programs(found: Preview) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    table.add_column("program")
+    table.add_column("holds", overflow="fold")
+    for column in ("weights", "of the limit", f"states at {found.context}"):
+        table.add_column(column, justify="right")
+    for p in found.programs:
+        share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
+        table.add_row(
+            p.name, _holds(p.layers) or f"{p.end - p.start} rows", size(p.weight_bytes), share, _states(p.state_bytes)
+        )
+    table.add_section()
+    table.add_row("all", "", size(found.weight_bytes), "", _states(found.state_bytes))
+    return table
+
+
+def _holds(layers: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in layers.items())
+
+
+def _states(count: int) -> str:
+    return size(count) if count else ""

@@ -1,0 +1,157 @@
+"""What a config would build, and whether it can be built, found out from config.json without any work.
+
+Of a local checkpoint the headers of the weight files are read too, so that tensors that are missing or misshapen show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from shardmill.checkpoint.expect import check_tensors
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.config import Config
+from shardmill.errors import CheckpointError, ConfigError
+from shardmill.models.architecture import SLIDING_MASK, Kind, Model
+from shardmill.models.contract import constants, states
+from shardmill.pipeline.settle import describe
+from shardmill.pipeline.snakefile import file_problems
+from shardmill.pipeline.steps.split import ignored
+from shardmill.plan import Part, empty_parts, tensor_shapes
+from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
+
+FP16 = 2  # bytes
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: layers, or rows of the vocabulary, [start, end).
+
+    Attributes:
+        name: of the part.
+        kind: "layers" or "head".
+        start: the first layer or row.
+        end: the one after the last.
+        layers: how many there are of each kind of layer.
+        weight_bytes: of its weight file.
+        state_bytes: of its states.
+    """
+
+    name: str
+    kind: str
+    start: int
+    end: int
+    layers: Mapping[str, int]
+    weight_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A build before it is one.
+
+    Attributes:
+        model: the name of its folder.
+        source: the checkpoint's folder, or repository and commit.
+        model_type: of its config.json.
+        context: key/value slots.
+        tokens_max: most tokens of a pass.
+        weights: "int8" or "fp16".
+        topology: layers of each part, the proposal where the config leaves it open.
+        head_slices: how many programs hold the LM head, likewise.
+        weight_file_limit: bytes that the weight file of a program may have.
+        programs: in the order of a pass, which runs each of them once.
+        table_bytes: of the host's embedding table.
+        weight_bytes: of all programs.
+        state_bytes: of all programs.
+        bytes_per_token: that a pass of one token reads: all weights and all states.
+        tensors: "match", "differ", or "unknown" for a checkpoint that is not here.
+        refused: why it can't be built; empty if it can.
+    """
+
+    model: str
+    source: str
+    model_type: str
+    context: int
+    tokens_max: int
+    weights: str
+    topology: tuple[tuple[int, int], ...]
+    head_slices: int
+    weight_file_limit: int
+    programs: tuple[Program, ...]
+    table_bytes: int
+    weight_bytes: int
+    state_bytes: int
+    bytes_per_token: int
+    tensors: str
+    refused: tuple[str, ...]
+
+
+def preview(config: Config) -> Preview:
+    """What would be built.
+
+    Raises:
+        CheckpointError: if config.json can't be had or describes what no program can be.
+        ConfigError: if the config is that of another model.
+    """
+    model = describe(config)
+    a = model.architecture
+    for problem in misfits(config, a):
+        raise ConfigError(problem)
+    chosen = proposed(config, a)
+    programs = [_program(part, config) for part in empty_parts(chosen, a) if part.kind != "embedding"]
+    weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
+    fault = _tensor_fault(config, model)
+    return Preview(
+        model=config.model,
+        source=config.source.path or f"{config.source.repo}@{config.source.revision}",
+        model_type=a.model_type,
+        context=config.context,
+        tokens_max=config.tokens.max,
+        weights=config.convert.weights,
+        topology=chosen.ranges,
+        head_slices=chosen.slices,
+        weight_file_limit=MAX_WEIGHT_BYTES,
+        programs=tuple(programs),
+        table_bytes=FP16 * a.vocab * a.graph.hidden,
+        weight_bytes=weights,
+        state_bytes=kept,
+        bytes_per_token=weights + kept,
+        tensors="unknown" if fault is None else "differ" if fault else "match",
+        refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault])),
+    )
+
+
+def _program(part: Part, config: Config) -> Program:
+    return Program(
+        name=part.name,
+        kind=part.kind,
+        start=part.start,
+        end=part.end,
+        layers=dict(Counter(map(_kind_name, part.kinds))),
+        weight_bytes=file_bytes(constants(part.form).values(), config.convert.weights),
+        state_bytes=sum(FP16 * prod(shape) for shape in states(part.form).values()),
+    )
+
+
+def _kind_name(kind: Kind) -> str:
+    """What a person calls a kind of layer."""
+    if kind.mixer == "conv":
+        return "convolution"
+    name = "sliding attention" if kind.mask == SLIDING_MASK else "attention"
+    return name if kind.rope else f"{name} without rotation"
+
+
+def _tensor_fault(config: Config, model: Model) -> str | None:
+    """Says how a local checkpoint's tensors are not those of the model, '' if they are; None for one on the hub."""
+    if config.source.path is None:
+        return None
+    try:
+        found = read_tensors(Path(config.source.path))
+        check_tensors(found, tensor_shapes(model), optional=ignored(model, found))
+    except CheckpointError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,107 @@
+"""Settles what a config leaves open by the model's own config.json, and refuses there what can't be built.
+
+The file is read by transformers, which takes seconds to import. So what was settled is kept in the store, by all that
+decides it, and a Snakefile that is parsed again imports nothing for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardmill.config import Config
+from shardmill.errors import ConfigError, ShardmillError
+from shardmill.files import digest, write_json
+from shardmill.models import supported
+from shardmill.pipeline.fingerprint import code_digest
+
+if TYPE_CHECKING:
+    from shardmill.models.architecture import Model
+
+STORE = Path("build/.store")
+KEPT = "topologies"  # the folder of the store
+CODE = ("shardmill.topology", *(f"shardmill.models.families.{name}" for name in supported()))
+
+
+def settle(config: Config, name: str, store: Path = STORE) -> Config:
+    """The config with its topology and head slices as numbers, held against the model.
+
+    A config that names both and whose checkpoint lies on the hub is left as it is: the split step holds it against the
+    model, right after the download. Otherwise config.json alone is fetched.
+
+    Args:
+        config: the config.
+        name: what an error begins with.
+        store: where it is kept.
+
+    Raises:
+        ConfigError: in one line, if the model can't be had, or not be built so.
+    """
+    if config.source.path is None and config.is_settled:
+        return config
+    kept = store / KEPT / f"{_key(config)}.json"
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        return replace(config, topology=found["topology"], head=replace(config.head, slices=found["slices"]))
+    except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
+        settled = _settled(config, name)
+    write_json(kept, {"topology": settled.ranges, "slices": settled.slices})
+    return settled
+
+
+def describe(config: Config) -> Model:
+    """What the config's model is, by config.json alone; that of a repository is fetched.
+
+    Raises:
+        CheckpointError: if it can't be had, or holds what can't be built.
+    """
+    from shardmill.models import family
+    from shardmill.models.hf_config import load_hf_config
+    from shardmill.quiet import quiet_transformers
+
+    with quiet_transformers():
+        found = load_hf_config(config_folder(config))
+        model: Model = family(found.model_type).describe(found, config.context)
+    return model
+
+
+def config_folder(config: Config) -> Path:
+    """The folder that the model's config.json lies in, which may be the hub's cache. Raises CheckpointError."""
+    if config.source.path is not None:
+        return Path(config.source.path)
+    from shardmill.checkpoint.hub import download_config
+    from shardmill.checkpoint.hub_listing import HubAccess
+
+    assert config.source.repo is not None
+    return download_config(config.source.repo, config.source.revision, HubAccess()).parent
+
+
+def _settled(config: Config, name: str) -> Config:
+    from shardmill.topology import settled
+
+    try:
+        return settled(config, describe(config).architecture)
+    except ShardmillError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _key(config: Config) -> str:
+    """All that decides what is settled."""
+    source: dict[str, Any] = asdict(config.source)
+    if config.source.path is not None:
+        source = {"sha256": hashlib.sha256((Path(config.source.path) / "config.json").read_bytes()).hexdigest()}
+    return digest(
+        {
+            "source": source,
+            "context": config.context,
+            "topology": config.topology,
+            "slices": config.head.slices,
+            "weights": config.convert.weights,
+            "code": code_digest(CODE),
+            "transformers": version("transformers"),
+        }
+    )

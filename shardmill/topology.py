@@ -1,0 +1,169 @@
+"""Topology: which layers, and which rows of the LM head, make up each program, within what one program may hold.
+
+Sizes are those of the weight file that conversion writes, to the byte: it is the file that the Neural Engine refuses.
+The limits are the placement rules' own, for the residency gate judges by them once the programs are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import isqrt, prod
+from typing import TYPE_CHECKING
+
+from portable_coreml.judge.placement.rules.shapes import MAX_EXTENT, STATE_WIDTH_MULTIPLE
+from portable_coreml.judge.placement.rules.weights import MAX_WEIGHT_BYTES
+
+from shardmill.convert.blob import ALIGNMENT
+from shardmill.errors import ConfigError
+from shardmill.models.architecture import Architecture
+from shardmill.models.contract import Form, Shape, constants, layer_constants
+
+if TYPE_CHECKING:
+    from shardmill.config import Config
+
+__all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "settled", "share_layers"]
+
+MATRIX = 2
+MOST_SLICES = 64  # more programs than these cost a pass more than extents over MAX_EXTENT might
+Range = tuple[int, int]
+
+
+def settled(config: Config, a: Architecture) -> Config:
+    """The config with its topology and head slices as numbers.
+
+    Raises:
+        ConfigError: if the model can't be built so.
+    """
+    for problem in (*misfits(config, a), *overweight(config, a)):
+        raise ConfigError(problem)
+    return proposed(config, a)
+
+
+def proposed(config: Config, a: Architecture) -> Config:
+    """The config with a proposal in place of what it leaves open; whether that can be built is not asked."""
+    ranges = config.topology
+    if ranges == "auto":
+        ranges = share_layers(_layer_bytes(config, a), MAX_WEIGHT_BYTES - ALIGNMENT)
+    count = _head_slices(config, a) if config.head.slices == "auto" else config.head.slices
+    return replace(config, topology=ranges, head=replace(config.head, slices=count))
+
+
+def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
+    """Consecutive ranges of layers: as few as the limit allows, and as even as that many can be.
+
+    Args:
+        sizes: bytes of each layer.
+        limit: bytes that one range may have; a layer that is over it makes a range of its own.
+
+    Returns:
+        Half-open ranges, in order.
+    """
+    sums = [0, *accumulate(sizes)]
+    best = [(0, 0, 0)]  # for the first i layers: how many ranges, their sum of squares, minus the start of the last
+    for end in range(1, len(sums)):
+        candidates: list[tuple[int, int, int]] = []
+        for start in range(end - 1, -1, -1):
+            size = sums[end] - sums[start]
+            if candidates and size > limit:
+                break
+            candidates.append((best[start][0] + 1, best[start][1] + size**2, -start))
+        best.append(min(candidates))
+    found: list[Range] = []
+    end = len(sizes)
+    while end:
+        found.append((-best[end][2], end))
+        end = found[-1][0]
+    return tuple(reversed(found))
+
+
+def misfits(config: Config, a: Architecture) -> list[str]:
+    """How the config contradicts the model, or the model the Neural Engine."""
+    ranges, count, width = config.topology, config.head.slices, a.graph.head_dim
+    if ranges != "auto" and ranges[-1][1] != a.layers:
+        return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
+    if width % STATE_WIDTH_MULTIPLE and any(kind.mixer == "attention" for kind in a.kinds):
+        return [
+            f"head_dim {width}: a key/value state whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the "
+            "Neural Engine (rule S8); this model can't be built"
+        ]
+    if count != "auto" and a.vocab % count:
+        divisors = _divisors(a.vocab)
+        near = [n for n in divisors if n < count][-1:] + [n for n in divisors if n > count][:1]
+        return [
+            f"head.slices: {count} does not divide the vocabulary of {a.vocab}; {' or '.join(map(str, near))} would"
+        ]
+    return []
+
+
+def overweight(config: Config, a: Architecture) -> list[str]:
+    """The layers and the slice that hold more than one program may, with a topology that fits."""
+    sizes = _layer_bytes(config, a)
+    heaviest = max(range(a.layers), key=sizes.__getitem__)
+    if ALIGNMENT + sizes[heaviest] > MAX_WEIGHT_BYTES:
+        remedy = "INT8 halves them" if config.convert.weights == "fp16" else "this model can't be built"
+        return [_refusal("topology", f"layer {heaviest} alone", ALIGNMENT + sizes[heaviest], remedy)]
+    chosen, fitting = proposed(config, a), proposed(replace(config, topology="auto"), a)
+    parts = {f"layers_{start:02d}_{end:02d}": ALIGNMENT + sum(sizes[start:end]) for start, end in chosen.ranges}
+    remedy = f"{[list(part) for part in fitting.ranges]} fits"
+    found = [_refusal("topology", name, size, remedy) for name, size in parts.items() if size > MAX_WEIGHT_BYTES][:1]
+    slice_bytes = _slice_bytes(config, a, chosen.slices)
+    if slice_bytes > MAX_WEIGHT_BYTES:
+        found.append(_refusal("head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
+    return found
+
+
+def file_bytes(shapes: Iterable[Shape], weights: str) -> int:
+    """Bytes of the weight file of a program.
+
+    Args:
+        shapes: of its constants.
+        weights: the config's convert.weights.
+    """
+    return ALIGNMENT + sum(_constant_bytes(shape, weights) for shape in shapes)
+
+
+def _constant_bytes(shape: Shape, weights: str) -> int:
+    """A constant in the weight file; a matrix in INT8 has an fp16 scale for each row."""
+    if weights == "int8" and len(shape) == MATRIX:
+        return _blob_bytes(prod(shape)) + _blob_bytes(2 * shape[0])
+    return _blob_bytes(2 * prod(shape))
+
+
+def _blob_bytes(size: int) -> int:
+    """A blob with its record, padded to where the next one begins."""
+    return ALIGNMENT + -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _layer_bytes(config: Config, a: Architecture) -> list[int]:
+    of_kind = {
+        kind: sum(_constant_bytes(shape, config.convert.weights) for shape in layer_constants(a.graph, kind).values())
+        for kind in set(a.kinds)
+    }
+    return [of_kind[kind] for kind in a.kinds]
+
+
+def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
+    """Bytes of each of `count` slices of the LM head."""
+    return file_bytes(constants(Form("head", a.graph, rows=a.vocab // count)).values(), config.convert.weights)
+
+
+def _head_slices(config: Config, a: Architecture) -> int:
+    """The fewest equal slices that a program may hold and whose rows are no more than an extent's limit.
+
+    That second limit is given up where the vocabulary has no divisor that suits: output channels of a convolution over
+    it are reported to run (rule S3). The first never is, for one row fits any program.
+    """
+    fitting = [n for n in _divisors(a.vocab) if _slice_bytes(config, a, n) <= MAX_WEIGHT_BYTES]
+    return next((n for n in fitting if n <= MOST_SLICES and a.vocab // n <= MAX_EXTENT), fitting[0])
+
+
+def _refusal(key: str, what: str, size: int, remedy: str) -> str:
+    return f"{key}: {what} holds {size} bytes of weights, the limit is {MAX_WEIGHT_BYTES} (rule W1); {remedy}"
+
+
+def _divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

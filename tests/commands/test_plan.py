@@ -1,0 +1,67 @@
+"""`shardmill plan` on a command line: a table for people, JSON for programs, and an exit code for both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from shardmill import cli
+
+ROOT = Path(__file__).parents[2]
+KEYS = {
+    "model", "source", "model_type", "context", "tokens_max", "weights", "topology", "head_slices",
+    "weight_file_limit", "programs", "table_bytes", "weight_bytes", "state_bytes", "bytes_per_token", "tensors",
+    "refused",
+}  # fmt: skip
+PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes"}
+
+
+@pytest.fixture(autouse=True)
+def project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_demo_is_shown_as_json() -> None:
+    """Scripts read these keys: one that goes or changes its name breaks them."""
+    said = CliRunner().invoke(cli.app, ["plan", "configs/demo.yaml", "--json"])
+    assert said.exit_code == 0
+    found = json.loads(said.stdout)
+    assert set(found) == KEYS
+    assert all(set(program) == PROGRAM_KEYS for program in found["programs"])
+    assert found["topology"] == [[0, 20], [20, 24], [24, 30], [30, 32]]
+    assert found["programs"][0]["weight_bytes"] == 2021184
+
+
+def test_the_demo_is_shown_as_a_table() -> None:
+    said = CliRunner().invoke(cli.app, ["plan", "configs/demo.yaml"])
+    assert said.exit_code == 0
+    assert "topology: [[0, 20], [20, 24], [24, 30], [30, 32]]\nhead.slices: 4\n" in said.stdout
+    assert "8 dispatches" in said.stdout
+    assert len([line for line in said.stdout.splitlines() if line.startswith(("  layers_", "  head_"))]) == 8
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_what_can_t_be_built_ends_with_a_line_and_an_exit_code(tmp_path: Path, more: list[str]) -> None:
+    """After the plan as it stands, so that a person sees which part it is."""
+    file = tmp_path / "a.yaml"
+    source = {"path": "resources/phi-4-mini"}
+    file.write_text(yaml.safe_dump({"model": "m", "source": source, "context": 2048, "topology": [[0, 32]]}))
+    said = CliRunner().invoke(cli.app, ["plan", str(file), *more])
+    assert said.exit_code == 1
+    assert said.stderr.startswith(f"shardmill: {file}: topology: layers_00_32 holds 3223408704 bytes of weights")
+    assert "[[0, 16], [16, 32]] fits" in said.stderr
+    assert said.stderr.count("\n") == 1
+    assert "layers_00_32" in said.stdout
+
+
+def test_an_error_before_there_is_a_plan_names_the_config(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    source = {"path": "resources/phi-4-mini"}
+    file.write_text(yaml.safe_dump({"model": "m", "source": source, "context": 2048, "topology": [[0, 31]]}))
+    said = CliRunner().invoke(cli.app, ["plan", str(file), "--json"])
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert said.stderr == f"shardmill: {file}: topology: ends at layer 31, the model has 32\n"

@@ -1,0 +1,134 @@
+"""What a config leaves open is settled by the model's config.json, once, and what can't be built is refused there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from shardmill import config
+from shardmill.checkpoint import hub
+from shardmill.errors import CheckpointError, ConfigError
+from shardmill.pipeline import settle
+
+HUB = {"repo": "a/b", "revision": "0" * 40}
+OPEN = {"topology": "auto", "head": {"slices": "auto"}}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a checkpoint whose weights are not there, beside which the working folder is."""
+    monkeypatch.chdir(tmp_path)
+    tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def settled(**changes: Any) -> config.Config:
+    return settle.settle(config.parse(tiny.settings("checkpoint", **changes)), "a.yaml")
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settled(**changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def kept() -> list[Path]:
+    return sorted(Path("build/.store/topologies").glob("*.json"))
+
+
+def change(checkpoint: Path, **numbers: Any) -> None:
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | numbers))
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_what_is_left_open_becomes_numbers() -> None:
+    chosen = settled(**OPEN)
+    assert (chosen.ranges, chosen.slices) == (((0, 4),), 1)
+    assert chosen.parts == ("layers_00_04", "head_0")
+    assert settled(topology="auto").slices == 2
+    assert settled(head={}).ranges == ((0, 2), (2, 3), (3, 4))
+
+
+def test_numbers_are_held_against_the_model(checkpoint: Path) -> None:
+    assert refusal(topology=[[0, 3]]) == "a.yaml: topology: ends at layer 3, the model has 4"
+    assert refusal(head={"slices": 3}).startswith("a.yaml: head.slices: 3 does not divide the vocabulary of 256")
+    change(checkpoint, some_new_option=True)
+    assert "some_new_option" in refusal()
+    assert not kept()
+
+
+def test_a_second_look_imports_nothing_heavy(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Snakefile is parsed by every job of a build."""
+    chosen = settled(**OPEN)
+    code = f"""
+import sys
+from pathlib import Path
+from shardmill import config
+from shardmill.pipeline import settle
+chosen = settle.settle(config.parse({tiny.settings("checkpoint", **OPEN)!r}), "a.yaml")
+assert chosen.ranges == {chosen.ranges!r}
+print([name for name in ("torch", "transformers", "coremltools", "huggingface_hub") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """config.json, the config's own numbers, and the code that chooses."""
+    settled(**OPEN)
+    settled(**OPEN, parity={"positions": 8})
+    assert len(kept()) == 1
+    for more, changes in enumerate(({"context": 65}, {"convert": {"weights": "fp16"}}, {"topology": [[0, 4]]}), 2):
+        settled(**OPEN | changes)
+        assert len(kept()) == more
+    change(checkpoint, num_hidden_layers=3)
+    assert settled(**OPEN).ranges == ((0, 3),)
+    monkeypatch.setattr(settle, "code_digest", lambda modules: "other code")
+    settled(**OPEN)
+    assert len(kept()) == 6
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"topology": 5, "slices": 1}'])
+@pytest.mark.usefixtures("checkpoint")
+def test_what_is_damaged_is_settled_again(damage: str) -> None:
+    chosen = settled(**OPEN)
+    (file,) = kept()
+    sound = file.read_text()
+    file.write_text(damage)
+    assert settled(**OPEN) == chosen
+    assert file.read_text() == sound
+
+
+def test_of_a_repository_only_config_json_is_fetched_and_only_once(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def download(repo: str, revision: str | None, access: hub.HubAccess) -> Path:
+        asked.append((repo, revision))
+        return checkpoint / "config.json"
+
+    monkeypatch.setattr(hub, "download_config", download)
+    for _ in range(2):
+        assert settled(source=HUB, **OPEN).ranges == ((0, 4),)
+    assert asked == [("a/b", "0" * 40)]
+    given = config.parse(tiny.settings("", source=HUB))
+    assert settle.settle(given, "a.yaml") == given
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_a_hub_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Path:
+        raise CheckpointError("a/b: connection failed")
+
+    monkeypatch.setattr(hub, "download_config", fail)
+    assert refusal(source=HUB, **OPEN) == "a.yaml: a/b: connection failed"

@@ -1,0 +1,172 @@
+"""Which layers and rows make up each program: never more than one may hold, as few as fit, and even."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmill import config, plan, topology
+from shardmill.convert import stamped
+from shardmill.errors import ConfigError
+from shardmill.models.architecture import Architecture, Graph, Kind
+from shardmill.models.contract import constants
+
+PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (Kind(),) * 32, 200064, True, {})
+COMMIT = "0" * 40
+
+
+def settings(**changes: Any) -> config.Config:
+    """A config for a checkpoint on the hub."""
+    content = {"model": "m", "source": {"repo": "a/b", "revision": COMMIT}, "context": 2048}
+    return config.parse(content | changes)
+
+
+def refusal(a: Architecture, **changes: Any) -> str:
+    """The line that refuses to build a model so."""
+    with pytest.raises(ConfigError) as caught:
+        topology.settled(settings(**changes), a)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_phi_4_mini_is_two_parts_and_the_four_slices_that_are_known_to_run() -> None:
+    chosen = topology.settled(settings(), PHI)
+    assert chosen.ranges == ((0, 16), (16, 32))
+    assert chosen.slices == 4
+    assert topology.settled(chosen, PHI) == chosen
+    assert topology.settled(settings(convert={"weights": "fp16"}), PHI).ranges == ((0, 8), (8, 16), (16, 24), (24, 32))
+
+
+def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> None:
+    """24 of Phi-4-mini's layers left the Neural Engine, 20 of them are resident."""
+    line = refusal(PHI, topology=[[0, 32]])
+    assert line == (
+        "topology: layers_00_32 holds 3223408704 bytes of weights, the limit is 2147483648 (rule W1); "
+        "[[0, 16], [16, 32]] fits"
+    )
+    assert refusal(PHI, topology=[[0, 8], [8, 32]]).startswith("topology: layers_08_32 holds")
+    topology.settled(settings(topology=[[0, 20], [20, 24], [24, 30], [30, 32]]), PHI)
+    topology.settled(settings(topology=[[0, 21], [21, 32]]), PHI)
+    assert refusal(PHI, topology=[[0, 22], [22, 32]]).startswith("topology: layers_00_22 holds")
+
+
+def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
+    half = topology.settled(settings(), PHI)
+    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].form).values(), "int8")
+    monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size)
+    assert topology.settled(settings(), PHI) == topology.settled(half, PHI) == half
+    monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size - 1)
+    assert refusal(PHI, topology=half.ranges).endswith("[[0, 11], [11, 22], [22, 32]] fits")
+    assert topology.settled(settings(), PHI).ranges == ((0, 11), (11, 22), (22, 32))
+
+
+def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
+    large = replace(PHI, graph=replace(PHI.graph, hidden=12288))
+    line = refusal(large, head={"slices": 1}, topology=[[i, i + 1] for i in range(32)])
+    assert line == (
+        "head.slices: head_0 holds 2458811392 bytes of weights, the limit is 2147483648 (rule W1); 4 slices fit"
+    )
+    topology.settled(settings(head={"slices": 2}, topology=[[i, i + 1] for i in range(32)]), large)
+
+
+def test_a_layer_that_is_too_large_alone_is_refused() -> None:
+    """Whatever the topology; in fp16 there is a remedy."""
+    wide = replace(PHI, kinds=(Kind(mixer="conv"), Kind()), graph=replace(PHI.graph, ffn=1 << 18))
+    for asked in ({}, {"topology": [[0, 2]]}):
+        assert refusal(wide, **asked).startswith("topology: layer 0 alone holds 2454760128 bytes")
+        assert refusal(wide, **asked).endswith("this model can't be built")
+    half = refusal(wide, convert={"weights": "fp16"})
+    assert half.endswith("INT8 halves them")
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "expected"),
+    [
+        ({}, {"topology": [[0, 31]]}, "topology: ends at layer 31, the model has 32"),
+        ({}, {"topology": [[0, 33]]}, "topology: ends at layer 33, the model has 32"),
+        ({}, {"head": {"slices": 5}}, "head.slices: 5 does not divide the vocabulary of 200064; 4 or 6 would"),
+        ({"vocab": 7}, {"head": {"slices": 9}}, "head.slices: 9 does not divide the vocabulary of 7; 7 would"),
+    ],
+)
+def test_what_the_model_contradicts_is_named(change: dict[str, Any], asked: dict[str, Any], expected: str) -> None:
+    assert refusal(replace(PHI, **change), **asked) == expected
+
+
+def test_a_state_that_the_neural_engine_does_not_take_is_refused() -> None:
+    """A model without attention has no such state."""
+    narrow = replace(PHI, graph=replace(PHI.graph, head_dim=48, conv_taps=3))
+    assert refusal(narrow).startswith("head_dim 48: a key/value state whose width is no multiple of 32")
+    topology.settled(settings(), replace(narrow, kinds=(Kind(mixer="conv"),) * 4))
+
+
+@pytest.mark.parametrize(
+    ("vocab", "expected"),
+    [
+        (32000, 1),
+        (65536, 1),
+        (65537, 1),  # a prime: its only other divisor is one slice for each row
+        (128256, 2),
+        (151936, 4),
+        (262144, 4),
+        (2 * 65537, 1),  # two slices are over the limit of an extent as well, and the next number is 65537
+    ],
+)
+def test_slices_are_as_few_as_an_extent_allows(vocab: int, expected: int) -> None:
+    chosen = topology.settled(settings(), replace(PHI, vocab=vocab))
+    assert chosen.slices == expected
+    assert vocab % chosen.slices == 0
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(9, 20))
+def test_no_other_sharing_is_better(sizes: list[int], limit: int) -> None:
+    """Against all that there are: none has fewer parts within the limit, or as many that are more even."""
+    found = topology.share_layers(sizes, limit)
+    assert [start for start, _ in found] == [0, *(end for _, end in found[:-1])]
+    assert found[-1][1] == len(sizes)
+    assert cost(found, sizes, limit) == min(cost(other, sizes, limit) for other in sharings(len(sizes)))
+
+
+def cost(ranges: Sequence[tuple[int, int]], sizes: Sequence[int], limit: int) -> tuple[bool, int, int]:
+    """Whether a sharing breaks the limit, its number of parts, and how uneven they are."""
+    sums = [sum(sizes[start:end]) for start, end in ranges]
+    return max(sums) > limit, len(sums), sum(size**2 for size in sums)
+
+
+def sharings(count: int) -> list[list[tuple[int, int]]]:
+    """Every way to cut `count` layers into consecutive ranges."""
+    cuts = [cut for k in range(count) for cut in combinations(range(1, count), k)]
+    return [list(zip((0, *cut), (*cut, count), strict=True)) for cut in cuts]
+
+
+def test_the_first_parts_are_the_larger_ones() -> None:
+    assert topology.share_layers([1] * 10, 3) == ((0, 3), (3, 6), (6, 8), (8, 10))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp16"])
+def test_the_size_of_a_program_is_that_of_its_weight_file(tmp_path: Path, quantization: str) -> None:
+    """To the byte: scales, records and padding count, for the file is what is over the limit or not."""
+    source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint"), tmp_path / "source")
+    parts, _ = tiny.split(source, convert={"weights": quantization})
+    for name in ("layers_00_02", "head_1"):
+        package = tiny.convert(parts[name], source, tmp_path / f"{name}.mlpackage", quantization)
+        expected = topology.file_bytes(constants(parts[name].form).values(), quantization)
+        assert (package / stamped.WEIGHT_FILE).stat().st_size == expected
+
+
+def test_parts_of_a_plan_are_those_of_the_topology() -> None:
+    chosen = topology.settled(settings(), PHI)
+    parts = plan.empty_parts(chosen, PHI)
+    assert [(p.name, p.start, p.end) for p in parts][:3] == [
+        ("layers_00_16", 0, 16),
+        ("layers_16_32", 16, 32),
+        ("head_0", 0, 50016),
+    ]
