@@ -15,7 +15,7 @@ from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.read_text import read_text
 from portable_coreml.proxy import MLModelProxy
 
-from .conftest import step_inputs
+from tests.conftest import step_inputs
 
 MUTATIONS = 60
 SECONDS = 1.0

@@ -17,7 +17,7 @@ def compare_compiled(
     from shardmill.quiet import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.judge.lint import compare_compiled as compare
+        from portable_coreml.files.compare import compare_compiled as compare
 
     for bundle in (first, second):
         if not (bundle / "coremldata.bin").is_file():

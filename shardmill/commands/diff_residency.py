@@ -17,7 +17,7 @@ def diff_residency(
     from shardmill.quiet import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.judge.lint import diff_residency as compare
+        from portable_coreml.judge.residency_diff import diff_residency as compare
 
     rows = read(measured, "measured")
     differences = compare(read(predicted, "predicted"), rows)

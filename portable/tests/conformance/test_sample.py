@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .suites import SUITES, Case, read_cases, reasons, run_slice, table
+from tests.conformance.suites import SUITES, Case, read_cases, reasons, run_slice, table
 
 SAMPLE = (
     ("converters/mil/frontend/torch/test/test_torch_stateful_model.py", "0/1", ""),

@@ -16,7 +16,7 @@ import portable_coreml
 import pytest
 import torch
 
-from .conftest import CachedAttention, step_inputs
+from tests.conftest import CachedAttention, step_inputs
 
 
 def load(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""shardmill.inspect: what it says of a package is what was put into it."""
+"""Contents: what is said of a package is what was put into it."""
 
 from __future__ import annotations
 

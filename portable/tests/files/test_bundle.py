@@ -19,8 +19,8 @@ from portable_coreml.files.bundle import compile_model, core_data, read_core_dat
 from portable_coreml.files.load import load_model
 from portable_coreml.files.write_text import write_text
 
-from .conftest import GOLDENS, step_inputs
-from .same import differences
+from tests.conftest import GOLDENS, step_inputs
+from tests.same import differences
 
 PAIRS = sorted(GOLDENS.glob("*.mlpackage"))
 needs_goldens = pytest.mark.skipif(
@@ -224,7 +224,7 @@ def test_damaged_packages_are_refused(attention_package: Path, tmp_path: Path) -
 def test_compiling_leaves_no_folder_behind(attention_package: Path, tmp_path: Path) -> None:
     """coremltools moves the bundle out of the temporary folder that it was made in."""
     code = (
-        "import sys, shardmill.portable; portable_coreml.install(); import coremltools as ct; "
+        "import sys, portable_coreml; portable_coreml.install(); import coremltools as ct; "
         "ct.models.utils.compile_model(sys.argv[1], sys.argv[2]); ct.models.utils.compile_model(sys.argv[1])"
     )
     folder = tmp_path / "temporary"
