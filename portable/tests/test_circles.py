@@ -101,3 +101,9 @@ def test_a_circle_is_found_however_it_is_hidden(tmp_path: Path, way: str) -> Non
     assert set(circle(imports(modules(folder)))) == {"pack.one", "pack.two"}
     (folder / "one.py").write_text('"""pack.two uses this; a docstring is no import."""')
     assert circle(imports(modules(folder))) == []
+
+
+def test_the_engine_imports_nothing_of_the_project_it_came_from() -> None:
+    for path in modules(Path(portable_coreml.__file__).parent).values():
+        names = {name.partition(".")[0] for name in mentions(path.read_text(encoding="utf-8"))}
+        assert "shardmill" not in names, path

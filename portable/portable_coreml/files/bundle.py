@@ -22,8 +22,9 @@ from portable_coreml.errors import ProgramError
 from portable_coreml.files.blob import resolve
 from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.metadata import metadata_json
-from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, root_spec
+from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, spec_file
 from portable_coreml.files.read_text import read_text
+from portable_coreml.files.regular import read_bytes, read_utf8
 from portable_coreml.files.write_text import write_text
 from portable_coreml.program import Function, Program, blobs
 
@@ -40,7 +41,7 @@ def compile_model(source: Path, destination: Path) -> Path:
 
     Weight files are hard-linked where the file system allows. Raises ProgramError for what is not a sound ML Program.
     """
-    spec_path = root_spec(source) if source.is_dir() else source
+    spec_path = spec_file(source)
     spec = parse_spec(spec_path)
     model = LoadedModel(
         source, spec_path.parent, int(spec.specificationVersion), spec.description, read_spec(spec, source)
@@ -51,7 +52,7 @@ def compile_model(source: Path, destination: Path) -> Path:
     (destination / "model.mil").write_text(text, encoding="utf-8")
     (destination / "coremldata.bin").write_bytes(core_data(model))
     (destination / "metadata.json").write_text(metadata_json(model, source.stem), encoding="utf-8")
-    (destination / "analytics" / "coremldata.bin").write_bytes(analytics(spec_path.read_bytes(), spec_path.stem))
+    (destination / "analytics" / "coremldata.bin").write_bytes(analytics(read_bytes(spec_path), spec_path.stem))
     for relative, path in weights.items():
         target = destination / relative
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def compile_model(source: Path, destination: Path) -> Path:
 
 def _link_or_copy(source: Path, target: Path) -> None:
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)  # a link to a symbolic link would point nowhere from here
     except OSError:
         shutil.copyfile(source, target)
 
@@ -117,6 +118,11 @@ def _counted(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
+def is_bundle(path: Path) -> bool:
+    """Whether there is a compiled bundle at `path`."""
+    return os.path.isfile(path / "coremldata.bin")
+
+
 def read_bundle(path: Path) -> LoadedModel:
     """A compiled bundle as a model. Raises ProgramError for a bundle that is damaged or not an ML Program."""
     text_path = path / "model.mil"
@@ -126,26 +132,26 @@ def read_bundle(path: Path) -> LoadedModel:
         raise ProgramError(f"{text_path}: larger than {MAX_TEXT_BYTES} bytes")
     version, description = read_core_data(path / "coremldata.bin")
     try:
-        program = read_text(text_path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ProgramError) as error:
+        program = read_text(read_utf8(text_path))
+    except ProgramError as error:
         raise ProgramError(f"{path}: {error}") from error
     return LoadedModel(path, path, version, description, _in_described_order(program, description))
 
 
 def read_core_data(path: Path) -> tuple[int, Any]:
     """(specification version, ModelDescription message) of a coremldata.bin."""
-    from coremltools.proto import Model_pb2  # noqa: PLC0415 - a slow import
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from coremltools.proto import Model_pb2  # a slow import
+    from google.protobuf.message import DecodeError
 
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         kind, _, _, _, version, size = HEADER.unpack_from(data)
         payload = data[HEADER.size : HEADER.size + size]
         if kind != ML_PROGRAM or len(payload) != size:
             raise ProgramError(f"{path}: damaged, or not that of an ML Program")
         description = Model_pb2.ModelDescription()
         description.ParseFromString(payload)
-    except (OSError, struct.error, DecodeError) as error:
+    except (struct.error, DecodeError) as error:
         raise ProgramError(f"{path}: can't be read: {error}") from error
     return int(version), description
 

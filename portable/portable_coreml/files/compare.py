@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import filecmp
 from dataclasses import dataclass
 from pathlib import Path
 
-from portable_coreml.files.bundle import frame, read_core_data
+from portable_coreml.errors import ProgramError
+from portable_coreml.files.bundle import frame, is_bundle, read_core_data
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,12 @@ class BundleDifference:
 def compare_compiled(first: Path, second: Path) -> tuple[BundleDifference, ...]:
     """How two compiled bundles of one package differ, but for buildInfo and the order of map entries.
 
-    For the first person who has both compilers: `coremlc`'s bundle and ours should give no difference.
+    For the first person who has both compilers: `coremlc`'s bundle and ours should give no difference. Raises
+    ProgramError if one of the two is not a bundle.
     """
+    for bundle in (first, second):
+        if not is_bundle(bundle):
+            raise ProgramError(f"{bundle} is not a compiled bundle; give an .mlmodelc folder")
     found = {p.relative_to(b) for b in (first, second) for p in b.rglob("*") if p.is_file()}
     names = sorted(str(name) for name in found if not name.name.startswith("."))  # Snakemake's mark, the Finder's
     return tuple(BundleDifference(name, what) for name in names if (what := _compare_file(name, first, second)))
@@ -31,7 +37,7 @@ def _compare_file(name: str, first: Path, second: Path) -> str:
     one, two = first / name, second / name
     if not one.is_file() or not two.is_file():
         return f"only in {(first if one.is_file() else second).name}"
-    if one.read_bytes() == two.read_bytes() or name == "metadata.json":
+    if name == "metadata.json" or filecmp.cmp(one, two, shallow=False):
         return ""
     if name == "model.mil":
         return _compare_text(*(path.read_text(encoding="utf-8", errors="replace") for path in (one, two)))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from portable_coreml.errors import ProgramError
+from portable_coreml.files.regular import read_json
 
 
 @dataclass(frozen=True)
@@ -60,3 +64,24 @@ def _status(row: Mapping[str, Any] | None) -> str:
     device = str(row.get("device", "unknown")).lower()
     words = {"ne": "eligible", "ane": "eligible", "cpu": "ineligible", "gpu": "ineligible", "none": "no_device"}
     return words.get(device, "unknown")
+
+
+def read_report(path: Path, evidence: str) -> list[dict[str, Any]]:
+    """The rows of a residency report: a JSON object with `evidence` and `rows`.
+
+    Args:
+        path: the report's file.
+        evidence: "predicted" or "measured"; a report of the other kind is refused.
+
+    Raises:
+        ProgramError: the file can't be read, or holds something else.
+    """
+    report = read_json(path)
+    try:
+        rows, found = [dict(row) for row in report["rows"]], report.get("evidence")
+        _by_operation(rows)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ProgramError(f"{path} is not a residency report: {type(error).__name__}: {error}") from error
+    if found != evidence:
+        raise ProgramError(f"{path} holds {found} rows, not {evidence} ones")
+    return rows
