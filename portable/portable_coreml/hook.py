@@ -50,7 +50,7 @@ def put(native: ModuleType) -> None:
     logger = logging.getLogger("coremltools")
     logger.addFilter(quiet)
     try:
-        import coremltools  # noqa: PLC0415 - importing it is this function's business
+        import coremltools
     finally:
         logger.removeFilter(quiet)
     coremltools.libcoremlpython = native

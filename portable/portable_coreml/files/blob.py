@@ -48,7 +48,7 @@ class WeightFile:
 
     @cached_property
     def _reader(self) -> Any:
-        from coremltools.libmilstoragepython import _BlobStorageReader  # noqa: PLC0415 - a slow import
+        from coremltools.libmilstoragepython import _BlobStorageReader
 
         return _BlobStorageReader(str(self.path))
 

@@ -19,7 +19,7 @@ Bounds = tuple[int, int]  # of an extent, both included; the second is negative 
 
 def image_to_array(value: Any, description: Any, name: str) -> np.ndarray:
     """A PIL image as the program takes it, [1, 1 or 3, H, W]. Raises InputError for another kind or size."""
-    from PIL import Image  # noqa: PLC0415 - needed for images only
+    from PIL import Image
 
     kind = description.type.imageType
     if not isinstance(value, Image.Image):
@@ -61,7 +61,7 @@ def _text(bounds: Bounds) -> str:
 
 def array_to_image(values: np.ndarray, description: Any) -> Any:
     """A PIL image of an output [1, 1 or 3, H, W]; values are clipped to 0 .. 255 and rounded."""
-    from PIL import Image  # noqa: PLC0415
+    from PIL import Image
 
     space = int(description.type.imageType.colorSpace)
     planes = values.reshape(values.shape[-3:]).astype(np.float32)  # [channels, H, W]

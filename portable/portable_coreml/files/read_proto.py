@@ -155,6 +155,6 @@ def _from_repeated(values: Any, field: str, scalar: ScalarType) -> np.ndarray:
 def _from_bytes(data: bytes, scalar: ScalarType, count: int) -> np.ndarray:
     if len(data) * 8 < count * scalar.bits or scalar.name == "string":
         raise ProgramError(f"a literal of {count} {scalar.name} values holds {len(data)} bytes")
-    if scalar.bits < 8:  # noqa: PLR2004 - a byte
+    if scalar.bits < 8:
         return unpack_bits(data, scalar.bits, count, signed=scalar.name.startswith("int"))
     return np.frombuffer(data, scalar.numpy)

@@ -163,7 +163,7 @@ class _Reader(Scanner):
             self.expect(">")
             return ir.ListType(element, length)
         elements = self.several(self.type, ">")
-        if word == "dict" and len(elements) == 2:  # noqa: PLR2004 - key and value
+        if word == "dict" and len(elements) == 2:
             return ir.DictType(*elements)
         if word == "tuple":
             return ir.TupleType(elements)

@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
 
 def float_text(value: float) -> str:
     """C99 hexadecimal notation without trailing zeros."""
-    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
+    if value != value or value in (float("inf"), float("-inf")):
         return repr(value)
     mantissa, exponent = value.hex().split("p")
     return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}p{exponent}"

@@ -149,7 +149,7 @@ def _check_results(op: Op, types: Types, texts: Texts) -> None:
 
 def _numbers(op: Op) -> Iterator[tuple[str, int, int]]:
     """(what, how many values it has, how many it should have) for control flow with its two blocks."""
-    if op.kind not in ("cond", "while_loop") or len(op.blocks) != 2:  # noqa: PLR2004 - lowering refuses other numbers
+    if op.kind not in ("cond", "while_loop") or len(op.blocks) != 2:
         return
     first, second = op.blocks
     wanted = len(op.outputs)
@@ -182,8 +182,8 @@ def _text(value: Value | None) -> str:
 @cache
 def _type_groups(kind: str, opset: str) -> Mapping[str, str]:
     """Argument -> its type domain, by coremltools' definition of an operation; empty for one that it does not know."""
-    from coremltools.converters.mil._deployment_compatibility import AvailableTarget  # noqa: PLC0415 - a slow import
-    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry  # noqa: PLC0415
+    from coremltools.converters.mil._deployment_compatibility import AvailableTarget
+    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
     target = getattr(AvailableTarget, OPSETS.get(opset, "").replace("ios", "iOS"), None)
     versions: Mapping[Any, Any] = SSAOpRegistry.core_ops.get(kind, {})

@@ -226,7 +226,7 @@ class _Lowering:
             bound = op.inputs.get("loop_vars", ())
             heads = tuple(self._tensor(b, scope, f"argument of while_loop '{op.name}'") for b in bound)
         blocks = tuple(self.block(block, block.inputs, scope) for block in op.blocks)
-        if len(blocks) != 2:  # noqa: PLR2004 - then and else, or condition and body
+        if len(blocks) != 2:
             raise ProgramError(f"{op.kind} '{op.name}' has {len(blocks)} blocks, not 2")
         names = dict.fromkeys(name for block in blocks for name in block.captured)
         scope.update({out.name: Ref(out.name) for out in op.outputs})

@@ -143,8 +143,8 @@ def output_axis(kind: str, args: Mapping[str, Arg], sizes: Sequence[int | None])
     """
     plain = {name: arg.value if isinstance(arg, Const) else ... for name, arg in args.items()}
     if kind == "conv":
-        return 0 if len(sizes) > 2 and set(sizes[2:]) == {1} and is_pointwise(plain) else None  # noqa: PLR2004 - has space
-    if len(sizes) != 2:  # noqa: PLR2004 - a matrix
+        return 0 if len(sizes) > 2 and set(sizes[2:]) == {1} and is_pointwise(plain) else None
+    if len(sizes) != 2:
         return None
     return 0 if kind == "linear" or plain["transpose_y"] else 1
 

@@ -115,7 +115,7 @@ def _split(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tenso
 def _matmul(plain: Callable[..., Tensor], transposed: Callable[..., Tensor]) -> Chooser:
     def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
         x, y = values["x"], values["y"]
-        if x.dtype != y.dtype or values["transpose_x"] or x.dim() < 2 or y.dim() < 2:  # noqa: PLR2004 - matrices
+        if x.dtype != y.dtype or values["transpose_x"] or x.dim() < 2 or y.dim() < 2:
             return None
         return (transposed if values["transpose_y"] else plain), (args["x"], args["y"])
 

@@ -122,7 +122,7 @@ def crop_resize(
     """iOS15 and 16 give `roi` [N, 1, 4 or 5, 1, 1] and get rank 5; iOS17 gives `boxes` [N, 4] and gets rank 4."""
     if roi is not None:
         flat = roi.reshape(roi.shape[0], -1)
-        indexed = flat.shape[1] == 5  # noqa: PLR2004 - image index before the four coordinates
+        indexed = flat.shape[1] == 5
         coordinates = flat[:, 1:] if indexed else flat
         images = [x[int(i)].unsqueeze(0) for i in flat[:, 0]] if indexed else [x] * len(flat)
     else:

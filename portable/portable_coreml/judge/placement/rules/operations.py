@@ -98,7 +98,7 @@ def _computed_weight(subject: Subject) -> Iterator[Breach]:
 
 
 def _last_axis_slice(subject: Subject) -> Iterator[Breach]:
-    if subject.target.chip >= 4:  # noqa: PLR2004 - the crop unit of M4 is another one
+    if subject.target.chip >= 4:
         return
     for op in subject.runtime_ops:
         begin = subject.literal(op, "begin") if op.kind in ("slice_by_index", "slice_by_size") else None
