@@ -17,6 +17,7 @@ from portable_coreml.errors import ExecutionError, InputError, PortableError, Pr
 from portable_coreml.hook import native_present, put
 from portable_coreml.run.observe import FirstNonFinite, NonFinite, trace
 
+__version__ = "0.1.0"
 __all__ = [
     "ExecutionError",
     "FirstNonFinite",
