@@ -19,7 +19,7 @@ from portable_coreml.judge.placement.subject import Target, label, subjects
 from portable_coreml.judge.shapes import infer_shapes
 from portable_coreml.program import Block, Named, Op, Program
 
-NOT_CHOSEN = ("W5",)  # rules by which the dispatcher leaves eligible operations on the CPU
+_NOT_CHOSEN = ("W5",)  # rules by which the dispatcher leaves eligible operations on the CPU
 
 
 class DeviceProxy:
@@ -52,11 +52,11 @@ class ComputePlanProxy:
         self.model_structure = None if model is None else model_structure(model.program)
         verdicts = Verdicts((), ()) if model is None else judge_model(model, Target())
         self._status = {(row.function, row.output): row.status for row in verdicts.rows}
-        self._on_cpu = {found.function for found in verdicts.findings if found.rule in NOT_CHOSEN}
+        self._on_cpu = {found.function for found in verdicts.findings if found.rule in _NOT_CHOSEN}
         self._costs: dict[tuple[str, str], float] | None = None
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Predicted devices of an operation of `model_structure`; None where it has none or none is known."""
+        """Predicted devices of an operation of `model_structure`; None if it has none or none is known."""
         from coremltools.models.compute_plan import MLComputePlanDeviceUsage
 
         status = self._status.get(operation.__proxy__, "unknown")
@@ -85,7 +85,7 @@ class ComputePlanProxy:
 
 
 def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
-    """(function, label) of an operation -> its share of the function's work. Without functions that can't be told."""
+    """(function, label) of an operation -> its share of the work, for every function whose shares can be told."""
     found: dict[tuple[str, str], float] = {}
     for subject in subjects(model, Target()):
         name = subject.function.name

@@ -146,7 +146,7 @@ class MLModelProxy:
         if (self._model.path / "coremldata.bin").is_file():
             return str(self._model.path)
         if self._compiled is None:
-            self._compiled = compile_to_temporary(self._model.path)
+            self._compiled = _compile_to_temporary(self._model.path)
         return self._compiled
 
     def get_load_duration_in_nano_seconds(self) -> int:
@@ -168,7 +168,7 @@ class MLModelProxy:
 
     @staticmethod
     def compileModel(path: str) -> str:
-        """Compiles a package; the caller moves the bundle where it wants it, which leaves an empty folder to remove."""
+        """Compiles a package to a temporary folder, which is removed at exit if the caller has moved the bundle."""
         source, folder = Path(path), Path(tempfile.mkdtemp(prefix="mlmodelc_"))
         atexit.register(_remove_empty, folder)
         return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))
@@ -207,8 +207,8 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def compile_to_temporary(source: Path) -> str:
-    """A bundle in a temporary directory that goes when the process ends."""
+def _compile_to_temporary(source: Path) -> str:
+    """Compiles to a temporary directory that is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="mlmodelc_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))

@@ -30,10 +30,10 @@ from portable_coreml.program import Function, Program, blobs
 
 ML_PROGRAM = 502  # the field number of mlProgram in the Model message
 OLD_FORMAT = 5  # in every bundle of specification 6 and 7
-FIRST_NEW_SPEC = 9
+_FIRST_NEW_SPEC = 9
 HEADER = struct.Struct("<II20xQ7sB31xQ")
 TRAILER = struct.pack("<I12x", ML_PROGRAM)
-MAX_TEXT_BYTES = 1 << 30
+_MAX_TEXT_BYTES = 1 << 30
 
 
 def compile_model(source: Path, destination: Path) -> Path:
@@ -46,8 +46,8 @@ def compile_model(source: Path, destination: Path) -> Path:
     model = LoadedModel(
         source, spec_path.parent, int(spec.specificationVersion), spec.description, read_spec(spec, source)
     )
-    weights = weight_files(model)
-    text = write_text(model.program, model.spec_version, function_features(model))
+    weights = _weight_files(model)
+    text = write_text(model.program, model.spec_version, _function_features(model))
     (destination / "analytics").mkdir(parents=True, exist_ok=True)
     (destination / "model.mil").write_text(text, encoding="utf-8")
     (destination / "coremldata.bin").write_bytes(core_data(model))
@@ -67,7 +67,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def weight_files(model: LoadedModel) -> dict[Path, Path]:
+def _weight_files(model: LoadedModel) -> dict[Path, Path]:
     """Bundle-relative path -> file, for every weight file that a program refers to. Raises ProgramError if one is
     missing.
     """
@@ -81,7 +81,7 @@ def weight_files(model: LoadedModel) -> dict[Path, Path]:
     return found
 
 
-def function_features(model: LoadedModel) -> dict[str, list[Feature]]:
+def _function_features(model: LoadedModel) -> dict[str, list[Feature]]:
     """The described inputs of every function."""
     described: dict[str, Iterable[Any]] = {item.name: item.input for item in model.description.functions}
     return {
@@ -95,7 +95,7 @@ def core_data(model: LoadedModel) -> bytes:
     description.CopyFrom(model.description)
     description.metadata.SetInParent()  # the compiler writes an empty one where the source has none
     payload = description.SerializeToString(deterministic=True)
-    number = OLD_FORMAT if version < FIRST_NEW_SPEC else version
+    number = OLD_FORMAT if version < _FIRST_NEW_SPEC else version
     header = HEADER.pack(ML_PROGRAM, number, 7, b"generic", version & 0xFF, len(payload))
     return bytes(header + payload + TRAILER * len(model.program.functions))
 
@@ -128,8 +128,8 @@ def read_bundle(path: Path) -> LoadedModel:
     text_path = path / "model.mil"
     if not text_path.is_file():
         raise ProgramError(f"{path}: no model.mil: not a compiled ML Program")
-    if text_path.stat().st_size > MAX_TEXT_BYTES:
-        raise ProgramError(f"{text_path}: larger than {MAX_TEXT_BYTES} bytes")
+    if text_path.stat().st_size > _MAX_TEXT_BYTES:
+        raise ProgramError(f"{text_path}: larger than {_MAX_TEXT_BYTES} bytes")
     version, description = read_core_data(path / "coremldata.bin")
     try:
         program = read_text(read_utf8(text_path))
@@ -157,7 +157,7 @@ def read_core_data(path: Path) -> tuple[int, Any]:
 
 
 def frame(path: Path) -> tuple[bytes, bytes]:
-    """What stands before and after the description in a coremldata.bin that read_core_data can read."""
+    """The bytes before and after the description in a coremldata.bin that read_core_data can read."""
     data = path.read_bytes()
     size = HEADER.unpack_from(data)[-1]
     return data[: HEADER.size - 8], data[HEADER.size + size :]

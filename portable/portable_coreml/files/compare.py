@@ -20,7 +20,7 @@ class BundleDifference:
 
 
 def compare_compiled(first: Path, second: Path) -> tuple[BundleDifference, ...]:
-    """How two compiled bundles of one package differ, but for buildInfo and the order of map entries.
+    """How two compiled bundles of one package differ, apart from buildInfo and the order of map entries.
 
     For the first person who has both compilers: `coremlc`'s bundle and ours should give no difference. Raises
     ProgramError if one of the two is not a bundle.

@@ -137,7 +137,7 @@ def _block(function: Any) -> Any:
 
 
 def operations(block: Any) -> Iterator[Any]:
-    """Every operation of a block, those of nested blocks too."""
+    """Every operation of a block and of its nested blocks."""
     for op in block.operations:
         yield op
         for nested in op.blocks:
@@ -169,6 +169,6 @@ def _dtype(tensor: Any) -> str:
 
 
 def bits(dtype: str) -> int:
-    """Bits of one element; the name says it, but for booleans, which take a byte."""
+    """Bits of one element, as the type's name says; a boolean takes a byte."""
     digits = re.search(r"\d+", dtype)
     return int(digits.group()) if digits else 8

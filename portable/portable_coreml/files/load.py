@@ -12,7 +12,7 @@ from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, spec
 
 
 def load_model(path: Path) -> LoadedModel:
-    """Raises ProgramError, naming the file, where `path` is not a readable ML Program."""
+    """The model at `path`. Raises ProgramError, naming the file, if it is not a readable ML Program."""
     if is_bundle(path):
         return read_bundle(path)
     spec_path = spec_file(path)

@@ -170,7 +170,7 @@ class _Reader(Scanner):
         raise self.fail(f"unknown type '{word}'")
 
     def extent(self) -> int | EllipsisType | None:
-        """None: unknown; an ellipsis: as many unknown ones as there are."""
+        """An extent: a number, None for an unknown one, or an ellipsis for any number of unknown ones."""
         if self.accept("?"):
             return None
         if self.accept("..."):

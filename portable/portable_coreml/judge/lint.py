@@ -24,9 +24,17 @@ class LintRow:
 
 
 def lint(path: str | Path, target: Target | None = None) -> tuple[LintRow, ...]:
-    """Findings on a package or bundle, errors first. Raises ProgramError if it can't be read.
+    """Judges a package or bundle by the placement rules.
 
-    The command exits non-zero if any row's severity is "error".
+    Args:
+        path: an .mlpackage, an .mlmodel or an .mlmodelc.
+        target: the machine to judge for; an M4 Mac if left out.
+
+    Returns:
+        The findings, errors first. A command that prints them exits non-zero if any severity is "error".
+
+    Raises:
+        ProgramError: the model can't be read.
     """
     findings = judge_package(path, target).findings
     return tuple(_row(f) for f in sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.rule, f.output)))

@@ -22,13 +22,13 @@ class ResidencyDifference:
     rules: tuple[str, ...]
 
 
-MEASURED_ELIGIBLE = ("ane", "not_chosen")
+_MEASURED_ELIGIBLE = ("ane", "not_chosen")
 
 
 def diff_residency(
     predicted: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]
 ) -> tuple[ResidencyDifference, ...]:
-    """Rows of two residency reports compared by (function, output).
+    """Compares the rows of two residency reports by (function, output).
 
     A row has `function`, `output` and either `status` (as OpVerdict, or "ane" and "not_chosen" where measured) or
     `device` ("ne", "cpu", "gpu", "none", "unknown"). A prediction of "unknown" disagrees with nothing; what the engine
@@ -38,7 +38,7 @@ def diff_residency(
 
 
 def _by_operation(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Rows by (function, output); of several, one per shape, the first that is not eligible."""
+    """Rows by (function, output). Of several rows, one per shape, the first that is not eligible is kept."""
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in rows:
         key = (row.get("function", "main"), row["output"])
@@ -60,7 +60,7 @@ def _status(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "absent"
     if "status" in row:
-        return "eligible" if row["status"] in MEASURED_ELIGIBLE else str(row["status"])
+        return "eligible" if row["status"] in _MEASURED_ELIGIBLE else str(row["status"])
     device = str(row.get("device", "unknown")).lower()
     words = {"ne": "eligible", "ane": "eligible", "cpu": "ineligible", "gpu": "ineligible", "none": "no_device"}
     return words.get(device, "unknown")

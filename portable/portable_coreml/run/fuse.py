@@ -26,7 +26,7 @@ from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, round_ha
 from portable_coreml.run.wide import WIDE
 
 States = dict[str, Tensor]
-Index = tuple[EllipsisType, slice | list[int], slice]  # of numpy
+_Index = tuple[EllipsisType, slice | list[int], slice]  # of numpy
 ROWS = "\0rows "  # no MIL name begins so
 
 
@@ -56,7 +56,7 @@ def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
 
 
 def _reads_before(write: Step, block: Lowered) -> int:
-    """How often the state of a write is read before it: what another read gave must not change with the state."""
+    """How often the state of a write is read before it. A second reader must not see the state change in place."""
     before = block.steps[: block.steps.index(write)]
     return sum(step.op.kind == "read_state" and step.args[0] == write.args[0] for step in before)
 
@@ -88,7 +88,7 @@ def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> 
 
 
 def _maker(arg: Arg, kind: str, makers: Mapping[str, Step], uses: Mapping[str, int]) -> Step | None:
-    """The step of that kind that makes a value which nothing else uses."""
+    """The step that makes a value, if it is of that kind and nothing else uses the value."""
     step = makers.get(arg.name) if isinstance(arg, Ref) and uses[arg.name] == 1 else None
     return step if step is not None and step.op.kind == kind else None
 
@@ -128,18 +128,18 @@ def masked_write_lines(
     lines = []
     if rows.name not in seen:
         seen.add(rows.name)
-        lines.append(Line((rows.name,), one_hot_rows, (write.mask,)))
+        lines.append(Line((rows.name,), _one_hot_rows, (write.mask,)))
     lines.append(Line((), _writer(write, half), (rows, write.mask, write.new), tupled=True, needs_states=True))
     return lines
 
 
 def _fits(write: MaskedWrite, new: Tensor, state: Tensor) -> bool:
-    """Whether the new rows have the state's shape but for their number."""
+    """Whether the new rows have the state's shape, apart from their number."""
     shape = list(new.mT.shape if write.transposed else new.shape)
     return len(shape) == state.dim() and shape[:-2] == list(state.shape[:-2]) and shape[-1] == state.shape[-1]
 
 
-def one_hot_rows(mask: Tensor) -> Index | None:
+def _one_hot_rows(mask: Tensor) -> _Index | None:
     """Where a state [.., S, D] has the rows that a mask [.., S, T] selects; None if they repeat or it is not one-hot.
 
     It counts with numpy, whose calls take half as long as torch's on so few numbers.
@@ -157,7 +157,7 @@ def one_hot_rows(mask: Tensor) -> Index | None:
 def _writer(write: MaskedWrite, half: bool) -> Callable[..., tuple[()]]:
     state, transposed, formula = write.state, write.transposed, _formula(half and write.dtype == "fp16")
 
-    def apply(states: States, rows: Index | None, mask: Tensor, new: Tensor) -> tuple[()]:
+    def apply(states: States, rows: _Index | None, mask: Tensor, new: Tensor) -> tuple[()]:
         new = new.mT if transposed else new
         if rows is not None:
             held, fresh = states[state].numpy(), new.numpy()

@@ -16,7 +16,6 @@ from torch import Tensor
 
 Observer = Callable[[str, str, Tensor], None]
 _CURRENT: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
-FP16_MAX = 65504.0
 
 
 def current() -> Observer | None:
