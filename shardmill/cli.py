@@ -74,8 +74,8 @@ def one_line(error: Exception) -> str:
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the error was raised for a person to read: all of them are classes of this package."""
-    return type(error).__module__.partition(".")[0] == "shardmill"
+    """Whether the error was raised for a person to read: all of them are classes of the two distributions."""
+    return type(error).__module__.partition(".")[0] in ("shardmill", "portable_coreml")
 
 
 def show_version(wanted: bool) -> None:

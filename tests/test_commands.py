@@ -41,4 +41,4 @@ def test_what_was_not_chosen_was_still_predicted_right(tmp_path: Path) -> None:
 def test_compare_compiled_refuses_what_is_no_bundle(tmp_path: Path) -> None:
     """A folder that is no compiled program is named, not compared."""
     refused = runner.invoke(app, ["compare-compiled", str(tmp_path), str(tmp_path)])
-    assert (refused.exit_code, "no compiled bundle" in refused.output) == (1, True)
+    assert (refused.exit_code, "not a compiled bundle" in refused.output) == (1, True)

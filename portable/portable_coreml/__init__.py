@@ -17,6 +17,7 @@ from portable_coreml.errors import ExecutionError, InputError, PortableError, Pr
 from portable_coreml.hook import native_present, put
 from portable_coreml.run.observe import FirstNonFinite, NonFinite, trace
 
+__version__ = "0.1.0"
 __all__ = [
     "ExecutionError",
     "FirstNonFinite",
@@ -32,7 +33,7 @@ __all__ = [
 
 
 def precision() -> str:
-    """What models loaded from now on compute in: "fp32", or "fp16", as Core ML itself does."""
+    """The precision of models loaded from now on: "fp32", or "fp16", in which Core ML itself computes."""
     if native_present():
         return "fp16"
     from portable_coreml import proxy
@@ -41,10 +42,16 @@ def precision() -> str:
 
 
 def install(precision: str = "fp32") -> bool:
-    """Makes coremltools predict with the portable engine; False, and nothing done, where Core ML is present.
+    """Makes coremltools predict with the portable engine, whether coremltools was imported before or not.
 
-    May be called again: `precision` ("fp32" or "fp16") holds for models loaded afterwards. Works before and after
-    coremltools was imported.
+    Args:
+        precision: "fp32" or "fp16", for models loaded from now on. Call it again to change it.
+
+    Returns:
+        Whether the engine is installed. Where Core ML is present, nothing is done and this is False.
+
+    Raises:
+        ValueError: the precision is neither of the two.
     """
     if native_present():
         return False

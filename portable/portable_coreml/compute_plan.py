@@ -19,7 +19,7 @@ from portable_coreml.judge.placement.subject import Target, label, subjects
 from portable_coreml.judge.shapes import infer_shapes
 from portable_coreml.program import Block, Named, Op, Program
 
-NOT_CHOSEN = ("W5",)  # rules by which the dispatcher leaves eligible operations on the CPU
+_NOT_CHOSEN = ("W5",)  # rules by which the dispatcher leaves eligible operations on the CPU
 
 
 class DeviceProxy:
@@ -52,12 +52,12 @@ class ComputePlanProxy:
         self.model_structure = None if model is None else model_structure(model.program)
         verdicts = Verdicts((), ()) if model is None else judge_model(model, Target())
         self._status = {(row.function, row.output): row.status for row in verdicts.rows}
-        self._on_cpu = {found.function for found in verdicts.findings if found.rule in NOT_CHOSEN}
+        self._on_cpu = {found.function for found in verdicts.findings if found.rule in _NOT_CHOSEN}
         self._costs: dict[tuple[str, str], float] | None = None
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Predicted devices of an operation of `model_structure`; None where it has none or none is known."""
-        from coremltools.models.compute_plan import MLComputePlanDeviceUsage  # noqa: PLC0415 - imports this module's classes
+        """Predicted devices of an operation of `model_structure`; None if it has none or none is known."""
+        from coremltools.models.compute_plan import MLComputePlanDeviceUsage
 
         status = self._status.get(operation.__proxy__, "unknown")
         if status in ("unknown", "no_device"):
@@ -76,7 +76,7 @@ class ComputePlanProxy:
         """Predicted share of the function's work at its default shapes (placement/cost.py); None for an operation
         without a device, and where shares can't be told.
         """
-        from coremltools.models.compute_plan import MLComputePlanCost  # noqa: PLC0415
+        from coremltools.models.compute_plan import MLComputePlanCost
 
         if self._costs is None:
             self._costs = {} if self._model is None else costs(self._model)
@@ -85,7 +85,7 @@ class ComputePlanProxy:
 
 
 def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
-    """(function, label) of an operation -> its share of the function's work. Without functions that can't be told."""
+    """(function, label) of an operation -> its share of the work, for every function whose shares can be told."""
     found: dict[tuple[str, str], float] = {}
     for subject in subjects(model, Target()):
         name = subject.function.name
@@ -99,14 +99,14 @@ def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
 
 def compute_plan(model: LoadedModel, compute_units: str) -> Any:
     """An MLComputePlan for a model."""
-    from coremltools.models.compute_plan import MLComputePlan  # noqa: PLC0415
+    from coremltools.models.compute_plan import MLComputePlan
 
     return MLComputePlan(ComputePlanProxy(model, compute_units))
 
 
 def devices() -> list[Any]:
     """CPU, GPU and Neural Engine. Only the first is present on a machine without Core ML."""
-    from coremltools.models import compute_device as device  # noqa: PLC0415
+    from coremltools.models import compute_device as device
 
     return [
         device.MLCPUComputeDevice(CPUComputeDeviceProxy()),
@@ -117,7 +117,7 @@ def devices() -> list[Any]:
 
 def model_structure(program: Program) -> Any:
     """A program as coremltools' MLModelStructure."""
-    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+    from coremltools.models import compute_plan as plan
 
     functions = {
         name: plan.MLModelStructureProgramFunction(_named(function.inputs), _block(function.block, name))
@@ -127,13 +127,13 @@ def model_structure(program: Program) -> Any:
 
 
 def _named(items: tuple[Named, ...]) -> list[Any]:
-    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+    from coremltools.models import compute_plan as plan
 
     return [plan.MLModelStructureProgramNamedValueType(i.name, plan.MLModelStructureProgramValueType()) for i in items]
 
 
 def _block(block: Block, function: str) -> Any:
-    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+    from coremltools.models import compute_plan as plan
 
     return plan.MLModelStructureProgramBlock(
         _named(block.inputs), [_operation(op, function) for op in block.ops], list(block.outputs)
@@ -141,7 +141,7 @@ def _block(block: Block, function: str) -> Any:
 
 
 def _operation(op: Op, function: str) -> Any:
-    from coremltools.models import compute_plan as plan  # noqa: PLC0415
+    from coremltools.models import compute_plan as plan
 
     inputs = {
         key: plan.MLModelStructureProgramArgument(

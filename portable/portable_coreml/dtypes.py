@@ -29,7 +29,7 @@ def _scalar(name: str, number: int, bits: int, numpy: type, held: torch.dtype) -
     return ScalarType(name, number, bits, np.dtype(numpy), held)
 
 
-SCALARS = (
+_SCALARS = (
     _scalar("bool", 1, 8, np.bool_, torch.bool),
     _scalar("string", 2, 0, np.object_, torch.uint8),
     _scalar("fp16", 10, 16, np.float16, torch.float32),
@@ -50,10 +50,8 @@ SCALARS = (
     _scalar("uint6", 38, 6, np.uint8, torch.uint8),
     _scalar("uint3", 39, 3, np.uint8, torch.uint8),
 )
-BY_NAME = {scalar.name: scalar for scalar in SCALARS}
-BY_NUMBER = {scalar.number: scalar for scalar in SCALARS}
-
-FLOATS = frozenset({"fp16", "fp32", "fp64"})
+BY_NAME = {scalar.name: scalar for scalar in _SCALARS}
+BY_NUMBER = {scalar.number: scalar for scalar in _SCALARS}
 
 
 def unpack_bits(packed: bytes, bits: int, count: int, signed: bool) -> np.ndarray:

@@ -6,7 +6,7 @@ warning "you will not be able to run predict()" and hands it to the caller at th
 
 
 class PortableError(RuntimeError):
-    """Base of what can go wrong while a model is read, compiled, loaded or run."""
+    """Base of every error while a model is read, compiled, loaded or run."""
 
 
 class ProgramError(PortableError):

@@ -1,5 +1,4 @@
-"""Puts the portable engine where coremltools looks for Core ML. The only place that changes anything outside this
-package.
+"""Puts the portable engine where coremltools looks for Core ML. Only this module changes anything outside the package.
 
 coremltools reaches Core ML through one native module and asks the platform in three ways; on a machine without Core
 ML
@@ -16,14 +15,14 @@ import sys
 from types import ModuleType
 
 MACOS_VERSION = (26, 0)
-NATIVE = "coremltools.libcoremlpython"
-CONSUMERS = (
+_NATIVE = "coremltools.libcoremlpython"
+_CONSUMERS = (
     "coremltools.models.model",
     "coremltools.models.compute_plan",
     "coremltools.models.compute_device",
     "coremltools.models._compiled_model",
 )
-PLATFORM_CHECKS = ("coremltools.models.utils", "coremltools.models.model", "coremltools.models._compiled_model")
+_PLATFORM_CHECKS = ("coremltools.models.utils", "coremltools.models.model", "coremltools.models._compiled_model")
 
 
 class _OnlyErrors(logging.Filter):
@@ -39,27 +38,27 @@ def native_present() -> bool:
     """Whether coremltools has its own native module here, that is, whether this is a Mac."""
     if sys.platform == "darwin":
         return True
-    found = sys.modules.get(NATIVE)
+    found = sys.modules.get(_NATIVE)
     return found is not None and getattr(found, "__file__", None) is not None
 
 
 def put(native: ModuleType) -> None:
     """Installs `native` into coremltools, imported or not. Idempotent."""
-    sys.modules[NATIVE] = native
+    sys.modules[_NATIVE] = native
     quiet = _OnlyErrors()
     logger = logging.getLogger("coremltools")
     logger.addFilter(quiet)
     try:
-        import coremltools  # noqa: PLC0415 - importing it is this function's business
+        import coremltools
     finally:
         logger.removeFilter(quiet)
     coremltools.libcoremlpython = native
-    for name in CONSUMERS:
+    for name in _CONSUMERS:
         consumer = sys.modules[name]
         for attribute in vars(native):
             if attribute.startswith("_ML") and hasattr(consumer, attribute):
                 setattr(consumer, attribute, getattr(native, attribute))
-    for name in PLATFORM_CHECKS:
+    for name in _PLATFORM_CHECKS:
         checks = sys.modules[name]
         if hasattr(checks, "_macos_version"):
             checks._macos_version = _macos_version  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TensorType:
-    """Scalar type name and shape; None is an unknown extent. `variadic` = even the rank is unknown."""
+    """A scalar type's name and a shape, where None is an unknown extent. If `variadic`, even the rank is unknown."""
 
     dtype: str
     shape: tuple[int | None, ...] = ()
@@ -33,7 +33,7 @@ class StateType:
 
 @dataclass(frozen=True)
 class ListType:
-    """`length` elements of one type; None where the length is not known."""
+    """`length` elements of one type; None if the length is not known."""
 
     element: Type
     length: int | None = None

@@ -47,10 +47,17 @@ def precision() -> str:
 
 
 class MLStateProxy:
-    """The states of one conversation with a model."""
+    """The states of one conversation with a loaded model; no other one takes them.
 
-    def __init__(self, executable: Executable) -> None:
-        self._executable = executable
+    Attributes:
+        owner: the loaded function that made them.
+        path: where its model was loaded from.
+        values: each state's tensor by name.
+    """
+
+    def __init__(self, executable: Executable, path: Path) -> None:
+        self.owner = executable
+        self.path = path
         self.values = executable.new_state()
 
     def _check(self, name: str) -> None:
@@ -61,16 +68,16 @@ class MLStateProxy:
         """A copy of a state: float16 in fp16 mode, float32 in fp32 mode."""
         self._check(name)
         array = self.values[name].numpy()
-        half = self._executable.half and self._executable.states[name].dtype == "fp16"
+        half = self.owner.half and self.owner.states[name].dtype == "fp16"
         return array.astype(np.float16 if half else array.dtype, copy=True)
 
     def write_state(self, name: str, value: Any) -> None:
         """Replaces a state by a copy of `value`. Raises InputError if the shape differs."""
         self._check(name)
-        array, kind = np.asarray(value), self._executable.states[name]
+        array, kind = np.asarray(value), self.owner.states[name]
         if array.shape != tuple(self.values[name].shape):
             raise InputError(f"state '{name}' has shape {list(self.values[name].shape)}, not {list(array.shape)}")
-        self.values[name] = to_tensor(array, kind, name, self._executable.half).clone().to(BY_NAME[kind.dtype].torch)
+        self.values[name] = to_tensor(array, kind, name, self.owner.half).clone().to(BY_NAME[kind.dtype].torch)
 
 
 class MLModelProxy:
@@ -97,14 +104,25 @@ class MLModelProxy:
         self._compiled: str | None = None
 
     def predict(self, data: Mapping[str, Any], state: MLStateProxy | None = None) -> dict[str, Any]:
-        """Outputs by name. A stateful model predicts without a state from zeros, and forgets."""
+        """Outputs by name. Without a state, a stateful model predicts from zeros and forgets.
+
+        Raises InputError for inputs that don't fit, and for a state that another loaded model has made.
+        """
         start = time.perf_counter_ns()
         inputs = self._signature.convert(data)
-        states = state.values if state is not None else self._executable.new_state()
+        states = self._executable.new_state() if state is None else self._own(state)
         values = self._run(inputs, states)
         results = self._signature.results(self._executable.outputs, values, self._types)
         self._predict_ns = time.perf_counter_ns() - start
         return results
+
+    def _own(self, state: MLStateProxy) -> dict[str, Tensor]:
+        """The values of a state that this model has made. Names and shapes that match don't make it this model's."""
+        if state.owner is not self._executable:
+            raise InputError(
+                f"the state was made by another loaded model, of {state.path}; use make_state() of {self._model.path}"
+            )
+        return state.values
 
     def _run(self, inputs: dict[str, Tensor], states: dict[str, Tensor]) -> tuple[Tensor, ...]:
         try:
@@ -115,20 +133,20 @@ class MLModelProxy:
             line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ExecutionError(f"Unable to compute the prediction using ML Program: {line}") from error
 
-    def batchPredict(self, batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:  # noqa: N802 - coremltools' name
+    def batchPredict(self, batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [self.predict(data) for data in batch]
 
-    def newState(self) -> MLStateProxy:  # noqa: N802 - coremltools' name
+    def newState(self) -> MLStateProxy:
         if not self._executable.states:
             raise PortableError("the model has no states")
-        return MLStateProxy(self._executable)
+        return MLStateProxy(self._executable, self._model.path)
 
     def get_compiled_model_path(self) -> str:
         """A compiled bundle of this model, made when first asked for and deleted when the process ends."""
         if (self._model.path / "coremldata.bin").is_file():
             return str(self._model.path)
         if self._compiled is None:
-            self._compiled = compile_to_temporary(self._model.path)
+            self._compiled = _compile_to_temporary(self._model.path)
         return self._compiled
 
     def get_load_duration_in_nano_seconds(self) -> int:
@@ -149,21 +167,21 @@ class MLModelProxy:
         return spec
 
     @staticmethod
-    def compileModel(path: str) -> str:  # noqa: N802 - coremltools' name
-        """Compiles a package; the caller moves the bundle where it wants it, which leaves an empty folder to remove."""
+    def compileModel(path: str) -> str:
+        """Compiles a package to a temporary folder, which is removed at exit if the caller has moved the bundle."""
         source, folder = Path(path), Path(tempfile.mkdtemp(prefix="mlmodelc_"))
         atexit.register(_remove_empty, folder)
         return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))
 
     @staticmethod
     def create_model_asset_from_path(path: str) -> Any:
-        from coremltools.models.model import MLModelAsset  # noqa: PLC0415 - it imports this module's classes
+        from coremltools.models.model import MLModelAsset
 
         return MLModelAsset(MLModelAssetProxy(Path(path)))
 
     @staticmethod
     def create_model_asset_from_memory(spec: bytes, blobs: Mapping[str, bytes]) -> Any:
-        from coremltools.models.model import MLModelAsset  # noqa: PLC0415
+        from coremltools.models.model import MLModelAsset
 
         return MLModelAsset(MLModelAssetProxy(_unpack(spec, blobs)))
 
@@ -189,8 +207,8 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def compile_to_temporary(source: Path) -> str:
-    """A bundle in a temporary directory that goes when the process ends."""
+def _compile_to_temporary(source: Path) -> str:
+    """Compiles to a temporary directory that is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="mlmodelc_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))

@@ -15,7 +15,7 @@ from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.read_text import read_text
 from portable_coreml.proxy import MLModelProxy
 
-from .conftest import step_inputs
+from tests.conftest import step_inputs
 
 MUTATIONS = 60
 SECONDS = 1.0
@@ -40,7 +40,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
     if how == 1:
         return data[:at] + data[at + size :]
-    if how == 2:  # noqa: PLR2004 - the third of four ways
+    if how == 2:
         return data[:at] + data[at : at + size] + data[at:]
     return data[:at]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,10 +16,11 @@ def diff_residency(
     from shardmill.quiet import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.judge.lint import diff_residency as compare
+        from portable_coreml.judge.residency_diff import diff_residency as compare
+        from portable_coreml.judge.residency_diff import read_report
 
-    rows = read(measured, "measured")
-    differences = compare(read(predicted, "predicted"), rows)
+    rows = read_report(measured, "measured")
+    differences = compare(read_report(predicted, "predicted"), rows)
     for d in differences:
         because = f" ({', '.join(d.rules)})" if d.rules else ""
         typer.echo(f"{d.function} {d.output}: predicted {d.predicted}{because}, measured {d.measured}")
@@ -29,17 +29,3 @@ def diff_residency(
     typer.echo(f"{len(differences)} operations differ{aside}")
     if differences:
         raise typer.Exit(1)
-
-
-def read(path: Path, evidence: str) -> list[dict[str, Any]]:
-    """Rows of a residency report. Raises ShardmillError for another file or for the other kind of report."""
-    from shardmill.errors import ShardmillError
-
-    try:
-        report = json.loads(path.read_text())
-        rows: list[dict[str, Any]] = report["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ShardmillError(f"{path} is no residency report: {error}") from error
-    if report.get("evidence") != evidence:
-        raise ShardmillError(f"{path} holds {report.get('evidence')} rows, not {evidence} ones")
-    return rows

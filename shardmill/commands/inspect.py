@@ -22,11 +22,15 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a program's inputs, outputs, states, operations and weights."""
-    from portable_coreml.files.contents import read
     from rich.console import Console
 
-    with Console(stderr=True).status(f"reading {package}"):
-        contents = read(package)
+    from shardmill.quiet import quiet_coremltools
+
+    with quiet_coremltools():
+        from portable_coreml.files.contents import read
+
+        with Console(stderr=True).status(f"reading {package}"):
+            contents = read(package)  # coremltools is imported when the model is read
     if as_json:
         typer.echo(json.dumps(asdict(contents)))
         return

@@ -25,7 +25,7 @@ from portable_coreml.program import Blob, TensorType, Value
 SENTINEL = 0xDEADBEEF
 RECORD = struct.Struct("<IIQQ")
 RECORD_BYTES = 64
-MODEL_PREFIX = "@model_path/"
+_MODEL_PREFIX = "@model_path/"
 MAPPED = {"fp16": 1, "fp32": 2, "uint8": 3, "int8": 4, "int16": 6, "uint16": 7, "int32": 14, "uint32": 15}  # numbers
 READERS = {
     "int4": "read_int4_data",
@@ -48,7 +48,7 @@ class WeightFile:
 
     @cached_property
     def _reader(self) -> Any:
-        from coremltools.libmilstoragepython import _BlobStorageReader  # noqa: PLC0415 - a slow import
+        from coremltools.libmilstoragepython import _BlobStorageReader
 
         return _BlobStorageReader(str(self.path))
 
@@ -57,8 +57,9 @@ class WeightFile:
         return np.memmap(self.path, np.uint8, mode="c")
 
     def read(self, offset: int, kind: TensorType) -> np.ndarray:
-        """The array whose record stands at `offset`, not to be written to. Raises ProgramError where record, type and
-        file disagree.
+        """The array whose record is at `offset`, read-only by convention.
+
+        Raises ProgramError if record, type and file disagree.
         """
         count, shape = element_count(kind), tuple(d or 0 for d in kind.shape)
         number, stored, start = self._record(offset)
@@ -114,7 +115,7 @@ def weight_loader(model_dir: Path) -> Callable[[Value], np.ndarray]:
 
 def resolve(path: str, model_dir: Path) -> Path:
     """Where a blob's file is. Raises ProgramError for a path that leaves the model's directory."""
-    relative = path.removeprefix(MODEL_PREFIX)
+    relative = path.removeprefix(_MODEL_PREFIX)
     full = Path(os.path.normpath(model_dir / relative))
     if not full.is_relative_to(Path(os.path.normpath(model_dir))):
         raise ProgramError(f"weight file path {path!r} leaves the model's directory")

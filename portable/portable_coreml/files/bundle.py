@@ -22,17 +22,18 @@ from portable_coreml.errors import ProgramError
 from portable_coreml.files.blob import resolve
 from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.metadata import metadata_json
-from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, root_spec
+from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, spec_file
 from portable_coreml.files.read_text import read_text
+from portable_coreml.files.regular import read_bytes, read_utf8
 from portable_coreml.files.write_text import write_text
 from portable_coreml.program import Function, Program, blobs
 
 ML_PROGRAM = 502  # the field number of mlProgram in the Model message
 OLD_FORMAT = 5  # in every bundle of specification 6 and 7
-FIRST_NEW_SPEC = 9
+_FIRST_NEW_SPEC = 9
 HEADER = struct.Struct("<II20xQ7sB31xQ")
 TRAILER = struct.pack("<I12x", ML_PROGRAM)
-MAX_TEXT_BYTES = 1 << 30
+_MAX_TEXT_BYTES = 1 << 30
 
 
 def compile_model(source: Path, destination: Path) -> Path:
@@ -40,18 +41,18 @@ def compile_model(source: Path, destination: Path) -> Path:
 
     Weight files are hard-linked where the file system allows. Raises ProgramError for what is not a sound ML Program.
     """
-    spec_path = root_spec(source) if source.is_dir() else source
+    spec_path = spec_file(source)
     spec = parse_spec(spec_path)
     model = LoadedModel(
         source, spec_path.parent, int(spec.specificationVersion), spec.description, read_spec(spec, source)
     )
-    weights = weight_files(model)
-    text = write_text(model.program, model.spec_version, function_features(model))
+    weights = _weight_files(model)
+    text = write_text(model.program, model.spec_version, _function_features(model))
     (destination / "analytics").mkdir(parents=True, exist_ok=True)
     (destination / "model.mil").write_text(text, encoding="utf-8")
     (destination / "coremldata.bin").write_bytes(core_data(model))
     (destination / "metadata.json").write_text(metadata_json(model, source.stem), encoding="utf-8")
-    (destination / "analytics" / "coremldata.bin").write_bytes(analytics(spec_path.read_bytes(), spec_path.stem))
+    (destination / "analytics" / "coremldata.bin").write_bytes(analytics(read_bytes(spec_path), spec_path.stem))
     for relative, path in weights.items():
         target = destination / relative
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,12 +62,12 @@ def compile_model(source: Path, destination: Path) -> Path:
 
 def _link_or_copy(source: Path, target: Path) -> None:
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)  # a link to a symbolic link would point nowhere from here
     except OSError:
         shutil.copyfile(source, target)
 
 
-def weight_files(model: LoadedModel) -> dict[Path, Path]:
+def _weight_files(model: LoadedModel) -> dict[Path, Path]:
     """Bundle-relative path -> file, for every weight file that a program refers to. Raises ProgramError if one is
     missing.
     """
@@ -80,7 +81,7 @@ def weight_files(model: LoadedModel) -> dict[Path, Path]:
     return found
 
 
-def function_features(model: LoadedModel) -> dict[str, list[Feature]]:
+def _function_features(model: LoadedModel) -> dict[str, list[Feature]]:
     """The described inputs of every function."""
     described: dict[str, Iterable[Any]] = {item.name: item.input for item in model.description.functions}
     return {
@@ -94,7 +95,7 @@ def core_data(model: LoadedModel) -> bytes:
     description.CopyFrom(model.description)
     description.metadata.SetInParent()  # the compiler writes an empty one where the source has none
     payload = description.SerializeToString(deterministic=True)
-    number = OLD_FORMAT if version < FIRST_NEW_SPEC else version
+    number = OLD_FORMAT if version < _FIRST_NEW_SPEC else version
     header = HEADER.pack(ML_PROGRAM, number, 7, b"generic", version & 0xFF, len(payload))
     return bytes(header + payload + TRAILER * len(model.program.functions))
 
@@ -117,41 +118,46 @@ def _counted(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
+def is_bundle(path: Path) -> bool:
+    """Whether there is a compiled bundle at `path`."""
+    return os.path.isfile(path / "coremldata.bin")
+
+
 def read_bundle(path: Path) -> LoadedModel:
     """A compiled bundle as a model. Raises ProgramError for a bundle that is damaged or not an ML Program."""
     text_path = path / "model.mil"
     if not text_path.is_file():
         raise ProgramError(f"{path}: no model.mil: not a compiled ML Program")
-    if text_path.stat().st_size > MAX_TEXT_BYTES:
-        raise ProgramError(f"{text_path}: larger than {MAX_TEXT_BYTES} bytes")
+    if text_path.stat().st_size > _MAX_TEXT_BYTES:
+        raise ProgramError(f"{text_path}: larger than {_MAX_TEXT_BYTES} bytes")
     version, description = read_core_data(path / "coremldata.bin")
     try:
-        program = read_text(text_path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ProgramError) as error:
+        program = read_text(read_utf8(text_path))
+    except ProgramError as error:
         raise ProgramError(f"{path}: {error}") from error
     return LoadedModel(path, path, version, description, _in_described_order(program, description))
 
 
 def read_core_data(path: Path) -> tuple[int, Any]:
     """(specification version, ModelDescription message) of a coremldata.bin."""
-    from coremltools.proto import Model_pb2  # noqa: PLC0415 - a slow import
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from coremltools.proto import Model_pb2  # a slow import
+    from google.protobuf.message import DecodeError
 
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         kind, _, _, _, version, size = HEADER.unpack_from(data)
         payload = data[HEADER.size : HEADER.size + size]
         if kind != ML_PROGRAM or len(payload) != size:
             raise ProgramError(f"{path}: damaged, or not that of an ML Program")
         description = Model_pb2.ModelDescription()
         description.ParseFromString(payload)
-    except (OSError, struct.error, DecodeError) as error:
+    except (struct.error, DecodeError) as error:
         raise ProgramError(f"{path}: can't be read: {error}") from error
     return int(version), description
 
 
 def frame(path: Path) -> tuple[bytes, bytes]:
-    """What stands before and after the description in a coremldata.bin that read_core_data can read."""
+    """The bytes before and after the description in a coremldata.bin that read_core_data can read."""
     data = path.read_bytes()
     size = HEADER.unpack_from(data)[-1]
     return data[: HEADER.size - 8], data[HEADER.size + size :]

@@ -1,11 +1,10 @@
 """What is in an ML Program: inputs, outputs, states, operations and weights, read from the package's protobuf.
 
-Works on any .mlpackage or .mlmodel that holds an ML Program, on every machine: nothing is compiled, loaded or run.
+It works on any .mlpackage or .mlmodel that holds an ML Program; nothing is compiled, loaded or run.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -14,12 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmill.errors import ShardmillError
-from shardmill.quiet import quiet_coremltools
-
-
-class InspectError(ShardmillError):
-    """A path that holds no readable ML Program."""
+from portable_coreml.errors import ProgramError
+from portable_coreml.files.bundle import is_bundle
+from portable_coreml.files.model import mil_program, parse_spec, spec_file
 
 
 @dataclass(frozen=True)
@@ -65,59 +61,24 @@ class Contents:
 
 
 def read(path: Path) -> Contents:
-    """The contents of the .mlpackage or .mlmodel at `path`; raises InspectError."""
-    spec = load_spec(model_file(path), path)
-    kind = spec.WhichOneof("Type")
-    if kind != "mlProgram":
-        raise InspectError(f"{path}: holds a model of type {kind or 'unknown'}, not an ML Program")
-    functions = spec.mlProgram.functions
+    """The contents of the .mlpackage or .mlmodel at `path`. Raises ProgramError if there is no ML Program."""
+    if path.suffix == ".mlmodelc" or is_bundle(path):
+        raise ProgramError(f"{path}: a compiled model; inspect the .mlpackage that it was compiled from")
+    spec = parse_spec(spec_file(path))
+    functions = mil_program(spec, path).functions
+    try:
+        described = tuple(_function(name, functions[name], spec.description) for name in sorted(functions))
+        stored = weights(op for name in functions for op in operations(_block(functions[name])))
+    except ValueError as error:  # protobuf lets any number through where a type's number belongs
+        raise ProgramError(f"{path}: damaged: {error}") from error
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return Contents(
         path=str(path),
         specification=spec.specificationVersion,
         bytes=sum(file.stat().st_size for file in files),
-        functions=tuple(_function(name, functions[name], spec.description) for name in sorted(functions)),
-        weights=weights(op for name in functions for op in operations(_block(functions[name]))),
+        functions=described,
+        weights=stored,
     )
-
-
-def model_file(path: Path) -> Path:
-    """The protobuf of the model at `path`."""
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise InspectError(f"{path}: no such file or folder")
-    manifest = path / "Manifest.json"
-    if path.suffix == ".mlmodelc" or (path / "coremldata.bin").is_file():
-        raise InspectError(f"{path}: a compiled model; inspect the .mlpackage that it was compiled from")
-    if not manifest.is_file():
-        raise InspectError(f"{path}: no .mlpackage, it has no Manifest.json")
-    try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
-        return path / "Data" / str(content["itemInfoEntries"][content["rootModelIdentifier"]]["path"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InspectError(f"{manifest}: damaged, it does not say where the model is") from error
-
-
-def load_spec(file: Path, path: Path) -> Any:
-    """The Model message in `file`; `path` is what errors name."""
-    message, decode_error = _protobuf()
-    spec = message()
-    try:
-        spec.ParseFromString(file.read_bytes())
-    except OSError as error:
-        raise InspectError(f"{path}: {file.name} can't be read: {error.strerror}") from error
-    except decode_error as error:
-        raise InspectError(f"{path}: {file.name} is damaged or no Core ML model") from error
-    return spec
-
-
-def _protobuf() -> tuple[Any, type[Exception]]:
-    with quiet_coremltools():
-        from coremltools.proto import Model_pb2
-    from google.protobuf.message import DecodeError
-
-    return Model_pb2.Model, DecodeError
 
 
 def _function(name: str, function: Any, description: Any) -> Function:
@@ -176,7 +137,7 @@ def _block(function: Any) -> Any:
 
 
 def operations(block: Any) -> Iterator[Any]:
-    """Every operation of a block, those of nested blocks too."""
+    """Every operation of a block and of its nested blocks."""
     for op in block.operations:
         yield op
         for nested in op.blocks:
@@ -208,6 +169,6 @@ def _dtype(tensor: Any) -> str:
 
 
 def bits(dtype: str) -> int:
-    """Bits of one element; the name says it, but for booleans, which take a byte."""
+    """Bits of one element, as the type's name says; a boolean takes a byte."""
     digits = re.search(r"\d+", dtype)
     return int(digits.group()) if digits else 8

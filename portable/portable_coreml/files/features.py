@@ -20,8 +20,8 @@ from portable_coreml.errors import InputError, ProgramError
 from portable_coreml.program import Function, Named, TensorType
 from portable_coreml.run.lowered import round_half
 
-ARRAY_TYPES = {65568: "fp32", 65600: "fp64", 131104: "int32", 65552: "fp16", 131080: "int8"}
-NUMPY_OUT = {name: np.dtype(kind) for name, kind in (("fp32", np.float32), ("fp64", np.float64), ("int32", np.int32))}
+_ARRAY_TYPES = {65568: "fp32", 65600: "fp64", 131104: "int32", 65552: "fp16", 131080: "int8"}
+_NUMPY_OUT = {name: np.dtype(kind) for name, kind in (("fp32", np.float32), ("fp64", np.float64), ("int32", np.int32))}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def feature_of(message: Any) -> Feature:
         choices = tuple(tuple(int(d) for d in s.shape) for s in array.enumeratedShapes.shapes)
     given = array.WhichOneof("defaultOptionalValue")
     default = float(getattr(array, given)) if given else None
-    dtype = ARRAY_TYPES.get(int(array.dataType), "fp32")
+    dtype = _ARRAY_TYPES.get(int(array.dataType), "fp32")
     shape = tuple(int(d) for d in array.shape)
     return Feature(message.name, dtype, shape, ranges, choices, bool(message.type.isOptional), default)
 
@@ -137,7 +137,7 @@ class Signature:
                 continue
             declared = self.outputs[name].dtype if name in self.outputs else kinds[name].dtype
             array = np.atleast_1d(value.numpy())  # Core ML has no outputs of rank 0
-            wanted = np.dtype(np.float16) if self.half and declared == "fp16" else NUMPY_OUT.get(declared, array.dtype)
+            wanted = np.dtype(np.float16) if self.half and declared == "fp16" else _NUMPY_OUT.get(declared, array.dtype)
             found[name] = array.astype(wanted, copy=not value.is_contiguous())
         return found
 
@@ -175,5 +175,5 @@ def _check_range(array: np.ndarray, kind: TensorType, name: str) -> None:
 
 
 def _is_dense(array: np.ndarray) -> bool:
-    """Whether an array lies in memory without gaps, its axes in any order: tokens first is the faster one."""
+    """Whether an array fills its memory without gaps, with its axes in any order."""
     return array.flags.c_contiguous or array.transpose(np.argsort(array.strides)[::-1]).flags.c_contiguous

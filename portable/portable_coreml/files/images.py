@@ -12,19 +12,19 @@ import numpy as np
 from portable_coreml.errors import InputError
 
 # ColorSpace of FeatureTypes.proto -> PIL's mode.
-MODES = {10: "L", 20: "RGB", 30: "RGB", 40: "F"}
+_MODES = {10: "L", 20: "RGB", 30: "RGB", 40: "F"}
 BGR = 30
-Bounds = tuple[int, int]  # of an extent, both included; the second is negative where there is no limit
+_Bounds = tuple[int, int]  # of an extent, both included; the second is negative where there is no limit
 
 
 def image_to_array(value: Any, description: Any, name: str) -> np.ndarray:
-    """A PIL image as the program takes it, [1, 1 or 3, H, W]. Raises InputError for another kind or size."""
-    from PIL import Image  # noqa: PLC0415 - needed for images only
+    """A PIL image as the program takes it, [1, 1 or 3, H, W]. Raises InputError for a wrong mode or size."""
+    from PIL import Image
 
     kind = description.type.imageType
     if not isinstance(value, Image.Image):
         raise InputError(f"input '{name}' is an image; give a PIL image, not {type(value).__name__}")
-    mode = MODES.get(int(kind.colorSpace), "RGB")
+    mode = _MODES.get(int(kind.colorSpace), "RGB")
     if value.mode != mode:
         raise InputError(f"input '{name}' is an image of mode {mode}, not {value.mode}")
     allowed = sizes(kind)
@@ -38,7 +38,7 @@ def image_to_array(value: Any, description: Any, name: str) -> np.ndarray:
     return np.ascontiguousarray(ordered.transpose(2, 0, 1)[None])
 
 
-def sizes(kind: Any) -> list[tuple[Bounds, Bounds]]:
+def sizes(kind: Any) -> list[tuple[_Bounds, _Bounds]]:
     """The allowed (width, height) of an ImageFeatureType message."""
     flexible = kind.WhichOneof("SizeFlexibility")
     if flexible == "imageSizeRange":
@@ -49,23 +49,23 @@ def sizes(kind: Any) -> list[tuple[Bounds, Bounds]]:
     return [((int(s.width), int(s.width)), (int(s.height), int(s.height))) for s in given]
 
 
-def _within(size: int, bounds: Bounds) -> bool:
+def _within(size: int, bounds: _Bounds) -> bool:
     low, high = bounds
     return low <= size and (high < 0 or size <= high)
 
 
-def _text(bounds: Bounds) -> str:
+def _text(bounds: _Bounds) -> str:
     low, high = bounds
     return str(low) if low == high else f"{low}...{'' if high < 0 else high}"
 
 
 def array_to_image(values: np.ndarray, description: Any) -> Any:
     """A PIL image of an output [1, 1 or 3, H, W]; values are clipped to 0 .. 255 and rounded."""
-    from PIL import Image  # noqa: PLC0415
+    from PIL import Image
 
     space = int(description.type.imageType.colorSpace)
     planes = values.reshape(values.shape[-3:]).astype(np.float32)  # [channels, H, W]
-    if MODES.get(space) == "F":
+    if _MODES.get(space) == "F":
         return Image.fromarray(planes[0])
     pixels = np.clip(np.rint(planes), 0, 255).astype(np.uint8)
     if len(pixels) == 1:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from portable_coreml.errors import ProgramError
-from portable_coreml.files.bundle import read_bundle
-from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, root_spec
+from portable_coreml.files.bundle import is_bundle, read_bundle
+from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, spec_file
 
 
 def load_model(path: Path) -> LoadedModel:
-    """Raises ProgramError, naming the file, where `path` is not a readable ML Program."""
-    if not path.exists():
-        raise ProgramError(f"{path}: no such model")
-    if (path / "coremldata.bin").is_file():
+    """The model at `path`. Raises ProgramError, naming the file, if it is not a readable ML Program."""
+    if is_bundle(path):
         return read_bundle(path)
-    spec_path = root_spec(path) if path.is_dir() else path
+    spec_path = spec_file(path)
     spec = parse_spec(spec_path)
     return LoadedModel(path, spec_path.parent, int(spec.specificationVersion), spec.description, read_spec(spec, path))

@@ -17,18 +17,18 @@ from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.model import LoadedModel
 from portable_coreml.program import Blob, Function, Op, TensorType, Value
 
-ARRAY_NAMES = {"fp16": "Float16", "fp32": "Float32", "fp64": "Double", "int32": "Int32", "int8": "Int8"}
-SINCE_IOS15 = frozenset({"pad", "select", "split", "upsample_nearest_neighbor"})  # defined anew never since
-SINCE_IOS17 = frozenset({"transpose", "squeeze", "expand_dims", "concat", "slice_by_index"})  # not in iOS16
-ONLY_IOS16 = frozenset({"relu", "cumsum", "avg_pool", "fill_like", "upsample_bilinear"})  # not in iOS17
-AVAILABILITY = {
+_ARRAY_NAMES = {"fp16": "Float16", "fp32": "Float32", "fp64": "Double", "int32": "Int32", "int8": "Int8"}
+_SINCE_IOS15 = frozenset({"pad", "select", "split", "upsample_nearest_neighbor"})  # defined anew never since
+_SINCE_IOS17 = frozenset({"transpose", "squeeze", "expand_dims", "concat", "slice_by_index"})  # not in iOS16
+_ONLY_IOS16 = frozenset({"relu", "cumsum", "avg_pool", "fill_like", "upsample_bilinear"})  # not in iOS17
+_AVAILABILITY = {
     6: ("12.0", "15.0", "8.0", "1.0"),
     7: ("13.0", "16.0", "9.0", "1.0"),
     8: ("14.0", "17.0", "10.0", "1.0"),
     9: ("15.0", "18.0", "11.0", "2.0"),
     10: ("26.0", "26.0", "26.0", "26.0"),
 }  # specification version -> macOS, iOS, watchOS, visionOS
-PREFIXES = {"CoreML6": "Ios16", "CoreML7": "Ios17", "CoreML8": "Ios18", "CoreML9": "Ios26"}
+_PREFIXES = {"CoreML6": "Ios16", "CoreML7": "Ios17", "CoreML8": "Ios18", "CoreML9": "Ios26"}
 
 
 def metadata_json(model: LoadedModel, name: str) -> str:
@@ -78,7 +78,7 @@ def _summary(function: Function, described: Any) -> dict[str, Any]:
 
 
 def _availability(version: int) -> dict[str, str]:
-    mac, ios, watch, vision = AVAILABILITY.get(version, AVAILABILITY[max(AVAILABILITY)])
+    mac, ios, watch, vision = _AVAILABILITY.get(version, _AVAILABILITY[max(_AVAILABILITY)])
     return {"macOS": mac, "iOS": ios, "tvOS": ios, "macCatalyst": ios, "watchOS": watch, "visionOS": vision}
 
 
@@ -92,7 +92,7 @@ def _schema(message: Any) -> dict[str, str]:
     if kind not in ("multiArrayType", "stateType"):
         return base | {"type": {"imageType": "Image", "stringType": "String"}.get(kind, "Dictionary")}
     feature = feature_of(message)
-    dtype = ARRAY_NAMES.get(feature.dtype, feature.dtype)
+    dtype = _ARRAY_NAMES.get(feature.dtype, feature.dtype)
     title = "State" if kind == "stateType" else "MultiArray"
     return base | {
         "type": title,
@@ -120,7 +120,7 @@ def _flexibility(feature: Feature) -> dict[str, str]:
 
 
 def _histogram(function: Function) -> dict[str, int]:
-    prefix = PREFIXES.get(function.opset)
+    prefix = _PREFIXES.get(function.opset)
     counts = Counter(op.kind for op in function.block.walk() if op.kind != "const")
     return {_histogram_name(kind, prefix): count for kind, count in sorted(counts.items())}
 
@@ -128,16 +128,16 @@ def _histogram(function: Function) -> dict[str, int]:
 def _histogram_name(kind: str, prefix: str | None) -> str:
     """An operation counts under the operation set that last defined it anew, as far as public bundles show."""
     camel = "".join(word[:1].upper() + word[1:] for word in kind.split("_"))
-    if prefix is None or kind in SINCE_IOS15 or (prefix == "Ios16" and kind in SINCE_IOS17):
+    if prefix is None or kind in _SINCE_IOS15 or (prefix == "Ios16" and kind in _SINCE_IOS17):
         return camel
-    if prefix == "Ios17" and (kind in ONLY_IOS16 or kind.startswith("constexpr_")):
+    if prefix == "Ios17" and (kind in _ONLY_IOS16 or kind.startswith("constexpr_")):
         prefix = "Ios16"
     return f"{prefix}.{camel[:1].lower()}{camel[1:]}"
 
 
 def _compute_precision(function: Function) -> str:
     kinds = {t.dtype for op in function.block.walk() for t in _types(op)}
-    return _mixed([ARRAY_NAMES[d] for d in ("fp16", "fp32", "int32") if d in kinds])
+    return _mixed([_ARRAY_NAMES[d] for d in ("fp16", "fp32", "int32") if d in kinds])
 
 
 def _types(op: Op) -> Iterator[TensorType]:
@@ -178,7 +178,7 @@ def _in_file(value: Any) -> bool:
 
 def _storage_name(value: Any) -> str:
     dtype = value.type.dtype if isinstance(value, Value) and isinstance(value.type, TensorType) else "fp16"
-    return ARRAY_NAMES.get(dtype, dtype[:2].upper() + dtype[2:] if dtype.startswith("u") else dtype.capitalize())
+    return _ARRAY_NAMES.get(dtype, dtype[:2].upper() + dtype[2:] if dtype.startswith("u") else dtype.capitalize())
 
 
 def _palettized(op: Op) -> str:

@@ -5,13 +5,14 @@ Every reader of a package goes through `root_spec`, which refuses a manifest tha
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from portable_coreml.errors import PortableError, ProgramError
 from portable_coreml.files.read_proto import read_program
+from portable_coreml.files.regular import read_bytes, read_json
 from portable_coreml.program import Function, Program
 
 MAX_SPEC_VERSION = 10  # iOS 26, the newest that coremltools 9.0 writes
@@ -29,36 +30,53 @@ class LoadedModel:
 
 
 def parse_spec(path: Path) -> Any:
-    """The Model message in a file."""
-    from coremltools.proto import Model_pb2  # noqa: PLC0415 - a slow import
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    """The Model message in a file. Raises ProgramError for a file that can't be read or holds something else."""
+    from coremltools.proto import Model_pb2  # a slow import
+    from google.protobuf.message import DecodeError
 
     spec = Model_pb2.Model()
     try:
-        spec.ParseFromString(path.read_bytes())
-    except (DecodeError, OSError) as error:
-        raise ProgramError(f"{path}: not a Core ML model specification: {error}") from error
+        spec.ParseFromString(read_bytes(path))
+    except DecodeError as error:
+        raise ProgramError(f"{path}: damaged, or not a Core ML model: {error}") from error
     return spec
 
 
-def read_spec(spec: Any, path: Path) -> Program:
-    """The program of a Model message."""
+def mil_program(spec: Any, path: Path) -> Any:
+    """The MIL.Program message of a Model message. Raises ProgramError, naming `path`, for another kind of model."""
     kind = spec.WhichOneof("Type")
     if kind != "mlProgram":
-        raise ProgramError(f"{path}: a model of type {kind}; the portable engine runs ML Programs only")
-    return read_program(spec.mlProgram)
+        raise ProgramError(f"{path}: a model of type {kind or 'unknown'}; the portable engine runs ML Programs only")
+    return spec.mlProgram
+
+
+def read_spec(spec: Any, path: Path) -> Program:
+    """The program of a Model message. Raises ProgramError, naming `path`, if there is none or it is not sound."""
+    return read_program(mil_program(spec, path))
+
+
+def spec_file(path: Path) -> Path:
+    """The specification file of the .mlpackage or .mlmodel at `path`. Raises ProgramError if there is nothing."""
+    if not os.path.exists(path):  # False where Path.exists raises: a name that is too long, a folder that is closed
+        raise ProgramError(f"{path}: no such file or folder")
+    return root_spec(path) if os.path.isdir(path) else path
 
 
 def root_spec(package: Path) -> Path:
-    """The specification file inside an .mlpackage, as its manifest names it."""
+    """The specification file inside an .mlpackage, as its manifest names it.
+
+    The path is judged as it is spelled: a package may consist of symbolic links, as in the Hugging Face cache.
+    """
     manifest = package / "Manifest.json"
+    if not manifest.exists():
+        raise ProgramError(f"{package}: not an .mlpackage: it has no Manifest.json")
+    content = read_json(manifest)
     try:
-        items = json.loads(manifest.read_text())
-        relative = items["itemInfoEntries"][items["rootModelIdentifier"]]["path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ProgramError(f"{package}: not a model package: its Manifest.json can't be read ({error})") from error
-    path = (package / "Data" / str(relative)).resolve()
-    if not path.is_relative_to(package.resolve()):
+        relative = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
+    except (LookupError, TypeError) as error:
+        raise ProgramError(f"{manifest}: damaged: it does not say where the model is") from error
+    path = Path(os.path.normpath(package / "Data" / str(relative)))
+    if not path.is_relative_to(os.path.normpath(package)):
         raise ProgramError(f"{package}: its manifest points outside the package")
     return path
 

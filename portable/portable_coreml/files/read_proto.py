@@ -16,7 +16,7 @@ from portable_coreml.dtypes import BY_NUMBER, ScalarType, unpack_bits
 from portable_coreml.errors import ProgramError
 from portable_coreml.files.scan import MAX_NESTING
 
-MAX_LITERAL_ELEMENTS = 1 << 40  # no file holds more
+_MAX_LITERAL_ELEMENTS = 1 << 40  # no file holds more
 MAX_RANK = 64
 
 
@@ -49,18 +49,18 @@ def _op(message: Any, depth: int) -> ir.Op:
 
 
 def _binding(message: Any) -> ir.Binding:
-    return str(message.name) if message.WhichOneof("binding") == "name" else read_value(message.value)
+    return str(message.name) if message.WhichOneof("binding") == "name" else _read_value(message.value)
 
 
 def _named(messages: Any) -> tuple[ir.Named, ...]:
-    return tuple(ir.Named(item.name, read_type(item.type)) for item in messages)
+    return tuple(ir.Named(item.name, _read_type(item.type)) for item in messages)
 
 
 def _values(entries: Mapping[str, Any]) -> dict[str, ir.Value]:
-    return {key: read_value(entries[key]) for key in sorted(entries)}
+    return {key: _read_value(entries[key]) for key in sorted(entries)}
 
 
-def read_type(message: Any, depth: int = 0) -> ir.Type:
+def _read_type(message: Any, depth: int = 0) -> ir.Type:
     """The type of a `MIL.ValueType` message."""
     if depth > MAX_NESTING:
         raise ProgramError(f"types are nested more than {MAX_NESTING} deep")
@@ -68,17 +68,17 @@ def read_type(message: Any, depth: int = 0) -> ir.Type:
     if which == "tensorType":
         return _tensor_type(message.tensorType)
     if which == "stateType":
-        wrapped = read_type(message.stateType.wrappedType, depth + 1)
+        wrapped = _read_type(message.stateType.wrappedType, depth + 1)
         if not isinstance(wrapped, ir.TensorType):
             raise ProgramError("a state must wrap a tensor")
         return ir.StateType(wrapped)
     if which == "listType":
-        return ir.ListType(read_type(message.listType.type, depth + 1), _extent(message.listType.length))
+        return ir.ListType(_read_type(message.listType.type, depth + 1), _extent(message.listType.length))
     if which == "dictionaryType":
         kinds = message.dictionaryType
-        return ir.DictType(read_type(kinds.keyType, depth + 1), read_type(kinds.valueType, depth + 1))
+        return ir.DictType(_read_type(kinds.keyType, depth + 1), _read_type(kinds.valueType, depth + 1))
     if which == "tupleType":
-        return ir.TupleType(tuple(read_type(item, depth + 1) for item in message.tupleType.types))
+        return ir.TupleType(tuple(_read_type(item, depth + 1) for item in message.tupleType.types))
     raise ProgramError("a value has no type")
 
 
@@ -96,11 +96,11 @@ def _extent(message: Any) -> int | None:
     return int(message.constant.size) if message.WhichOneof("dimension") == "constant" else None
 
 
-def read_value(message: Any, depth: int = 0) -> ir.Value:
+def _read_value(message: Any, depth: int = 0) -> ir.Value:
     """The literal of a `MIL.Value` message."""
     if depth > MAX_NESTING:
         raise ProgramError(f"values are nested more than {MAX_NESTING} deep")
-    kind = read_type(message.type)
+    kind = _read_type(message.type)
     if message.WhichOneof("value") == "blobFileValue":
         return ir.Value(kind, ir.Blob(message.blobFileValue.fileName, int(message.blobFileValue.offset)))
     immediate = message.immediateValue
@@ -108,11 +108,11 @@ def read_value(message: Any, depth: int = 0) -> ir.Value:
     if which == "tensor" and isinstance(kind, ir.TensorType):
         return ir.Value(kind, _tensor(immediate.tensor, kind))
     if which in ("list", "tuple"):
-        return ir.Value(kind, tuple(read_value(item, depth + 1) for item in getattr(immediate, which).values))
+        return ir.Value(kind, tuple(_read_value(item, depth + 1) for item in getattr(immediate, which).values))
     if which == "dictionary":
         pairs = immediate.dictionary.values
         return ir.Value(
-            kind, ir.Pairs(tuple((read_value(p.key, depth + 1), read_value(p.value, depth + 1)) for p in pairs))
+            kind, ir.Pairs(tuple((_read_value(p.key, depth + 1), _read_value(p.value, depth + 1)) for p in pairs))
         )
     raise ProgramError("a literal's value does not have the type it declares")
 
@@ -139,7 +139,7 @@ def element_count(kind: ir.TensorType) -> int:
         if extent is None:
             raise ProgramError("a literal's shape must be known")
         count *= extent
-    if count > MAX_LITERAL_ELEMENTS:
+    if count > _MAX_LITERAL_ELEMENTS:
         raise ProgramError(f"a literal claims {count} elements")
     return count
 
@@ -155,6 +155,6 @@ def _from_repeated(values: Any, field: str, scalar: ScalarType) -> np.ndarray:
 def _from_bytes(data: bytes, scalar: ScalarType, count: int) -> np.ndarray:
     if len(data) * 8 < count * scalar.bits or scalar.name == "string":
         raise ProgramError(f"a literal of {count} {scalar.name} values holds {len(data)} bytes")
-    if scalar.bits < 8:  # noqa: PLR2004 - a byte
+    if scalar.bits < 8:
         return unpack_bits(data, scalar.bits, count, signed=scalar.name.startswith("int"))
     return np.frombuffer(data, scalar.numpy)

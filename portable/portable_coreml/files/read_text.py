@@ -163,14 +163,14 @@ class _Reader(Scanner):
             self.expect(">")
             return ir.ListType(element, length)
         elements = self.several(self.type, ">")
-        if word == "dict" and len(elements) == 2:  # noqa: PLR2004 - key and value
+        if word == "dict" and len(elements) == 2:
             return ir.DictType(*elements)
         if word == "tuple":
             return ir.TupleType(elements)
         raise self.fail(f"unknown type '{word}'")
 
     def extent(self) -> int | EllipsisType | None:
-        """None: unknown; an ellipsis: as many unknown ones as there are."""
+        """An extent: a number, None for an unknown one, or an ellipsis for any number of unknown ones."""
         if self.accept("?"):
             return None
         if self.accept("..."):

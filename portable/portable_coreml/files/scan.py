@@ -9,7 +9,7 @@ from typing import TypeVar
 from portable_coreml.errors import ProgramError
 
 MAX_NESTING = 64  # of blocks, types and values: no real program comes near
-TOKEN = re.compile(
+_TOKEN = re.compile(
     r"""\s*( "(?:[^"\\]|\\.)*"                            # string
           | -> | \.\.\.
           | [-+]? (?: 0x[0-9a-fA-F.]+p[-+]?\d+ | inf | nan | \d[\d.]* (?: e[-+]?\d+ )? ) \b  # number
@@ -17,8 +17,8 @@ TOKEN = re.compile(
           | [\[\](){}<>,;=?] )""",
     re.VERBOSE,
 )
-Item = TypeVar("Item")
-UNESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_Item = TypeVar("_Item")
+_UNESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 class Scanner:
@@ -37,7 +37,7 @@ class Scanner:
 
     def advance(self) -> str:
         taken = self.token
-        match = TOKEN.match(self.text, self.at)
+        match = _TOKEN.match(self.text, self.at)
         if match is None:
             if self.text[self.at :].strip():
                 raise self.fail("unreadable text")
@@ -66,7 +66,7 @@ class Scanner:
         if not self.token.startswith('"'):
             raise self.fail("expected a string")
         body = self.advance()[1:-1]
-        return re.sub(r"\\(.)", lambda m: UNESCAPES.get(m.group(1), m.group(1)), body) if "\\" in body else body
+        return re.sub(r"\\(.)", lambda m: _UNESCAPES.get(m.group(1), m.group(1)), body) if "\\" in body else body
 
     def integer(self) -> int:
         try:
@@ -76,8 +76,8 @@ class Scanner:
         self.advance()
         return number
 
-    def several(self, read: Callable[[], Item], close: str) -> tuple[Item, ...]:
-        items: list[Item] = []
+    def several(self, read: Callable[[], _Item], close: str) -> tuple[_Item, ...]:
+        items: list[_Item] = []
         while not self.accept(close):
             if items:
                 self.expect(",")

@@ -20,29 +20,29 @@ from portable_coreml.errors import ProgramError
 from portable_coreml.files.features import Feature
 
 OPSETS = {"CoreML5": "ios15", "CoreML6": "ios16", "CoreML7": "ios17", "CoreML8": "ios18", "CoreML9": "ios26"}
-FIRST_BARE_SPEC = 9
-INDENT = 12
-COMPILER = {"coremlc-component-MIL": "shardmill-portable", "coremlc-version": "1"}
-ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_FIRST_BARE_SPEC = 9
+_INDENT = 12
+_COMPILER = {"coremlc-component-MIL": "shardmill-portable", "coremlc-version": "1"}
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 
 
 def write_text(program: ir.Program, spec_version: int, features: Mapping[str, Sequence[Feature]]) -> str:
     """MIL text of a program. `features`: the described inputs of each function, for its flexible shapes."""
-    style = Style(bare=spec_version >= FIRST_BARE_SPEC)
+    style = Style(bare=spec_version >= _FIRST_BARE_SPEC)
     parts = [f"program({'1.3' if style.bare else '1.0'})\n", f"[{style.program_attributes(program)}]\n", "{\n"]
     for name in sorted(program.functions):
         parts.extend(style.function(program.functions[name], features.get(name, ())))
     return "".join([*parts, "}"])
 
 
-def quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """A string literal."""
-    return '"' + text.translate(ESCAPES) + '"'
+    return '"' + text.translate(_ESCAPES) + '"'
 
 
 def float_text(value: float) -> str:
     """C99 hexadecimal notation without trailing zeros."""
-    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
+    if value != value or value in (float("inf"), float("-inf")):
         return repr(value)
     mantissa, exponent = value.hex().split("p")
     return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}p{exponent}"
@@ -101,7 +101,7 @@ class Style:
 
     def program_attributes(self, program: ir.Program) -> str:
         text = ir.TensorType("string")
-        info = dict(COMPILER)
+        info = dict(_COMPILER)
         found = program.attributes.get("buildInfo")
         for key, value in found.data.items if found is not None and isinstance(found.data, ir.Pairs) else ():
             info[_plain(key)] = _plain(value)
@@ -113,13 +113,13 @@ class Style:
             raise ProgramError(f"function '{function.name}': operation set '{function.opset}' is not known")
         inputs = sorted(function.inputs, key=lambda item: item.name)
         attributes = dict(function.attributes)
-        flexible = flexible_shapes(features)
+        flexible = _flexible_shapes(features)
         if flexible is not None:
             attributes["FlexibleShapeInformation"] = flexible
         suffix = f" [{self.attributes(attributes)}]" if attributes else ""
         yield f"    func {function.name}<{OPSETS[function.opset]}>({self.named(inputs)}){suffix} {{\n"
-        yield from self.body(function.block, INDENT)
-        yield f"{' ' * (INDENT - 4)}}} -> ({', '.join(function.block.outputs)});\n"
+        yield from self.body(function.block, _INDENT)
+        yield f"{' ' * (_INDENT - 4)}}} -> ({', '.join(function.block.outputs)});\n"
 
     def body(self, block: ir.Block, indent: int) -> Iterator[str]:
         for op in block.ops:
@@ -156,7 +156,7 @@ def _leaf(kind: str, item: Any) -> str:
         return float_text(float(item))
     if kind == "b":
         return "true" if item else "false"
-    return quoted(str(item)) if kind == "O" else str(item)
+    return _quoted(str(item)) if kind == "O" else str(item)
 
 
 def _plain(value: ir.Value) -> str:
@@ -171,7 +171,7 @@ def _shape(shape: Sequence[int]) -> ir.Value:
     return ir.Value(ir.TensorType("int32", (None,)), np.array(shape, np.int32))
 
 
-def flexible_shapes(features: Sequence[Feature]) -> ir.Value | None:
+def _flexible_shapes(features: Sequence[Feature]) -> ir.Value | None:
     """The function attribute that the compiler derives from the described inputs: default and allowed shapes."""
     ranged = [f for f in sorted(features, key=lambda f: f.name) if f.ranges]
     listed = [f for f in sorted(features, key=lambda f: f.name) if f.choices]

@@ -1,10 +1,10 @@
-"""What Core ML is known to refuse when it loads a model; the portable engine refuses it then, too.
+"""What Core ML is known to refuse when it loads a model; the portable engine refuses it at the same moment.
 
-- What check.py finds: values of which the program does not say the same everywhere.
+- What judge/types.py finds: values whose types contradict each other.
 - A default shape that the description does not allow, or that a join can't take (coremltools'
   test_stack_dynamic_range_dim); a fixed shape that any operation can't take.
-- What placement rules of confidence A or B say does not load: see REFUSED. Reports by one party on one machine stay
-  errors of `shardmill lint`.
+- What placement rules of confidence A or B say does not load: see _REFUSED. Reports by one party on one machine stay
+  errors of `lint`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from portable_coreml.judge.shapes import Shape, infer_shapes
 from portable_coreml.judge.types import check_function
 from portable_coreml.program import Function, TensorType
 
-REFUSED = ("ST1", "ST2", "D3")
+_REFUSED = ("ST1", "ST2", "D3")
 
 
 def check_loadable(model: LoadedModel, function: Function, description: Any) -> None:
     """Raises ProgramError where Core ML would not load this function of a model."""
     check_function(function)
     for subject in subjects(model, Target()):
-        for rule in (BY_ID[identity] for identity in REFUSED if subject.function is function):
+        for rule in (BY_ID[identity] for identity in _REFUSED if subject.function is function):
             for finding in rule.findings(subject):
                 raise ProgramError(f"Core ML does not load it ({rule.id}): {finding.why}; {finding.remedy}")
     infer_shapes(function, default_shapes(function, description))

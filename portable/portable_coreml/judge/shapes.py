@@ -23,9 +23,9 @@ from portable_coreml.run.lowered import MAX_ELEMENTS, check_number, check_shape,
 from portable_coreml.run.ops import KERNELS, Kernel, Param
 
 Shape = tuple[int, ...]
-COMPUTED_ELEMENTS = 4096  # larger values are not shapes
-STRICT = ("concat", "stack")  # refused by Core ML where default shapes don't fit (test_stack_dynamic_range_dim)
-MIXED = ("matmul",)  # of floats and integers coremltools declares the type of the one that is no constant
+_COMPUTED_ELEMENTS = 4096  # larger values are not shapes
+_STRICT = ("concat", "stack")  # refused by Core ML where default shapes don't fit (test_stack_dynamic_range_dim)
+_MIXED = ("matmul",)  # of floats and integers coremltools declares the type of the one that is no constant
 
 
 class _Unknown(Exception):
@@ -36,7 +36,7 @@ def infer_shapes(function: Function, inputs: Mapping[str, Sequence[int]]) -> dic
     """Name -> shape, for every value whose shape follows from those of `inputs`.
 
     Raises ProgramError that names the operation which can't take its shapes. Where these are flexible in the program,
-    only for STRICT: coremltools' tests load programs whose default shapes no linear layer can take, and use others.
+    only for _STRICT: coremltools' tests load programs whose default shapes no linear layer can take, and use others.
     """
     env: dict[str, Any] = {}
     flexible = {item.name for item in _values(function) if _is_flexible(item)}
@@ -46,7 +46,7 @@ def infer_shapes(function: Function, inputs: Mapping[str, Sequence[int]]) -> dic
         env[item.name] = _parameter(item.name, inputs.get(item.name, kind.shape), kind.dtype)
     for op in function.block.ops:
         try:
-            results = _results(op, env, op.kind not in STRICT and not flexible.isdisjoint(_names(op)))
+            results = _results(op, env, op.kind not in _STRICT and not flexible.isdisjoint(_names(op)))
         except ExecutionError as error:
             shown = ", ".join(f"{name} {list(shape)}" for name, shape in inputs.items())
             raise ProgramError(f"with inputs {shown}, {error}") from error
@@ -111,7 +111,7 @@ def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
         for out, result in zip(op.outputs, results, strict=True):
             if isinstance(out.type, TensorType):
                 check_shape(result, out.type, out.name)
-                if op.kind not in MIXED:
+                if op.kind not in _MIXED:
                     _check_kind(result, out.type, out.name)
         return results
     except _Unknown:
@@ -126,7 +126,7 @@ def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
 
 
 def _check_kind(result: Tensor, declared: TensorType, name: str) -> None:
-    """Raises ExecutionError where floats are declared integers, or the reverse."""
+    """Raises ExecutionError if floats are declared as integers, or integers as floats."""
     held = BY_NAME[declared.dtype].torch
     if result.is_floating_point() != held.is_floating_point:
         raise ExecutionError(f"value '{name}' is declared {declared.dtype}, it is computed as {result.dtype}")
@@ -176,13 +176,13 @@ def _plain(value: Any) -> Any:
 
 
 def _call(found: Kernel, arguments: Sequence[Any]) -> Sequence[Any]:
-    """A kernel's results: computed if all its tensors are, and the results are small; else of meta tensors."""
+    """A kernel's results: computed if all its tensors are, and the results are small; otherwise meta tensors."""
     tensors = [t for a in arguments for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
     if found.shape_only:
         return _several(found.call(*arguments))
     with torch.device("meta"):
         ghosts = _several(found.call(*(without_data(a) for a in arguments)))
-    small = sum(math.prod(g.shape) for g in ghosts) <= COMPUTED_ELEMENTS
+    small = sum(math.prod(g.shape) for g in ghosts) <= _COMPUTED_ELEMENTS
     if small and not found.impure and not any(t.is_meta for t in tensors):
         return _several(found.call(*arguments))
     return ghosts

@@ -1,4 +1,4 @@
-"""Whether a function says the same of its values everywhere: checked before anything is computed.
+"""Type-checks a function before anything is computed: every value has one type.
 
 - Parameters are tensors and states, each name once; a state is read and written, and by nothing else.
 - The arguments of an operation that coremltools' definitions give one type have one type, and a cast gives what it
@@ -17,10 +17,10 @@ from portable_coreml.errors import ProgramError
 from portable_coreml.files.write_text import OPSETS
 from portable_coreml.program import Binding, Block, Function, Op, StateType, TensorType, Type, Value
 
-Types = dict[str, Type]
-Texts = dict[str, str]  # constants that are strings
+_Types = dict[str, Type]
+_Texts = dict[str, str]  # constants that are strings
 STATE_OPS = ("read_state", "write_state")
-LIKE_X = frozenset(
+_LIKE_X = frozenset(
     [
         "abs",
         "add",
@@ -60,8 +60,8 @@ LIKE_X = frozenset(
 
 
 def check_function(function: Function) -> None:
-    """Raises ProgramError that names the parameter or operation which is not sound."""
-    types: Types = {}
+    """Raises ProgramError, naming the parameter or the operation, if the types of a function contradict each other."""
+    types: _Types = {}
     for item in function.inputs:
         if item.name in types:
             raise ProgramError(f"function '{function.name}': parameter '{item.name}' is there twice")
@@ -71,7 +71,7 @@ def check_function(function: Function) -> None:
     _check_block(function.block, types, {}, function.opset)
 
 
-def _check_block(block: Block, outer: Types, texts: Texts, opset: str) -> None:
+def _check_block(block: Block, outer: _Types, texts: _Texts, opset: str) -> None:
     types = outer | {item.name: item.type for item in block.inputs}
     for op in block.ops:
         if op.kind in STATE_OPS:
@@ -89,8 +89,8 @@ def _check_block(block: Block, outer: Types, texts: Texts, opset: str) -> None:
             raise ProgramError(f"the state '{name}' is returned without a read_state")
 
 
-def _check_state(op: Op, types: Types) -> None:
-    """The state is one, and what is read from it or written to it has its type."""
+def _check_state(op: Op, types: _Types) -> None:
+    """Checks that the argument is a state, and that what is read from it or written to it has its type."""
     name = next(iter(op.inputs.get("input", ())), None)
     kind = types.get(name) if isinstance(name, str) else None
     if not isinstance(kind, StateType):
@@ -103,7 +103,7 @@ def _check_state(op: Op, types: Types) -> None:
 
 
 def _fits(one: Type, two: TensorType) -> bool:
-    """Whether two types can be of the same value."""
+    """Whether one value can have both types."""
     if not isinstance(one, TensorType) or one.dtype != two.dtype:
         return False
     if one.variadic or two.variadic:
@@ -112,7 +112,7 @@ def _fits(one: Type, two: TensorType) -> bool:
     return len(one.shape) == len(two.shape) and all(a is None or b is None or a == b for a, b in pairs)
 
 
-def _check_operands(op: Op, types: Types, opset: str) -> None:
+def _check_operands(op: Op, types: _Types, opset: str) -> None:
     groups = _type_groups(op.kind, opset)
     first: dict[str, tuple[str, TensorType]] = {}  # type domain -> the argument that decides it
     for argument, binding in _bindings(op):
@@ -128,10 +128,10 @@ def _check_operands(op: Op, types: Types, opset: str) -> None:
             raise ProgramError(f"{op.kind} '{op.name}': {both}; they must be of one type")
 
 
-def _check_results(op: Op, types: Types, texts: Texts) -> None:
-    """The types of results that follow from arguments, and the number of values that go into and out of blocks."""
+def _check_results(op: Op, types: _Types, texts: _Texts) -> None:
+    """Checks result types that follow from arguments, and how many values go into and out of blocks."""
     source = _type_of(next(iter([*op.inputs.get("x", ()), *op.inputs.get("values", ())]), ""), types)
-    alike = op.outputs if op.kind in LIKE_X else ()
+    alike = op.outputs if op.kind in _LIKE_X else ()
     for out in alike:
         if isinstance(source, TensorType) and (not isinstance(out.type, TensorType) or out.type.dtype != source.dtype):
             raise ProgramError(f"{op.kind} of {source.dtype} gives '{out.name}', declared {out.type}")
@@ -149,7 +149,7 @@ def _check_results(op: Op, types: Types, texts: Texts) -> None:
 
 def _numbers(op: Op) -> Iterator[tuple[str, int, int]]:
     """(what, how many values it has, how many it should have) for control flow with its two blocks."""
-    if op.kind not in ("cond", "while_loop") or len(op.blocks) != 2:  # noqa: PLR2004 - lowering refuses other numbers
+    if op.kind not in ("cond", "while_loop") or len(op.blocks) != 2:
         return
     first, second = op.blocks
     wanted = len(op.outputs)
@@ -182,8 +182,8 @@ def _text(value: Value | None) -> str:
 @cache
 def _type_groups(kind: str, opset: str) -> Mapping[str, str]:
     """Argument -> its type domain, by coremltools' definition of an operation; empty for one that it does not know."""
-    from coremltools.converters.mil._deployment_compatibility import AvailableTarget  # noqa: PLC0415 - a slow import
-    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry  # noqa: PLC0415
+    from coremltools.converters.mil._deployment_compatibility import AvailableTarget
+    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
     target = getattr(AvailableTarget, OPSETS.get(opset, "").replace("ios", "iOS"), None)
     versions: Mapping[Any, Any] = SSAOpRegistry.core_ops.get(kind, {})

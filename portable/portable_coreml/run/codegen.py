@@ -96,7 +96,7 @@ def compile_lines(
     """A function `(states, *inputs) -> outputs` that runs the lines. Lines whose results nobody uses are left out."""
     source = _Source(inputs)
     parameters = ", ".join(["states", *(source.variable(name) for name in inputs)])
-    live = prune(lines, outputs)
+    live = _prune(lines, outputs)
     last = last_mentions([used(line.args) | set(line.targets) for line in live])
     kept = used(outputs)
     for index, line in enumerate(live):
@@ -111,7 +111,7 @@ def compile_lines(
     return plan
 
 
-def prune(lines: Sequence[Line], outputs: Sequence[Arg]) -> list[Line]:
+def _prune(lines: Sequence[Line], outputs: Sequence[Arg]) -> list[Line]:
     """The lines whose results are used, in order. Writes to states and control flow always stay."""
     wanted = used(outputs)
     kept: list[Line] = []

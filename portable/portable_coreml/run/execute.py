@@ -2,7 +2,7 @@
 after.
 
 The interpreted run is a real prediction that also learns what these shapes decide: values that depend on shapes
-alone become constants, and each operation gets the cheapest callable for the shapes it saw (fast.py). Plans are
+alone become constants, and each operation gets the cheapest callable for the shapes it saw (specialise.py). Plans are
 cached per input shapes. Any number of threads may run one Executable; a state belongs to one call at a time.
 """
 
@@ -26,10 +26,10 @@ from portable_coreml.run.lower import Loader, lower_function
 from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate, kernel_values, settle, used, value_of
 from portable_coreml.run.specialise import specialise
 
-MAX_PLANS = 64
+_MAX_PLANS = 64
 MAX_ITERATIONS = 1 << 20
-States = dict[str, Tensor]
-Plan = Callable[..., tuple[Tensor, ...]]
+_States = dict[str, Tensor]
+_Plan = Callable[..., tuple[Tensor, ...]]
 
 
 class Executable:
@@ -43,12 +43,12 @@ class Executable:
         self.outputs = function.block.outputs
         with torch.inference_mode():
             self.lowered = lower_function(function, load, self.half)
-        self._plans: OrderedDict[tuple[torch.Size, ...], Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[torch.Size, ...], _Plan] = OrderedDict()
         self._lock = threading.Lock()
 
-    def new_state(self) -> States:
+    def new_state(self) -> _States:
         """Every state of the function, zero-filled. Raises ProgramError for a state without a static shape."""
-        made: States = {}
+        made: _States = {}
         for name, kind in self.states.items():
             sizes = [d for d in kind.shape if d is not None]
             if len(sizes) != len(kind.shape):
@@ -56,7 +56,7 @@ class Executable:
             made[name] = torch.zeros(sizes, dtype=BY_NAME[kind.dtype].torch)
         return made
 
-    def run(self, inputs: Mapping[str, Tensor], states: States) -> tuple[Tensor, ...]:
+    def run(self, inputs: Mapping[str, Tensor], states: _States) -> tuple[Tensor, ...]:
         """Outputs in program order; `states` is updated. `inputs` must fit the parameters (features.py checks
         them).
         """
@@ -69,7 +69,7 @@ class Executable:
             plan = self._plans.get(key)
             return plan(states, *values) if plan is not None else self._first_run(key, values, states)
 
-    def _first_run(self, key: tuple[torch.Size, ...], values: list[Tensor], states: States) -> tuple[Tensor, ...]:
+    def _first_run(self, key: tuple[torch.Size, ...], values: list[Tensor], states: _States) -> tuple[Tensor, ...]:
         tracer = _Tracer(self.half, states)
         env: dict[str, Any] = dict(zip([item.name for item in self.inputs], values, strict=True))
         results = tracer.run(self.lowered, env)
@@ -77,21 +77,21 @@ class Executable:
         plan = compile_lines(names, tuple(tracer.lines), tracer.outputs, self.half)
         with self._lock:
             self._plans[key] = plan
-            while len(self._plans) > MAX_PLANS:
+            while len(self._plans) > _MAX_PLANS:
                 self._plans.popitem(last=False)
         return results
 
-    def _interpret(self, env: dict[str, Any], states: States, observer: observe.Observer) -> tuple[Tensor, ...]:
-        results = run_block(self.lowered, env, states, self.half, observer)
+    def _interpret(self, env: dict[str, Any], states: _States, observer: observe.Observer) -> tuple[Tensor, ...]:
+        results = _run_block(self.lowered, env, states, self.half, observer)
         return tuple(_owned(value) if isinstance(value, Tensor) else value for value in results)
 
 
-def run_block(
-    block: Lowered, env: dict[str, Any], states: States, half: bool, observer: observe.Observer | None
+def _run_block(
+    block: Lowered, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
     """Interprets a block in `env`, which it uses up. Nested blocks and observed runs come here."""
     for index, step in enumerate(block.steps):
-        results = run_step(step, env, states, half, observer)
+        results = _run_step(step, env, states, half, observer)
         for out, value in zip(step.outputs, results, strict=True):
             env[out.name] = value
             if observer is not None and isinstance(value, Tensor):
@@ -101,10 +101,10 @@ def run_block(
     return tuple(value_of(arg, env) for arg in block.outputs)
 
 
-def run_step(
-    step: Step, env: dict[str, Any], states: States, half: bool, observer: observe.Observer | None = None
+def _run_step(
+    step: Step, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None = None
 ) -> tuple[Any, ...]:
-    """One step's results in their declared types."""
+    """Runs one step and returns its results in their declared types."""
     if step.kernel is not None:
         return evaluate(step, kernel_values(step, env), half)
     if step.op.kind == "read_state":
@@ -133,31 +133,31 @@ def _state_name(step: Step) -> str:
 
 
 def _run_cond(
-    step: Step, env: dict[str, Any], states: States, half: bool, observer: observe.Observer | None
+    step: Step, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
     (head,) = step.args[0] if isinstance(step.args[0], tuple) else (step.args[0],)
     chosen = step.blocks[0] if bool(value_of(head, env)) else step.blocks[1]
-    return run_block(chosen, dict(env), states, half, observer)
+    return _run_block(chosen, dict(env), states, half, observer)
 
 
 def _run_while(
-    step: Step, env: dict[str, Any], states: States, half: bool, observer: observe.Observer | None
+    step: Step, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
     test, body = step.blocks
     values = tuple(value_of(step.args[0], env))
     for _ in range(MAX_ITERATIONS):
         inner = dict(env) | dict(zip(test.inputs, values, strict=True))
-        if not bool(run_block(test, inner, states, half, observer)[0]):
+        if not bool(_run_block(test, inner, states, half, observer)[0]):
             return values
         inner = dict(env) | dict(zip(body.inputs, values, strict=True))
-        values = run_block(body, inner, states, half, observer)
+        values = _run_block(body, inner, states, half, observer)
     raise ExecutionError(f"while_loop '{step.op.name}' did not end after {MAX_ITERATIONS} iterations")
 
 
 class _Tracer:
     """One interpreted run that writes down the lines of a plan."""
 
-    def __init__(self, half: bool, states: States) -> None:
+    def __init__(self, half: bool, states: _States) -> None:
         self.half = half
         self.states = states
         self.lines: list[Line] = []
@@ -173,7 +173,7 @@ class _Tracer:
         self.writes = find_masked_writes(block)
         wanted = used([arg for write in self.writes.values() for arg in (write.mask, write.new)])  # small, and later
         for index, step in enumerate(block.steps):
-            results = run_step(step, env, self.states, self.half)
+            results = _run_step(step, env, self.states, self.half)
             env.update({out.name: value for out, value in zip(step.outputs, results, strict=True)})
             self._record(step, env, results)
             for name in set(block.dying.get(index, ())) - wanted:
@@ -183,7 +183,7 @@ class _Tracer:
         return tuple(value_of(arg, env) for arg in self.outputs)
 
     def _result(self, arg: Arg, env: dict[str, Any]) -> Arg:
-        """An output; a copy of it where it would share memory with an input or a state, or might in another run."""
+        """An output, or a copy if it shares memory with an input or a state, or might do so in another run."""
         value = value_of(arg, env)
         if not isinstance(arg, Ref) or not isinstance(value, Tensor):
             return arg
@@ -242,10 +242,10 @@ class _Tracer:
             Step(step.op, None, (_placeholders(step.args[0]), *step.args[1:]), step.outputs, step.blocks),
         )
 
-        def run_control(states: States, heads: list[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
+        def run_control(states: _States, heads: list[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
             env: dict[str, Any] = known | dict(zip(captured, values, strict=True))
             env.update({f"{HEAD}{i}": value for i, value in enumerate(heads)})
-            return run_step(inner, env, states, half)
+            return _run_step(inner, env, states, half)
 
         return Line(targets, run_control, args, tupled=True, needs_states=True)
 

@@ -1,6 +1,4 @@
-"""The fp16 range audit: how near each operation of a program comes to the end of fp16 while real inputs pass
-through it.
-"""
+"""The fp16 range audit: how close each operation's results come to overflowing fp16 on real inputs."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ import torch
 from torch import Tensor
 
 from portable_coreml.program import Function
-from portable_coreml.run.observe import FP16_MAX
 
-MOVES = frozenset(
+_FP16_MAX = torch.finfo(torch.float16).max
+_MOVES = frozenset(
     {"concat", "expand_dims", "squeeze", "reshape", "transpose", "tile", "slice_by_index", "cast", "stack"}
 )
 
@@ -46,10 +44,9 @@ class RangeAudit:
         self._copies, self._added = ({}, {}) if function is None else _uses(function, masks)
         self._hidden: dict[str, Tensor] = {}
         self._prediction = -1
-        self.first_nonfinite: str | None = None
 
     def begin(self, masks: Mapping[str, Tensor]) -> None:
-        """A new prediction, with its additive masks (0 where a value may be seen)."""
+        """Begins a prediction with these additive masks, which are 0 where a value may be seen."""
         self._prediction += 1
         self._hidden = {name: value != 0 for name, value in masks.items()}
 
@@ -61,8 +58,6 @@ class RangeAudit:
             return
         hidden = self._hidden.get(self._added.get(name, ""))
         row = _row(name, kind, value if hidden is None else torch.where(hidden, 0.0, value))
-        if (row.overflows or row.nans) and self.first_nonfinite is None:
-            self.first_nonfinite = name
         row = replace(row, first=max(self._prediction, 0) if row.overflows or row.nans else None)
         before = self._seen.get(name)
         self._seen[name] = row if before is None else _worse(before, row)
@@ -73,13 +68,13 @@ class RangeAudit:
 
 
 def _uses(function: Function, masks: Collection[str]) -> tuple[Collection[str], Mapping[str, str]]:
-    """(values that hold nothing but masks moved about, sum -> the mask or copy that is added there)."""
+    """(values that are masks or rearranged copies of masks, output of an addition -> the mask that it adds)."""
     copies, added = set(masks), {}
     for op in function.block.walk():
         names = [b for bindings in op.inputs.values() for b in bindings if isinstance(b, str)]
         taken = [name for name in names if name in copies]
         data = [b for key in ("x", "values") for b in op.inputs.get(key, ())]
-        if op.kind in MOVES and data and all(b in copies for b in data):
+        if op.kind in _MOVES and data and all(b in copies for b in data):
             copies.update(out.name for out in op.outputs)
         elif op.kind == "add" and taken:
             added[op.outputs[0].name] = taken[0]
@@ -104,4 +99,4 @@ def _worse(one: RangeRow, two: RangeRow) -> RangeRow:
 
 
 def _with_headroom(row: RangeRow) -> RangeRow:
-    return replace(row, headroom=FP16_MAX / row.largest if row.largest else float("inf"))
+    return replace(row, headroom=_FP16_MAX / row.largest if row.largest else float("inf"))

@@ -1,19 +1,23 @@
-"""Recognises the masked cache write and does it in place.
+"""Recognises the masked cache write and does it in place, with the values that its formula gives.
 
-Given  add(mul(read_state(s), sub(1, reduce_sum(mask, -1))), matmul(mask, new)), written back to s Result the rows
-of s that mask selects are overwritten by those of new, if mask is one-hot per column: that is what the formula then
-says, and it touches T rows instead of all S. Any other mask takes the formula.
+The formula is  s * (1 - sum(mask, -1)) + mask @ new,  written back to the state s. If every column of the mask is
+one-hot, and `new` and the rows it replaces are finite, the formula replaces the T selected rows and keeps the others:
+only those rows are then touched. In any other case the formula is computed, since 0 * inf is NaN in it, as on a device:
+an overflow in `new` spreads over all rows, and one in a replaced row stays there.
 
 States are changed in place only if every write of the function has this form, so that no two states share memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +26,7 @@ from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, round_ha
 from portable_coreml.run.wide import WIDE
 
 States = dict[str, Tensor]
+_Index = tuple[EllipsisType, slice | list[int], slice]  # of numpy
 ROWS = "\0rows "  # no MIL name begins so
 
 
@@ -51,7 +56,7 @@ def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
 
 
 def _reads_before(write: Step, block: Lowered) -> int:
-    """How often the state of a write is read before it: what another read gave must not change with the state."""
+    """How often the state of a write is read before it. A second reader must not see the state change in place."""
     before = block.steps[: block.steps.index(write)]
     return sum(step.op.kind == "read_state" and step.args[0] == write.args[0] for step in before)
 
@@ -83,7 +88,7 @@ def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> 
 
 
 def _maker(arg: Arg, kind: str, makers: Mapping[str, Step], uses: Mapping[str, int]) -> Step | None:
-    """The step of that kind that makes a value which nothing else uses."""
+    """The step that makes a value, if it is of that kind and nothing else uses the value."""
     step = makers.get(arg.name) if isinstance(arg, Ref) and uses[arg.name] == 1 else None
     return step if step is not None and step.op.kind == kind else None
 
@@ -123,38 +128,58 @@ def masked_write_lines(
     lines = []
     if rows.name not in seen:
         seen.add(rows.name)
-        lines.append(Line((rows.name,), one_hot_rows, (write.mask,)))
+        lines.append(Line((rows.name,), _one_hot_rows, (write.mask,)))
     lines.append(Line((), _writer(write, half), (rows, write.mask, write.new), tupled=True, needs_states=True))
     return lines
 
 
 def _fits(write: MaskedWrite, new: Tensor, state: Tensor) -> bool:
-    """Whether the new rows have the state's shape but for their number."""
+    """Whether the new rows have the state's shape, apart from their number."""
     shape = list(new.mT.shape if write.transposed else new.shape)
     return len(shape) == state.dim() and shape[:-2] == list(state.shape[:-2]) and shape[-1] == state.shape[-1]
 
 
-def one_hot_rows(mask: Tensor) -> Tensor | None:
-    """The row that each column of a mask [.., S, T] selects; None if a column is not one-hot or rows repeat."""
-    flat = mask.reshape(-1, mask.shape[-1])
-    largest, rows = flat.max(0)
-    ones = largest.tolist() == [1.0] * len(rows) and int(flat.count_nonzero()) == len(rows)
-    return rows if ones and len(set(rows.tolist())) == len(rows) else None
+def _one_hot_rows(mask: Tensor) -> _Index | None:
+    """Where a state [.., S, D] has the rows that a mask [.., S, T] selects; None if they repeat or it is not one-hot.
+
+    It counts with numpy, whose calls take half as long as torch's on so few numbers.
+    """
+    flat = mask.numpy().reshape(-1, mask.shape[-1])
+    rows: list[int] = flat.argmax(0).tolist()
+    count = len(rows)
+    if np.count_nonzero(flat) != count or any(flat.item(row, column) != 1 for column, row in enumerate(rows)):
+        return None
+    if count and rows == list(range(rows[0], rows[0] + count)):
+        return (..., slice(rows[0], rows[0] + count), slice(None))  # a view; a list of rows would make a copy
+    return (..., rows, slice(None)) if len(set(rows)) == count else None
 
 
 def _writer(write: MaskedWrite, half: bool) -> Callable[..., tuple[()]]:
-    state, transposed = write.state, write.transposed
-    rounded = half and write.dtype == "fp16"
-    finish = round_half if rounded else lambda value: value
-    product = WIDE["matmul"].call if rounded else torch.matmul
+    state, transposed, formula = write.state, write.transposed, _formula(half and write.dtype == "fp16")
 
-    def apply(states: States, rows: Tensor | None, mask: Tensor, new: Tensor) -> tuple[()]:
+    def apply(states: States, rows: _Index | None, mask: Tensor, new: Tensor) -> tuple[()]:
         new = new.mT if transposed else new
         if rows is not None:
-            states[state].index_copy_(-2, rows, new)
-        else:
-            keep = finish(1 - finish(mask.sum(-1, keepdim=True)))
-            states[state] = finish(finish(states[state] * keep) + finish(product(mask, new)))
+            held, fresh = states[state].numpy(), new.numpy()
+            # No factor that is inf or NaN leaves the sum of products finite, so one product tells of both. A sum that
+            # overflows for its size alone takes the formula, which costs time and changes nothing.
+            if math.isfinite(np.vdot(fresh, held[rows])):
+                held[rows] = fresh
+                return ()
+        states[state] = formula(states[state], mask, new)
         return ()
 
     return apply
+
+
+def _formula(rounded: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The formula as the interpreter computes it: in fp16 mode every result is rounded."""
+    if not rounded:
+        return lambda old, mask, new: old * (1 - mask.sum(-1, keepdim=True)) + torch.matmul(mask, new)
+    product, total = WIDE["matmul"].call, WIDE["reduce_sum"].call
+
+    def call(old: Tensor, mask: Tensor, new: Tensor) -> Tensor:
+        keep = round_half(1 - round_half(total(mask, [-1], True)))
+        return round_half(round_half(old * keep) + round_half(product(mask, new)))
+
+    return call

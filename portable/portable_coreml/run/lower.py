@@ -24,11 +24,11 @@ from portable_coreml.run.products import WEIGHTS, by_columns, output_axis, produ
 from portable_coreml.run.stored import SCALED, StoredMatrix, is_large, stored_matrix
 from portable_coreml.run.wide import WIDE
 
-CONTROL = frozenset({"cond", "while_loop"})
-STATE_OPS = frozenset({"read_state", "write_state"})
+_CONTROL = frozenset({"cond", "while_loop"})
+_STATE_OPS = frozenset({"read_state", "write_state"})
 Loader = Callable[[Value], np.ndarray]
-Known = Ref | Const | Value | Op  # what a name stands for; a Value or Op is a constant that nobody has asked for yet
-Scope = dict[str, Known]
+_Known = Ref | Const | Value | Op  # what a name stands for; a Value or Op is a constant that nobody has asked for yet
+Scope = dict[str, _Known]
 
 
 def to_held(array: np.ndarray, dtype: str) -> Tensor:
@@ -72,9 +72,9 @@ class _Lowering:
         if op.kind == "const":
             scope[op.outputs[0].name] = _const_value(op)
             return None
-        if op.kind in CONTROL:
+        if op.kind in _CONTROL:
             return self._control(op, scope)
-        if op.kind in STATE_OPS:
+        if op.kind in _STATE_OPS:
             return self._state(op, scope)
         if op.kind in SCALED and is_large(self._literals(op, scope).get(SCALED[op.kind]), "int8"):
             scope[op.outputs[0].name] = op
@@ -82,7 +82,7 @@ class _Lowering:
         return self._kernel_step(op, scope)
 
     def _kernel_step(self, op: Op, scope: Scope) -> Step | None:
-        """A step of a kernel; None where the result is a constant, known to `scope` now."""
+        """The step of a kernel, or None if its result is a constant, which `scope` then knows."""
         found = KERNELS.get(op.kind)
         if found is None:
             target = op.outputs[0].name if op.outputs else op.name
@@ -226,7 +226,7 @@ class _Lowering:
             bound = op.inputs.get("loop_vars", ())
             heads = tuple(self._tensor(b, scope, f"argument of while_loop '{op.name}'") for b in bound)
         blocks = tuple(self.block(block, block.inputs, scope) for block in op.blocks)
-        if len(blocks) != 2:  # noqa: PLR2004 - then and else, or condition and body
+        if len(blocks) != 2:
             raise ProgramError(f"{op.kind} '{op.name}' has {len(blocks)} blocks, not 2")
         names = dict.fromkeys(name for block in blocks for name in block.captured)
         scope.update({out.name: Ref(out.name) for out in op.outputs})
@@ -241,7 +241,7 @@ def _single(op: Op, name: str) -> Binding:
 
 
 def _shape(source: Const | Value | Op) -> tuple[int | None, ...]:
-    """A constant's; () for what is no tensor."""
+    """The shape of a constant; () if it is not a tensor."""
     if isinstance(source, Const):
         return tuple(source.value.shape) if isinstance(source.value, Tensor) else ()
     kind = source.outputs[0].type if isinstance(source, Op) else source.type

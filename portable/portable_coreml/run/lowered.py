@@ -124,15 +124,15 @@ def evaluate(step: Step, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
 
 
 def call_kernel(kernel: Kernel, values: Sequence[Any]) -> Any:
-    """What a kernel gives. Of one whose arguments decide how large that is, the size is found out first."""
+    """Calls a kernel. If its arguments decide how large the result is, the size is checked first."""
     if kernel.grows:
         for ghost in _ghosts(kernel, values):
-            check_size(ghost, f"the result of {kernel.kind}")
+            _check_size(ghost, f"the result of {kernel.kind}")
     return kernel.call(*values)
 
 
 def _ghosts(kernel: Kernel, values: Sequence[Any]) -> Sequence[Tensor]:
-    """Results without data; none where torch can't tell without."""
+    """The results without data, or none if torch needs the data to tell their shapes."""
     try:
         with torch.device("meta"):
             ghosts = kernel.call(*(without_data(value) for value in values))
@@ -170,21 +170,21 @@ def round_half(value: Tensor) -> Tensor:
 
 
 def check_number(results: Sequence[Any], declared: Sequence[Named]) -> None:
-    """Raises ExecutionError where an operation gives another number of values than the program names."""
+    """Raises ExecutionError if an operation gives more or fewer values than the program names."""
     if len(results) != len(declared):
         names = ", ".join(f"'{item.name}'" for item in declared) or "none"
         raise ExecutionError(f"an operation gives {len(results)} values, the program names {len(declared)}: {names}")
 
 
-def check_size(result: Tensor, what: str) -> None:
-    """Raises ExecutionError where a value is absurdly large."""
+def _check_size(result: Tensor, what: str) -> None:
+    """Raises ExecutionError if a value is absurdly large."""
     if result.numel() > MAX_ELEMENTS:
         raise ExecutionError(f"{what} of shape {list(result.shape)} is larger than {MAX_ELEMENTS} elements")
 
 
 def check_shape(result: Tensor, declared: TensorType, name: str) -> None:
-    """Raises ExecutionError where the shape computed contradicts the shape the program declares, or is absurd."""
-    check_size(result, f"value '{name}'")
+    """Raises ExecutionError if a computed shape contradicts the declared one, or is absurdly large."""
+    _check_size(result, f"value '{name}'")
     if declared.variadic:
         return
     fits = len(result.shape) == len(declared.shape) and all(

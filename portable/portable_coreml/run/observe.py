@@ -16,7 +16,6 @@ from torch import Tensor
 
 Observer = Callable[[str, str, Tensor], None]
 _CURRENT: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
-FP16_MAX = 65504.0
 
 
 def current() -> Observer | None:
@@ -36,20 +35,46 @@ def trace(observer: Observer) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The first result that is not finite: output name, operation type, and whether it is an overflow or NaN."""
+    """The first result that is not finite.
+
+    Attributes:
+        name: the output's name in the program.
+        kind: the operation's type, "matmul" for example.
+        what: "overflow" if it holds infinities only, "NaN" otherwise.
+    """
 
     name: str
     kind: str
     what: str
 
+    def __str__(self) -> str:
+        return f"{self.what} in {self.kind} '{self.name}'"
+
 
 class FirstNonFinite:
-    """An observer that remembers the first operation whose floating-point result overflows or turns NaN."""
+    """An observer that remembers the first operation whose floating-point result is not finite.
+
+    A caller whose prediction came out as NaN runs it once more, under observation:
+
+        first = FirstNonFinite()
+        with trace(first):
+            model.predict(inputs, state)
+        print(first.found)  # overflow in matmul 'scores'; None if every result is finite
+
+    A prediction changes its state: give it one of the time before, kept with `read_state` and brought back with
+    `write_state`. With the state that the failed prediction left, the operation found is the `read_state` of a cache
+    that holds NaN already. Inputs are not results: an infinite one shows at the first operation that takes it, and so
+    does a mask of -inf. In fp16 mode an overflow is one that a device would have, too; in fp32 mode there may be none.
+
+    Attributes:
+        found: the operation, or None.
+    """
 
     def __init__(self) -> None:
         self.found: NonFinite | None = None
 
     def __call__(self, name: str, kind: str, value: Tensor) -> None:
+        """Looks at one result."""
         if self.found is not None or not value.is_floating_point() or bool(torch.isfinite(value).all()):
             return
         self.found = NonFinite(name, kind, "NaN" if bool(torch.isnan(value).any()) else "overflow")

@@ -24,12 +24,12 @@ from portable_coreml.run.ops import KERNELS, Kernel
 from portable_coreml.run.stored import StoredMatrix
 
 BLOCK = 3 << 16  # elements expanded at a time by each thread: with their rounding they stay in its core's cache
-MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
+_MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
 MOST_COLUMNS = 64  # with more, expanding the matrix costs little, and the integers would take much memory
-POINT = 30  # bits after the binary point of an input's integer
-LEAST = -90  # exponent of an input column, at least: below it lies nothing that a program computes with
-BYTES = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])
-CENTRE = 0x00808080  # makes the three lower bytes signed
+_POINT = 30  # bits after the binary point of an input's integer
+_LEAST = -90  # exponent of an input column, at least: below it lies nothing that a program computes with
+_BYTES = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])
+_CENTRE = 0x00808080  # makes the three lower bytes signed
 
 
 def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
@@ -38,7 +38,7 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
     `steady`: a column's result is the same whatever n is, to the last bit.
     """
     if isinstance(matrix, StoredMatrix):
-        return stored_product(matrix, x.contiguous())
+        return _stored_product(matrix, x.contiguous())
     if x.shape[1] == 1 and not steady:
         return torch.mv(matrix, x[:, 0]).unsqueeze(1)
     tokens = by_fours(x.t()) if steady else x.t()
@@ -53,25 +53,25 @@ def by_fours(tokens: Tensor) -> Tensor:
     return torch.nn.functional.pad(tokens, (0, 0, 0, missing)) if missing else tokens
 
 
-def stored_product(matrix: StoredMatrix, x: Tensor) -> Tensor:
+def _stored_product(matrix: StoredMatrix, x: Tensor) -> Tensor:
     """The same with a stored matrix, steady up to MOST_COLUMNS columns."""
-    fits = len(x) <= MOST_INPUTS and 0 < x.shape[1] <= MOST_COLUMNS
+    fits = len(x) <= _MOST_INPUTS and 0 < x.shape[1] <= MOST_COLUMNS
     if fits and matrix.values.dtype == torch.int8 and not matrix.half and int8_products_are_exact():
         top = x.abs().amax(0)  # [n]
         if math.isfinite(float(top.max())):
-            return fixed_point(matrix, x, top)
-    return blockwise(matrix, x)
+            return _fixed_point(matrix, x, top)
+    return _blockwise(matrix, x)
 
 
-def fixed_point(matrix: StoredMatrix, x: Tensor, top: Tensor) -> Tensor:
+def _fixed_point(matrix: StoredMatrix, x: Tensor, top: Tensor) -> Tensor:
     """The product in integers; `top` [n] is each column's largest magnitude, finite."""
     assert matrix.scale is not None
-    exponent = torch.frexp(top).exponent.clamp_(min=LEAST)  # |x| < 2^exponent
-    integers = (x * torch.exp2(POINT - exponent)).round_().to(torch.int32).reshape(-1)  # [in * n]
-    digits = integers.add_(CENTRE).bitwise_xor_(CENTRE).view(torch.int8)  # of each, the lowest byte first
+    exponent = torch.frexp(top).exponent.clamp_(min=_LEAST)  # |x| < 2^exponent
+    integers = (x * torch.exp2(_POINT - exponent)).round_().to(torch.int32).reshape(-1)  # [in * n]
+    digits = integers.add_(_CENTRE).bitwise_xor_(_CENTRE).view(torch.int8)  # of each, the lowest byte first
     sums = torch._int_mm(matrix.values, digits.view(len(x), -1))  # [out, 4 n]
-    whole = torch.mv(sums.to(torch.float32).view(-1, 4), BYTES).view(-1, x.shape[1])  # [out, n]
-    return whole.mul_(torch.exp2(exponent - POINT)).mul_(matrix.scale)
+    whole = torch.mv(sums.to(torch.float32).view(-1, 4), _BYTES).view(-1, x.shape[1])  # [out, n]
+    return whole.mul_(torch.exp2(exponent - _POINT)).mul_(matrix.scale)
 
 
 @cache
@@ -83,7 +83,7 @@ def int8_products_are_exact() -> bool:
     return bool((torch._int_mm(left, right) == expected).all())
 
 
-def blockwise(matrix: StoredMatrix, x: Tensor) -> Tensor:
+def _blockwise(matrix: StoredMatrix, x: Tensor) -> Tensor:
     """The product in float32, a block of rows at a time."""
     values, scale = matrix.values, matrix.scale
     count = max(1, BLOCK * torch.get_num_threads() // len(x))
@@ -102,7 +102,7 @@ def blockwise(matrix: StoredMatrix, x: Tensor) -> Tensor:
     return out[: x.shape[1]].t()
 
 
-def pointwise(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *_: Any, steady: bool) -> Tensor:
+def _pointwise(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *_: Any, steady: bool) -> Tensor:
     """A 1x1 convolution; a weight that is a tensor is [out, in, 1, ...]."""
     columns = x.movedim(1, 0)  # [in, batch, *space]
     matrix = weight.flatten(1) if isinstance(weight, Tensor) else weight
@@ -122,13 +122,13 @@ def matmul(x: Tensor, y: StoredMatrix, transpose_x: bool, transpose_y: bool, *, 
 
 
 WEIGHTS = {"conv": "weight", "linear": "weight", "matmul": "y"}  # the argument that may be a constant matrix
-CALLS: dict[str, Callable[..., Tensor]] = {"conv": pointwise, "linear": linear, "matmul": matmul}
+_CALLS: dict[str, Callable[..., Tensor]] = {"conv": _pointwise, "linear": linear, "matmul": matmul}
 
 
 def product_kernel(kind: str, stored: bool, steady: bool) -> Kernel:
     """The kernel of an operation in WEIGHTS that takes its weight as a StoredMatrix or as a tensor."""
     name = f"{'stored' if stored else 'steady' if steady else 'plain'}_{kind}"
-    return Kernel(name, partial(CALLS[kind], steady=steady), KERNELS[kind].params)
+    return Kernel(name, partial(_CALLS[kind], steady=steady), KERNELS[kind].params)
 
 
 def by_columns(weight: Tensor) -> Tensor:
@@ -137,20 +137,20 @@ def by_columns(weight: Tensor) -> Tensor:
 
 
 def output_axis(kind: str, args: Mapping[str, Arg], sizes: Sequence[int | None]) -> int | None:
-    """Which axis of an operation's weight, of those sizes, has its output channels.
+    """The axis of an operation's weight, of those sizes, that holds the output channels.
 
     None where the operation is more than a product with a matrix: a window, strides, groups, a batch of weights.
     """
     plain = {name: arg.value if isinstance(arg, Const) else ... for name, arg in args.items()}
     if kind == "conv":
-        return 0 if len(sizes) > 2 and set(sizes[2:]) == {1} and is_pointwise(plain) else None  # noqa: PLR2004 - has space
-    if len(sizes) != 2:  # noqa: PLR2004 - a matrix
+        return 0 if len(sizes) > 2 and set(sizes[2:]) == {1} and _is_pointwise(plain) else None
+    if len(sizes) != 2:
         return None
     return 0 if kind == "linear" or plain["transpose_y"] else 1
 
 
-def is_pointwise(plain: Mapping[str, Any]) -> bool:
-    """Whether a convolution with a window of one element is no more than that, by its plain arguments."""
+def _is_pointwise(plain: Mapping[str, Any]) -> bool:
+    """Whether plain arguments make a one-element convolution a plain product: no stride, no padding, no groups."""
     strides, pad = plain["strides"], plain["pad"] if plain["pad_type"] == "custom" else None
     known = ... not in (strides, pad, plain["pad_type"], plain["groups"])
     return known and plain["groups"] == 1 and not any(s != 1 for s in strides or ()) and not any(pad or ())

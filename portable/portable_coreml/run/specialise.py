@@ -20,8 +20,8 @@ from portable_coreml.run.lowered import Arg, Const, Ref, Step, call_kernel, kern
 from portable_coreml.run.ops import Kernel
 from portable_coreml.run.products import by_fours
 
-Fast = tuple[Callable[..., Any], tuple[Arg, ...]]
-Chooser = Callable[[dict[str, Any], dict[str, Arg], Sequence[Tensor]], Fast | None]
+_Fast = tuple[Callable[..., Any], tuple[Arg, ...]]
+_Chooser = Callable[[dict[str, Any], dict[str, Arg], Sequence[Tensor]], _Fast | None]
 
 
 def specialise(step: Step, env: Mapping[str, Any], results: Sequence[Tensor], stable: bool, half: bool) -> Line:
@@ -33,8 +33,8 @@ def specialise(step: Step, env: Mapping[str, Any], results: Sequence[Tensor], st
     values = kernel_values(step, env)
     names = [param.name for param in step.kernel.params]
     choice = None
-    if stable and step.kernel.kind in CHOOSERS:
-        choice = CHOOSERS[step.kernel.kind](
+    if stable and step.kernel.kind in _CHOOSERS:
+        choice = _CHOOSERS[step.kernel.kind](
             dict(zip(names, values, strict=True)), dict(zip(names, step.args, strict=True)), results
         )
     targets = tuple(out.name for out in step.outputs)
@@ -73,21 +73,21 @@ def _caster(held: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda value: value.to(held)
 
 
-def _view(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _view(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
     """reshape, squeeze and expand_dims are one reshape to the shape they gave."""
     return torch.reshape, (args["x"], Const(tuple(results[0].shape)))
 
 
-def _transpose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _transpose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
     return torch.permute, (args["x"], Const(tuple(values["perm"])))
 
 
-def _softmax(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _softmax(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
     return torch.softmax, (args["x"], Const(values["axis"]))
 
 
-def _reduce(function: Callable[..., Tensor]) -> Chooser:
-    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _reduce(function: Callable[..., Tensor]) -> _Chooser:
+    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
         x = values["x"]
         if not x.is_floating_point():
             return None
@@ -97,7 +97,7 @@ def _reduce(function: Callable[..., Tensor]) -> Chooser:
     return choose
 
 
-def _concat(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _concat(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
     if values["interleave"] or not isinstance(args["values"], tuple) or values["values"][0].dim() == 0:
         return None
     return _cat, (args["axis"], *args["values"])
@@ -107,15 +107,15 @@ def _cat(axis: int, *parts: Tensor) -> Tensor:
     return torch.cat(parts, axis)
 
 
-def _split(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _split(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
     sizes = tuple(part.shape[values["axis"]] for part in results)
     return torch.split, (args["x"], Const(sizes), Const(values["axis"]))
 
 
-def _matmul(plain: Callable[..., Tensor], transposed: Callable[..., Tensor]) -> Chooser:
-    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _matmul(plain: Callable[..., Tensor], transposed: Callable[..., Tensor]) -> _Chooser:
+    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
         x, y = values["x"], values["y"]
-        if x.dtype != y.dtype or values["transpose_x"] or x.dim() < 2 or y.dim() < 2:  # noqa: PLR2004 - matrices
+        if x.dtype != y.dtype or values["transpose_x"] or x.dim() < 2 or y.dim() < 2:
             return None
         return (transposed if values["transpose_y"] else plain), (args["x"], args["y"])
 
@@ -139,10 +139,10 @@ def _wide(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, axes, keep: function(x, axes, keep, dtype=torch.float64)
 
 
-def _pointwise(steady: bool) -> Chooser:
+def _pointwise(steady: bool) -> _Chooser:
     """A 1x1 convolution of one image with a constant matrix (products.py): one product."""
 
-    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+    def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
         x, matrix = values["x"], values["weight"].flatten(1)
         if x.shape[0] != 1:
             return None
@@ -176,7 +176,7 @@ def _tokens_product(
     return call
 
 
-def _slice(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> Fast | None:
+def _slice(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
     """A slice of one axis with step 1 is a narrow."""
     x, stride = values["x"], values["stride"]
     if (stride is not None and any(s != 1 for s in stride)) or (values["squeeze_mask"] and any(values["squeeze_mask"])):
@@ -193,7 +193,7 @@ def _slice(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tenso
     return torch.narrow, (args["x"], Const(axis), Const(start), Const(results[0].shape[axis]))
 
 
-CHOOSERS: dict[str, Chooser] = {
+_CHOOSERS: dict[str, _Chooser] = {
     "reshape": _view,
     "squeeze": _view,
     "expand_dims": _view,

@@ -19,8 +19,8 @@ from portable_coreml.program import Op, TensorType, Value
 
 LARGE = 1 << 22  # elements; a smaller matrix is multiplied faster in float32, above all in fp16 mode
 SCALED = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
-Literals = Mapping[str, Value]
-Load = Callable[[Value], np.ndarray]
+_Literals = Mapping[str, Value]
+_Load = Callable[[Value], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +36,14 @@ class StoredMatrix:
 
 
 def is_large(literal: Value | None, dtype: str) -> bool:
-    """Whether a literal of that type is a matrix, or one with axes of size 1 after it, worth leaving where it is."""
+    """Whether a literal of that type is a large matrix; axes of size 1 may follow the first two."""
     if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype != dtype:
         return False
     sizes = [size or 0 for size in literal.type.shape]
     return len(sizes) > 1 and prod(sizes) >= LARGE and prod(sizes[2:]) == 1
 
 
-def stored_matrix(source: Op | Value, literals: Literals, out: int, load: Load, half: bool) -> StoredMatrix | None:
+def stored_matrix(source: Op | Value, literals: _Literals, out: int, load: _Load, half: bool) -> StoredMatrix | None:
     """A literal in fp16, or an operation that expands int8 (`literals`: its arguments), as it is stored.
 
     `out` is the output channels' axis. None where it is no large matrix, or has a zero point or scales of another axis.
@@ -67,13 +67,13 @@ def _matrix(values: np.ndarray, out: int) -> Tensor:
     return matrix if out == 0 else matrix.t()
 
 
-def _is_shifted(literals: Literals, load: Load) -> bool:
+def _is_shifted(literals: _Literals, load: _Load) -> bool:
     """Whether there is a zero point other than 0."""
     shifts = [literals[name] for name in ("offset", "zero_point") if name in literals]
     return any(bool(np.any(load(shift))) for shift in shifts)
 
 
-def _is_per_channel(shape: tuple[int, ...], scale: np.ndarray, axis: Value | None, out: int, load: Load) -> bool:
+def _is_per_channel(shape: tuple[int, ...], scale: np.ndarray, axis: Value | None, out: int, load: _Load) -> bool:
     """Whether a scale is one number, or one for each output channel."""
     if scale.size == 1:
         return True

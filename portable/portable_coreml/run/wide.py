@@ -25,7 +25,7 @@ KINDS = (
 )
 
 
-def widened(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _widened(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A kernel that computes in float64; its result is rounded from there."""
 
     def wide(*values: Any) -> Tensor:
@@ -42,4 +42,4 @@ def _double(value: Any) -> Any:
     return value
 
 
-WIDE = {kind: Kernel(f"wide_{kind}", widened(KERNELS[kind].call), KERNELS[kind].params) for kind in KINDS}
+WIDE = {kind: Kernel(f"wide_{kind}", _widened(KERNELS[kind].call), KERNELS[kind].params) for kind in KINDS}

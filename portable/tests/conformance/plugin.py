@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Installs the engine before any test module is imported."""
     os.environ.setdefault("TORCH_FRONTENDS", "TORCHSCRIPT")
     portable_coreml.install(os.environ.get("CONFORMANCE_PRECISION", "fp32"))
-    import coremltools._deps  # noqa: PLC0415
-    import torch  # noqa: PLC0415
+    import coremltools._deps
+    import torch
 
     coremltools._deps._IS_MACOS = True
     _count_predictions()
@@ -65,7 +65,7 @@ def _compile_every_model() -> None:
     from portable_coreml.files.model import LoadedModel
     from portable_coreml.proxy import MLModelProxy
 
-    from tests.same import differences  # noqa: PLC0415
+    from tests.same import differences
 
     original = MLModelProxy.__init__
 
@@ -86,13 +86,13 @@ class _Whole(int):
     """int(), also of an array with one element of any rank."""
 
     def __new__(cls, value: Any) -> Any:
-        import numpy as np  # noqa: PLC0415
+        import numpy as np
 
         return int(np.asarray(value).item())
 
 
 def _mend_int() -> None:
-    from coremltools.converters.mil.frontend.torch import ops  # noqa: PLC0415
+    from coremltools.converters.mil.frontend.torch import ops
 
     original = ops._cast
 

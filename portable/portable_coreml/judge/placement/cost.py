@@ -17,14 +17,14 @@ from portable_coreml.program import Binding, Op, TensorType, Value
 
 OPERATIONS_PER_SECOND = 19e12
 BYTES_PER_SECOND = 120e9
-FREE = frozenset({"reshape", "expand_dims", "squeeze", "identity"})  # another view of the same bytes
-Shapes = Mapping[str, tuple[int, ...]]
+_FREE = frozenset({"reshape", "expand_dims", "squeeze", "identity"})  # another view of the same bytes
+_Shapes = Mapping[str, tuple[int, ...]]
 
 
-def cost_shares(subject: Subject, shapes: Shapes) -> dict[str, float]:
+def cost_shares(subject: Subject, shapes: _Shapes) -> dict[str, float]:
     """Label of an operation -> its share; the shares of a function add up to 1.
 
-    Empty where they can't be told: with control flow, or where a shape depends on data (`shapes`: infer.py).
+    Empty if they can't be told: with control flow, or if a shape depends on data. `shapes` come from judge/shapes.py.
     """
     working = subject.runtime_ops
     if any(op.blocks or any(out.name not in shapes for out in op.outputs) for op in working):
@@ -36,15 +36,15 @@ def cost_shares(subject: Subject, shapes: Shapes) -> dict[str, float]:
     return {name: spent / total for name, spent in seconds.items()} if total else {}
 
 
-def _seconds(subject: Subject, op: Op, shapes: Shapes) -> float:
-    if op.kind in FREE:
+def _seconds(subject: Subject, op: Op, shapes: _Shapes) -> float:
+    if op.kind in _FREE:
         return 0.0
     moved = sum(_read(subject, out.name, shapes) for out in op.outputs)
     moved += sum(_read(subject, binding, shapes) for bindings in op.inputs.values() for binding in bindings)
     return max(operations(subject, op, shapes) / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
 
 
-def _read(subject: Subject, binding: Binding, shapes: Shapes) -> float:
+def _read(subject: Subject, binding: Binding, shapes: _Shapes) -> float:
     """Bytes that go through memory for one value: of a constant, those that are stored."""
     if isinstance(binding, Value):
         return _stored(binding)
@@ -63,7 +63,7 @@ def _stored(value: Value) -> float:
     return math.prod(n or 0 for n in kind.shape) * BY_NAME[kind.dtype].bits / 8
 
 
-def operations(subject: Subject, op: Op, shapes: Shapes) -> float:
+def operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
     """Arithmetic operations; a multiplication and its addition are two. Outside matrix products, one per element."""
     made = [float(math.prod(shapes[out.name])) for out in op.outputs if out.name in shapes]
     products = _products(subject, op, shapes)
@@ -73,7 +73,7 @@ def operations(subject: Subject, op: Op, shapes: Shapes) -> float:
     return max([sum(made), *taken])
 
 
-def _products(subject: Subject, op: Op, shapes: Shapes) -> float | None:
+def _products(subject: Subject, op: Op, shapes: _Shapes) -> float | None:
     """How many products are added up for one result; None for what is not a product of matrices."""
     if op.kind in ("conv", "linear"):
         weight = _shape(subject, op, "weight", shapes)
@@ -87,7 +87,7 @@ def _products(subject: Subject, op: Op, shapes: Shapes) -> float | None:
     return None
 
 
-def _shape(subject: Subject, op: Op, argument: str, shapes: Shapes) -> tuple[int, ...] | None:
+def _shape(subject: Subject, op: Op, argument: str, shapes: _Shapes) -> tuple[int, ...] | None:
     binding = next(iter(op.inputs.get(argument, ())), None)
     if isinstance(binding, str) and binding in shapes:
         return shapes[binding]

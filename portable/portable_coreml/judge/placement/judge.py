@@ -18,7 +18,7 @@ from portable_coreml.judge.placement.rules import RULES
 from portable_coreml.judge.placement.subject import Subject, Target, has_device, label, subjects
 from portable_coreml.program import Op
 
-ELIGIBLE = frozenset(
+_ELIGIBLE = frozenset(
     [
         "conv",
         "matmul",
@@ -130,4 +130,4 @@ def _status(op: Op, errors: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         return "no_device", errors or ("O15",)
     if errors:
         return "ineligible", errors
-    return ("eligible" if op.kind in ELIGIBLE else "unknown"), ()
+    return ("eligible" if op.kind in _ELIGIBLE else "unknown"), ()

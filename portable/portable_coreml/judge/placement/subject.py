@@ -13,7 +13,7 @@ from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.model import LoadedModel, pick_function
 from portable_coreml.program import Function, Op, StateType, TensorType, Value, blobs
 
-NO_DEVICE = frozenset({"const", "read_state"})  # and every constexpr_*: they have no device in a compute plan (O15)
+_NO_DEVICE = frozenset({"const", "read_state"})  # and every constexpr_*: they have no device in a compute plan (O15)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Subject:
 
 def has_device(op: Op) -> bool:
     """Whether a compute plan names a device for this operation (O15)."""
-    return op.kind not in NO_DEVICE and not op.kind.startswith("constexpr_")
+    return op.kind not in _NO_DEVICE and not op.kind.startswith("constexpr_")
 
 
 def input_names(op: Op) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.run.ops.registry import elementwise, kernel
 
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 elementwise(
     {
@@ -80,7 +80,7 @@ def identity(x: Tensor) -> Tensor:
 
 @kernel("real_div")
 def real_div(x: Tensor, y: Tensor) -> Tensor:
-    if x.dtype in INTEGERS and y.dtype in INTEGERS:
+    if x.dtype in _INTEGERS and y.dtype in _INTEGERS:
         return torch.div(x, y, rounding_mode="trunc")
     return torch.div(x, y)
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from portable_coreml.run.ops.registry import Ints, kernel
 
-PADDING = {"constant": "zeros", "border": "border", "reflection": "reflection", "symmetric": "symmetric"}
+_PADDING = {"constant": "zeros", "border": "border", "reflection": "reflection", "symmetric": "symmetric"}
 
 
-def grid_points(size: int, count: int, mode: str) -> Tensor:
+def _grid_points(size: int, count: int, mode: str) -> Tensor:
     """Positions in [0, size - 1] of `count` samples of an axis."""
     steps = torch.arange(count, dtype=torch.float64)
     if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
@@ -48,8 +48,8 @@ def _nearest(x: Tensor, axis: int, count: int) -> Tensor:
 
 
 def _resize(x: Tensor, height: int, width: int, mode: str) -> Tensor:
-    rows = _linear(x, -2, grid_points(x.shape[-2], height, mode))
-    return _linear(rows, -1, grid_points(x.shape[-1], width, mode))
+    rows = _linear(x, -2, _grid_points(x.shape[-2], height, mode))
+    return _linear(rows, -1, _grid_points(x.shape[-1], width, mode))
 
 
 @kernel("upsample_nearest_neighbor", exact=True, grows=True)
@@ -92,10 +92,10 @@ def resize(
         axis = x.dim() - resized_dims + i
         count = int(shape[len(shape) - resized_dims + i]) or x.shape[axis]
         if interpolation_mode == "NEAREST_NEIGHBOR":
-            points = grid_points(x.shape[axis], count, sampling_mode)
+            points = _grid_points(x.shape[axis], count, sampling_mode)
             x = x.index_select(axis, (points - 0.5).ceil().to(torch.int64))  # of two as near the first: 2x repeats
         else:
-            x = _linear(x, axis, grid_points(x.shape[axis], count, sampling_mode))
+            x = _linear(x, axis, _grid_points(x.shape[axis], count, sampling_mode))
     return x
 
 
@@ -122,7 +122,7 @@ def crop_resize(
     """iOS15 and 16 give `roi` [N, 1, 4 or 5, 1, 1] and get rank 5; iOS17 gives `boxes` [N, 4] and gets rank 4."""
     if roi is not None:
         flat = roi.reshape(roi.shape[0], -1)
-        indexed = flat.shape[1] == 5  # noqa: PLR2004 - image index before the four coordinates
+        indexed = flat.shape[1] == 5
         coordinates = flat[:, 1:] if indexed else flat
         images = [x[int(i)].unsqueeze(0) for i in flat[:, 0]] if indexed else [x] * len(flat)
     else:
@@ -216,7 +216,7 @@ def resample(
     if padding_mode == "reflection" and not corners:
         grid, corners = _to_centers(grid, height, width), True
     shifted = x - padding_value if padding_mode == "constant" and padding_value else x
-    out = F.grid_sample(shifted, grid, mode, PADDING[padding_mode], align_corners=corners)
+    out = F.grid_sample(shifted, grid, mode, _PADDING[padding_mode], align_corners=corners)
     return out + padding_value if shifted is not x else out
 
 

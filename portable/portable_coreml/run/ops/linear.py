@@ -10,8 +10,8 @@ from torch import Tensor
 
 from portable_coreml.run.ops.registry import Ints, Tensors, kernel
 
-CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @kernel("matmul")
@@ -39,7 +39,7 @@ def einsum(values: Tensors, equation: str) -> Tensor:
     return torch.einsum(equation, *values)
 
 
-def same_padding(sizes: Ints, kernel_size: Ints, strides: Ints, dilations: Ints, lower: bool) -> list[int]:
+def _same_padding(sizes: Ints, kernel_size: Ints, strides: Ints, dilations: Ints, lower: bool) -> list[int]:
     """[before, after] per spatial axis so that the output extent is ceil(size / stride); the odd one goes after (or
     before).
     """
@@ -65,7 +65,7 @@ def resolve_pads(
     if pad_type == "custom":
         return list(pad or [0] * (2 * len(kernel_size)))
     if pad_type in ("same", "same_lower"):
-        return same_padding(x.shape[2:], kernel_size, strides, dilations, pad_type == "same_lower")
+        return _same_padding(x.shape[2:], kernel_size, strides, dilations, pad_type == "same_lower")
     return [0] * (2 * len(kernel_size))
 
 
@@ -84,8 +84,8 @@ def conv(
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     pads = resolve_pads(x, pad_type, pad, weight.shape[2:], strides, dilations)
     if pads[0::2] == pads[1::2]:
-        return CONVS[rank](x, weight, bias, strides, pads[0::2], dilations, groups)
-    return CONVS[rank](F.pad(x, torch_pads(pads)), weight, bias, strides, 0, dilations, groups)
+        return _CONVS[rank](x, weight, bias, strides, pads[0::2], dilations, groups)
+    return _CONVS[rank](F.pad(x, torch_pads(pads)), weight, bias, strides, 0, dilations, groups)
 
 
 @kernel("conv_transpose")
@@ -102,7 +102,7 @@ def conv_transpose(
 ) -> Tensor:
     rank = x.dim() - 2
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
-    full = TRANSPOSED[rank](x, weight, bias, strides, 0, 0, groups, dilations)
+    full = _TRANSPOSED[rank](x, weight, bias, strides, 0, 0, groups, dilations)
     spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilations, strict=True)]
     if pad_type in ("same", "same_lower"):
         # The gradient of a "same" convolution whose input had this transposed output's extents.

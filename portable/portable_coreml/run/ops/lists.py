@@ -13,7 +13,7 @@ from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError
 from portable_coreml.run.ops.registry import Elements, Ints, kernel
 
-MAX_LENGTH = 1 << 20
+_MAX_LENGTH = 1 << 20
 
 
 @kernel("make_list", exact=True, data_shape=True)
@@ -23,7 +23,7 @@ def make_list(
     """`init_length` zeros. An extent of `elem_shape` that is a name is not known before the first write: 0."""
     extents = elem_shape if isinstance(elem_shape, (list, tuple)) else [elem_shape]  # one extent comes bare
     sizes = [n if isinstance(n, int) else 0 for n in extents]
-    if not 0 <= init_length <= MAX_LENGTH:
+    if not 0 <= init_length <= _MAX_LENGTH:
         raise ExecutionError(f"a list of {init_length} elements")
     return ((torch.zeros(sizes, dtype=BY_NAME[dtype].torch),) * init_length,)
 
@@ -66,6 +66,6 @@ def _written(ls: Elements, indices: Ints, values: Tensor) -> Elements:
     return tuple(items)
 
 
-def _check(index: int, length: int = MAX_LENGTH) -> None:
+def _check(index: int, length: int = _MAX_LENGTH) -> None:
     if not 0 <= index < length:
         raise ExecutionError(f"a list has no element {index}: it holds {length}")

@@ -14,8 +14,8 @@ from torch import Tensor
 from portable_coreml.run.ops.linear import resolve_pads, torch_pads
 from portable_coreml.run.ops.registry import Ints, kernel
 
-MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def _padding(
@@ -47,7 +47,7 @@ def max_pool(
     strides = strides or [1] * len(kernel_sizes)
     _, pads = _padding(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
     padded = F.pad(x, torch_pads(pads), value=-math.inf) if any(pads) else x
-    return MAX[len(kernel_sizes)](padded, kernel_sizes, strides)
+    return _MAX[len(kernel_sizes)](padded, kernel_sizes, strides)
 
 
 @kernel("avg_pool")
@@ -62,7 +62,7 @@ def avg_pool(
 ) -> Tensor:
     strides = strides or [1] * len(kernel_sizes)
     asked, pads = _padding(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    average = AVERAGE[len(kernel_sizes)]
+    average = _AVERAGE[len(kernel_sizes)]
     mean = average(F.pad(x, torch_pads(pads)), kernel_sizes, strides)
     if not any(pads) or (asked == pads and not exclude_padding_from_average):
         return mean

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from portable_coreml.run.ops.registry import kernel
 
-Activation = Callable[[Tensor], Tensor]
-ACTIVATIONS: dict[str, Activation] = {
+_Activation = Callable[[Tensor], Tensor]
+_ACTIVATIONS: dict[str, _Activation] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
@@ -39,7 +39,7 @@ def _lstm_run(
     h: Tensor,
     c: Tensor,
     weights: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
-    acts: tuple[Activation, Activation, Activation],
+    acts: tuple[_Activation, _Activation, _Activation],
     clip: float | None,
 ) -> tuple[list[Tensor], Tensor]:
     """Hidden states of every step, and the last cell state."""
@@ -79,7 +79,7 @@ def lstm(
     activation: str = "tanh",
     clip: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    acts = (ACTIVATIONS[recurrent_activation], ACTIVATIONS[cell_activation], ACTIVATIONS[activation])
+    acts = (_ACTIVATIONS[recurrent_activation], _ACTIVATIONS[cell_activation], _ACTIVATIONS[activation])
     # coremltools gives packed sequences more rows of initial state than the batch has; Core ML reads the first ones.
     initial_h, initial_c = initial_h[: x.shape[1]], initial_c[: x.shape[1]]
     ahead = (weight_ih, weight_hh, bias, peephole)
@@ -111,7 +111,7 @@ def gru(
     reset_after: bool = False,
     input_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    inner, outer = ACTIVATIONS[recurrent_activation], ACTIVATIONS[activation]
+    inner, outer = _ACTIVATIONS[recurrent_activation], _ACTIVATIONS[activation]
     width = weight_hh.shape[1]
     zeros = torch.zeros(3 * width)
     hidden_bias = (zeros if bias is None else bias).chunk(3)
@@ -139,7 +139,7 @@ def rnn(
     output_sequence: bool = False,
     activation: str = "tanh",
 ) -> tuple[Tensor, Tensor]:
-    act, h = ACTIVATIONS[activation], initial_h
+    act, h = _ACTIVATIONS[activation], initial_h
     steps = []
     for step in x.flip(0) if direction == "reverse" else x:
         h = act(_gates(step, h, weight_ih, weight_hh, bias))

@@ -24,7 +24,7 @@ Elements = tuple[Tensor, ...]
 Ints = Sequence[int]
 Bools = Sequence[bool]
 Pairs = Sequence[Sequence[int]]
-Kinds = {
+_Kinds = {
     Tensor: "tensor",
     Tensors: "tensors",
     Elements: "tensor",
@@ -107,4 +107,4 @@ def elementwise(table: dict[str, Callable[..., Any]], *names: str, exact: bool =
 def _params(call: Callable[..., Any]) -> tuple[Param, ...]:
     hints = get_type_hints(call)
     found = inspect.signature(call).parameters.values()
-    return tuple(Param(p.name, Kinds[hints[p.name]], p.default) for p in found)
+    return tuple(Param(p.name, _Kinds[hints[p.name]], p.default) for p in found)

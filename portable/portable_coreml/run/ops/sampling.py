@@ -9,7 +9,7 @@ from torch import Tensor
 
 from portable_coreml.run.ops.registry import Ints, kernel
 
-RANGES = {"int8": (-128, 127, torch.int8), "uint8": (0, 255, torch.uint8)}
+_RANGES = {"int8": (-128, 127, torch.int8), "uint8": (0, 255, torch.uint8)}
 
 
 def _generator(seed: int) -> torch.Generator | None:
@@ -49,7 +49,7 @@ def _along(parameter: Tensor, x: Tensor, axis: int | None) -> Tensor:
 def quantize(
     input: Tensor, scale: Tensor, output_dtype: str, zero_point: Tensor | None = None, axis: int | None = None
 ) -> Tensor:
-    low, high, kind = RANGES[output_dtype]
+    low, high, kind = _RANGES[output_dtype]
     values = torch.round(input / _along(scale, input, axis))
     if zero_point is not None:
         values = values + _along(zero_point.to(torch.float32), input, axis)

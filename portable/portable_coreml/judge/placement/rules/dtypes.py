@@ -9,7 +9,7 @@ from portable_coreml.judge.placement.rules.shapes import APPLE_RULES, DISPATCH
 from portable_coreml.judge.placement.subject import Subject, label
 
 INTEGERS = frozenset({"int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"})
-INDEXED = {"gather": "indices", "gather_along_axis": "indices", "gather_nd": "indices"}
+_INDEXED = {"gather": "indices", "gather_along_axis": "indices", "gather_nd": "indices"}
 
 
 def _fp32_io(subject: Subject) -> Iterator[Breach]:
@@ -53,7 +53,7 @@ def _reaches_an_index(subject: Subject, name: str) -> bool:
 
 def _gather_index_type(subject: Subject) -> Iterator[Breach]:
     for op in subject.runtime_ops:
-        for name in op.inputs.get(INDEXED.get(op.kind, ""), ()):
+        for name in op.inputs.get(_INDEXED.get(op.kind, ""), ()):
             if isinstance(name, str) and not subject.is_constant(name) and subject.types[name].dtype != "uint16":
                 yield Breach(label(op), f"its run-time indices '{name}' are {subject.types[name].dtype}")
 

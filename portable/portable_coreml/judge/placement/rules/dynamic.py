@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
-FLEXIBLE_DOC = Source("apple/coremltools", "docs-guides/source/flexible-inputs.md")
-MAX_CHOICES = 128
-FIRST_MANY_ENUMERATED_SPEC = 9
+_FLEXIBLE_DOC = Source("apple/coremltools", "docs-guides/source/flexible-inputs.md")
+_MAX_CHOICES = 128
+_FIRST_MANY_ENUMERATED_SPEC = 9
 
 
 def _unbounded(subject: Subject) -> Iterator[Breach]:
@@ -55,9 +55,9 @@ def _enumerated_layer_norm(subject: Subject) -> Iterator[Breach]:
 def _enumerated_limits(subject: Subject) -> Iterator[Breach]:
     enumerated = [f for f in subject.inputs if f.choices]
     for feature in enumerated:
-        if len(feature.choices) > MAX_CHOICES:
+        if len(feature.choices) > _MAX_CHOICES:
             yield Breach("", f"input '{feature.name}' has {len(feature.choices)} enumerated shapes")
-    if len(enumerated) > 1 and subject.spec_version < FIRST_MANY_ENUMERATED_SPEC:
+    if len(enumerated) > 1 and subject.spec_version < _FIRST_MANY_ENUMERATED_SPEC:
         yield Breach("", f"{len(enumerated)} inputs have enumerated shapes before iOS 18")
 
 
@@ -82,7 +82,7 @@ RULES = (
         "give every RangeDim an upper_bound",
         _unbounded,
         "A",
-        (FLEXIBLE_DOC,),
+        (_FLEXIBLE_DOC,),
     ),
     Rule(
         "D2",
@@ -91,7 +91,7 @@ RULES = (
         "prove residency on a Mac for every width in use, or emit one fixed-shape program per width",
         _any_range,
         "D",
-        (FLEXIBLE_DOC, Source("pytorch/executorch", "docs/source/backends/coreml/coreml-partitioner.md")),
+        (_FLEXIBLE_DOC, Source("pytorch/executorch", "docs/source/backends/coreml/coreml-partitioner.md")),
         contested="Apple's guidance and coremltools issue 2370 say that ranges leave the engine at "
         "other shapes than the default; "
         "videlalvaro/ane-book (experiments 26, 28, 34) measured RangeDim(1..4) fully resident",
@@ -143,7 +143,7 @@ RULES = (
         "at most 128 shapes; before iOS 18 on one input only",
         _enumerated_limits,
         "A",
-        (FLEXIBLE_DOC,),
+        (_FLEXIBLE_DOC,),
     ),
     Rule(
         "D8",

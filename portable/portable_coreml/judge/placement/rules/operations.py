@@ -9,8 +9,8 @@ from portable_coreml.judge.placement.rules.shapes import ANEFORGE_QUIRKS, APPLE_
 from portable_coreml.judge.placement.subject import Subject, label
 from portable_coreml.program import Op
 
-ANEFORGE_OPS = Source("ANEForge", "docs/op-catalog.md")
-UNSUPPORTED = frozenset(
+_ANEFORGE_OPS = Source("ANEForge", "docs/op-catalog.md")
+_UNSUPPORTED = frozenset(
     [
         "lstm",
         "gru",
@@ -37,14 +37,14 @@ UNSUPPORTED = frozenset(
         "asinh",
     ]
 )
-UNSUPPORTED_PREFIXES = ("random_", "list_")
-ORDERING = ("reduce_argmax", "reduce_argmin", "argsort", "topk")
-EFFICIENT_FACTORS = (2, 3, 5)
+_UNSUPPORTED_PREFIXES = ("random_", "list_")
+_ORDERING = ("reduce_argmax", "reduce_argmin", "argsort", "topk")
+_EFFICIENT_FACTORS = (2, 3, 5)
 
 
 def _unsupported(subject: Subject) -> Iterator[Breach]:
     for op in subject.runtime_ops:
-        if op.kind in UNSUPPORTED or op.kind.startswith(UNSUPPORTED_PREFIXES) or op.kind == "make_list":
+        if op.kind in _UNSUPPORTED or op.kind.startswith(_UNSUPPORTED_PREFIXES) or op.kind == "make_list":
             yield Breach(label(op), f"{op.kind} is not supported on any chip")
 
 
@@ -66,7 +66,7 @@ def _ordering(subject: Subject) -> Iterator[Breach]:
     for op in subject.runtime_ops:
         for name, kind in subject.results(op):
             used = name in returned or name in subject.consumers
-            if op.kind in ORDERING and kind.dtype.startswith(("int", "uint")) and used:
+            if op.kind in _ORDERING and kind.dtype.startswith(("int", "uint")) and used:
                 yield Breach(label(op), f"{op.kind} gives the indices '{name}' ({kind.dtype})")
 
 
@@ -98,7 +98,7 @@ def _computed_weight(subject: Subject) -> Iterator[Breach]:
 
 
 def _last_axis_slice(subject: Subject) -> Iterator[Breach]:
-    if subject.target.chip >= 4:  # noqa: PLR2004 - the crop unit of M4 is another one
+    if subject.target.chip >= 4:
         return
     for op in subject.runtime_ops:
         begin = subject.literal(op, "begin") if op.kind in ("slice_by_index", "slice_by_size") else None
@@ -116,7 +116,7 @@ def _strides(subject: Subject) -> Iterator[Breach]:
 
 
 def _has_small_factors(value: int) -> bool:
-    for factor in EFFICIENT_FACTORS:
+    for factor in _EFFICIENT_FACTORS:
         while value > 1 and value % factor == 0:
             value //= factor
     return value == 1
@@ -132,7 +132,7 @@ RULES = (
         "A",
         (
             DISPATCH,
-            ANEFORGE_OPS,
+            _ANEFORGE_OPS,
             Source("apple/coremltools", "converters/mil/frontend/torch/ops.py, issues 337 and 1780"),
         ),
     ),
@@ -143,7 +143,7 @@ RULES = (
         "unroll loops; replace a computed slice by a mask",
         _control_flow,
         "B",
-        (ANEFORGE_OPS, DISPATCH),
+        (_ANEFORGE_OPS, DISPATCH),
     ),
     Rule(
         "O3",
@@ -220,7 +220,7 @@ RULES = (
         "slice another axis, or require M4",
         _last_axis_slice,
         "C",
-        (ANEFORGE_OPS, Source("ANEForge", "numeric-cliffs.md")),
+        (_ANEFORGE_OPS, Source("ANEForge", "numeric-cliffs.md")),
         Scope(chips="M1 to M3"),
     ),
     Rule(

@@ -10,30 +10,30 @@ from portable_coreml.judge.placement.subject import Subject, label
 
 APPLE_RULES = Source("apple/coreai-models", "skills/skills/model-authoring/references/neural_engine_rules.md")
 ANEFORGE_QUIRKS = Source("ANEForge", "docs/developer/op-quirks.md")
-ANEFORGE_CAPS = Source("ANEForge", "docs/capabilities.md")
+_ANEFORGE_CAPS = Source("ANEForge", "docs/capabilities.md")
 DISPATCH = Source("751K", "notes/coreml_dispatch.md")
 
-MAX_RANK = 5
+_MAX_RANK = 5
 MAX_EXTENT = 65536
-MAX_SPATIAL_BEFORE_M4 = 16384
-MAX_CONTRACTION = 32768
-ALIGNMENT_BYTES = 64
+_MAX_SPATIAL_BEFORE_M4 = 16384
+_MAX_CONTRACTION = 32768
+_ALIGNMENT_BYTES = 64
 STATE_WIDTH_MULTIPLE = 32
-FIRST_WIDE_CHIP = 4
-COMPUTE = frozenset({"conv", "matmul", "linear", "scaled_dot_product_attention", "softmax", "layer_norm"})
+_FIRST_WIDE_CHIP = 4
+_COMPUTE = frozenset({"conv", "matmul", "linear", "scaled_dot_product_attention", "softmax", "layer_norm"})
 
 
 def _rank_over_five(subject: Subject) -> Iterator[Breach]:
     for op in subject.runtime_ops:
         for name, kind in [*subject.operands(op), *subject.results(op)]:
-            if len(kind.shape) > MAX_RANK:
+            if len(kind.shape) > _MAX_RANK:
                 yield Breach(label(op), f"'{name}' has rank {len(kind.shape)}")
                 break
 
 
 def _rank_five_compute(subject: Subject) -> Iterator[Breach]:
     for op in subject.runtime_ops:
-        if op.kind in COMPUTE and any(len(kind.shape) == MAX_RANK for _, kind in subject.operands(op)):
+        if op.kind in _COMPUTE and any(len(kind.shape) == _MAX_RANK for _, kind in subject.operands(op)):
             yield Breach(label(op), f"{op.kind} works on a tensor of rank 5")
 
 
@@ -57,11 +57,11 @@ def _is_pointwise_product(subject: Subject, name: str) -> bool:
 
 
 def _spatial_over_limit(subject: Subject) -> Iterator[Breach]:
-    severity = "error" if subject.target.chip < FIRST_WIDE_CHIP else "info"
+    severity = "error" if subject.target.chip < _FIRST_WIDE_CHIP else "info"
     for op in subject.runtime_ops:
         for name, kind in subject.results(op):
-            if any(n is not None and n > MAX_SPATIAL_BEFORE_M4 for n in kind.shape[2:]):
-                yield Breach(label(op), f"'{name}' has a height or width over {MAX_SPATIAL_BEFORE_M4}", severity)
+            if any(n is not None and n > _MAX_SPATIAL_BEFORE_M4 for n in kind.shape[2:]):
+                yield Breach(label(op), f"'{name}' has a height or width over {_MAX_SPATIAL_BEFORE_M4}", severity)
 
 
 def _long_contraction(subject: Subject) -> Iterator[Breach]:
@@ -71,14 +71,14 @@ def _long_contraction(subject: Subject) -> Iterator[Breach]:
             continue
         flag = subject.literal(op, "transpose_x")
         inner = kind.shape[-2] if flag is not None and bool(flag) and len(kind.shape) > 1 else kind.shape[-1]
-        if inner is not None and inner > MAX_CONTRACTION:
+        if inner is not None and inner > _MAX_CONTRACTION:
             yield Breach(label(op), f"the contraction is {inner} long")
 
 
 def _unaligned_io(subject: Subject) -> Iterator[Breach]:
     for feature in [*subject.inputs, *subject.outputs]:
         width = feature.shape[-1] if feature.shape else 0
-        if width and width * BY_NAME[feature.dtype].bits // 8 % ALIGNMENT_BYTES:
+        if width and width * BY_NAME[feature.dtype].bits // 8 % _ALIGNMENT_BYTES:
             yield Breach(
                 "", f"'{feature.name}' has a last axis of {width} {feature.dtype} values, which is padded to 64 bytes"
             )
@@ -122,7 +122,7 @@ RULES = (
         "split the axis; a vocabulary is split into parts of at most 65536",
         _extent_over_limit,
         "B",
-        (DISPATCH, ANEFORGE_CAPS, Source("maderix/ANE", "pull request 26")),
+        (DISPATCH, _ANEFORGE_CAPS, Source("maderix/ANE", "pull request 26")),
         contested="output channels of a 1x1 convolution over 65536 are reported resident (videlalvaro/ane-book, "
         "journal 048; "
         "john-rocky/CoreML-LLM, LMSPLIT_FINALISE), so there it is a warning",
@@ -134,7 +134,7 @@ RULES = (
         "before M4 the limit is 16384: split the axis, or require M4",
         _spatial_over_limit,
         "B",
-        (ANEFORGE_CAPS, Source("751K", "notes/hal_analysis.md"), Source("microsoft/onnxruntime", "issue 19543")),
+        (_ANEFORGE_CAPS, Source("751K", "notes/hal_analysis.md"), Source("microsoft/onnxruntime", "issue 19543")),
         Scope(chips="M1 to M3: 16384; M4 and newer: 65536"),
     ),
     Rule(

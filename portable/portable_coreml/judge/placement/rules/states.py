@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
-FIRST_STATEFUL_SPEC = 9  # iOS 18, macOS 15
-MANY_STATES = 2
-LONG_CACHE = 2048
-STATE_PATTERN = Source("john-rocky/CoreML-LLM", "docs/MLSTATE_PATTERN.md")
+_FIRST_STATEFUL_SPEC = 9  # iOS 18, macOS 15
+_MANY_STATES = 2
+_LONG_CACHE = 2048
+_STATE_PATTERN = Source("john-rocky/CoreML-LLM", "docs/MLSTATE_PATTERN.md")
 
 
 def _too_old(subject: Subject) -> Iterator[Breach]:
-    if subject.states and subject.spec_version < FIRST_STATEFUL_SPEC:
+    if subject.states and subject.spec_version < _FIRST_STATEFUL_SPEC:
         yield Breach("", f"the model has states at specification version {subject.spec_version}")
 
 
@@ -41,13 +41,13 @@ def _computed_update(subject: Subject) -> Iterator[Breach]:
 
 
 def _many_sliced_states(subject: Subject) -> Iterator[Breach]:
-    if len(subject.states) > MANY_STATES and any(op.kind == "slice_update" for op in subject.runtime_ops):
+    if len(subject.states) > _MANY_STATES and any(op.kind == "slice_update" for op in subject.runtime_ops):
         yield Breach("", f"{len(subject.states)} states, written with slice_update")
 
 
 def _long_cache(subject: Subject) -> Iterator[Breach]:
     for name, kind in subject.states.items():
-        if any(n is not None and n > LONG_CACHE for n in kind.shape[-2:-1]):
+        if any(n is not None and n > _LONG_CACHE for n in kind.shape[-2:-1]):
             yield Breach("", f"state '{name}' holds {kind.shape[-2]} slots")
 
 
@@ -101,7 +101,7 @@ RULES = (
         "write by mask, or keep one or two states per program",
         _many_sliced_states,
         "C",
-        (STATE_PATTERN,),
+        (_STATE_PATTERN,),
         Scope("iOS 26", "A19"),
         contested="40 states written by mask run on M4 Max (videlalvaro/ane-book, experiment 26)",
     ),

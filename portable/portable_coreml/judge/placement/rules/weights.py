@@ -8,11 +8,11 @@ from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
 MAX_WEIGHT_BYTES = 1 << 31
-MAX_IOS_WEIGHT_BYTES = 1 << 30
-LARGE_WEIGHT_BYTES = 1_400_000_000
-SMALL_WEIGHT_BYTES = 14_000_000
-HEAD_CHANNELS = 16384
-QUANTIZATION_DOC = Source("apple/coremltools", "docs-guides/source/opt-quantization-perf.md")
+_MAX_IOS_WEIGHT_BYTES = 1 << 30
+_LARGE_WEIGHT_BYTES = 1_400_000_000
+_SMALL_WEIGHT_BYTES = 14_000_000
+_HEAD_CHANNELS = 16384
+_QUANTIZATION_DOC = Source("apple/coremltools", "docs-guides/source/opt-quantization-perf.md")
 
 
 def _size(count: int) -> str:
@@ -28,17 +28,17 @@ def _file_too_large(subject: Subject) -> Iterator[Breach]:
 
 
 def _file_too_large_for_ios(subject: Subject) -> Iterator[Breach]:
-    if subject.target.ios and subject.weight_bytes > MAX_IOS_WEIGHT_BYTES:
-        yield Breach("", f"the weights take {_size(subject.weight_bytes)}; iOS takes {_size(MAX_IOS_WEIGHT_BYTES)}")
+    if subject.target.ios and subject.weight_bytes > _MAX_IOS_WEIGHT_BYTES:
+        yield Breach("", f"the weights take {_size(subject.weight_bytes)}; iOS takes {_size(_MAX_IOS_WEIGHT_BYTES)}")
 
 
 def _large_file(subject: Subject) -> Iterator[Breach]:
-    if LARGE_WEIGHT_BYTES < subject.weight_bytes <= MAX_WEIGHT_BYTES:
+    if _LARGE_WEIGHT_BYTES < subject.weight_bytes <= MAX_WEIGHT_BYTES:
         yield Breach("", f"the weights take {_size(subject.weight_bytes)}")
 
 
 def _small_file(subject: Subject) -> Iterator[Breach]:
-    if subject.weight_bytes < SMALL_WEIGHT_BYTES:
+    if subject.weight_bytes < _SMALL_WEIGHT_BYTES:
         size = _size(subject.weight_bytes) if subject.weight_bytes else "no file"
         yield Breach("", f"the weights take {size}: too little work to win back the dispatch")
 
@@ -76,7 +76,7 @@ def _palettized(subject: Subject) -> Iterator[Breach]:
 def _wide_head(subject: Subject) -> Iterator[Breach]:
     for op in subject.runtime_ops:
         weight = subject.argument_type(op, "weight") if op.kind in ("conv", "linear") else None
-        if weight is not None and weight.shape and (weight.shape[0] or 0) > HEAD_CHANNELS:
+        if weight is not None and weight.shape and (weight.shape[0] or 0) > _HEAD_CHANNELS:
             yield Breach(label(op), f"{weight.shape[0]} output channels")
 
 
@@ -143,7 +143,7 @@ RULES = (
             Source("ANE compiler", 'message "ANE only support per-cout/per-tensor quantization"'),
             Source("cadamcat/llms-on-apple-neural-engine", "findings/coreml-grouped-scale-cpu"),
             Source("apple/coreai-models", "issue 279"),
-            QUANTIZATION_DOC,
+            _QUANTIZATION_DOC,
         ),
         Scope("iOS 18 and newer"),
     ),

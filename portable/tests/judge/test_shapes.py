@@ -12,7 +12,7 @@ from portable_coreml.judge.shapes import infer_shapes
 from portable_coreml.proxy import MLModelProxy
 from portable_coreml.run.observe import trace
 
-from .conftest import step_inputs
+from tests.conftest import step_inputs
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

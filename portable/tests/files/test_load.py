@@ -11,7 +11,7 @@ import pytest
 from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.load import load_model
 
-from .same import differences
+from tests.same import differences
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 6)).astype(np.float32)

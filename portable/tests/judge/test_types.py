@@ -14,7 +14,7 @@ from portable_coreml.judge.types import check_function
 from portable_coreml.program import Function, TensorType
 from portable_coreml.proxy import MLModelProxy
 
-from .test_hostile import X, Y, bundle
+from tests.test_hostile import X, Y, bundle
 
 K = f"state<tensor<fp32, [2, 2]>> k, {X}"
 WHOLE = "tensor<int32, [2, 2]> i = const()[val = tensor<int32, [2, 2]>([[1, 2], [3, 4]])];"

@@ -16,7 +16,7 @@ import portable_coreml
 import pytest
 import torch
 
-from .conftest import CachedAttention, step_inputs
+from tests.conftest import CachedAttention, step_inputs
 
 
 def load(path: Path) -> Any:
@@ -226,9 +226,11 @@ def test_control_flow(build_program: Callable[..., Any]) -> None:
         picked = mb.cond(
             pred=mb.greater(x=total, y=0.0), _true_fn=lambda: mb.mul(x=x, y=2.0), _false_fn=lambda: mb.sub(x=x, y=1.0)
         )
-        below = lambda i, v: mb.less(x=i, y=3.0)  # noqa: E731
-        step = lambda i, v: (mb.add(x=i, y=1.0), mb.add(x=v, y=x))  # noqa: E731
-        return mb.while_loop(_cond=below, _body=step, loop_vars=(0.0, picked))[1]
+        return mb.while_loop(
+            _cond=lambda i, v: mb.less(x=i, y=3.0),
+            _body=lambda i, v: (mb.add(x=i, y=1.0), mb.add(x=v, y=x)),
+            loop_vars=(0.0, picked),
+        )[1]
 
     model = build_program(program, {"x": (1, 2)})
     for row in ([[1.0, 2.0]], [[-1.0, -2.0]], [[1.0, 2.0]]):

@@ -19,8 +19,8 @@ from portable_coreml.files.bundle import compile_model, core_data, read_core_dat
 from portable_coreml.files.load import load_model
 from portable_coreml.files.write_text import write_text
 
-from .conftest import GOLDENS, step_inputs
-from .same import differences
+from tests.conftest import GOLDENS, step_inputs
+from tests.same import differences
 
 PAIRS = sorted(GOLDENS.glob("*.mlpackage"))
 needs_goldens = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""shardmill.inspect: what it says of a package is what was put into it."""
+"""Contents: what is said of a package is what was put into it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from portable_coreml.errors import ProgramError
 from portable_coreml.files import contents
-from portable_coreml.files.contents import Feature, InspectError, Weights
+from portable_coreml.files.contents import Feature, Weights
 
 
 @pytest.fixture(scope="module")
@@ -178,17 +179,21 @@ def damaged(folder: Path, name: str) -> Path:
         (path / "Manifest.json").write_text("{")
     if name == "no root":
         (path / "Manifest.json").write_text(json.dumps({"itemInfoEntries": entries}))
-    if name in ("no model", "garbage", "another kind"):
+    if name in ("no model", "garbage", "another kind", "a number that is no type"):
         (path / "Manifest.json").write_text(json.dumps({"itemInfoEntries": entries, "rootModelIdentifier": "id"}))
     if name == "garbage":
         (path / "Data/com.apple.CoreML").mkdir(parents=True)
         (path / "Data/com.apple.CoreML/model.mlmodel").write_bytes(b"\xff" * 64)
-    if name == "another kind":
+    if name in ("another kind", "a number that is no type"):
         from coremltools.proto import Model_pb2
 
         (path / "Data/com.apple.CoreML").mkdir(parents=True)
         spec = Model_pb2.Model()
-        spec.neuralNetwork.SetInParent()
+        if name == "another kind":
+            spec.neuralNetwork.SetInParent()
+        else:
+            spec.mlProgram.functions["main"].opset = "CoreML8"
+            spec.description.input.add(name="x").type.multiArrayType.dataType = 4096
         (path / "Data/com.apple.CoreML/model.mlmodel").write_bytes(spec.SerializeToString())
     return path
 
@@ -198,18 +203,19 @@ def damaged(folder: Path, name: str) -> Path:
     [
         ("missing", "no such file or folder"),
         ("compiled", "a compiled model; inspect the .mlpackage"),
-        ("no manifest", "no .mlpackage, it has no Manifest.json"),
-        ("no JSON", "damaged, it does not say where the model is"),
-        ("no root", "damaged, it does not say where the model is"),
-        ("no model", "model.mlmodel can't be read"),
-        ("garbage", "is damaged or no Core ML model"),
-        ("another kind", "holds a model of type neuralNetwork, not an ML Program"),
+        ("no manifest", "not an .mlpackage: it has no Manifest.json"),
+        ("no JSON", "Manifest.json: damaged: not JSON"),
+        ("no root", "damaged: it does not say where the model is"),
+        ("no model", "model.mlmodel: can't be read: No such file"),
+        ("garbage", "damaged, or not a Core ML model"),
+        ("another kind", "a model of type neuralNetwork; the portable engine runs ML Programs only"),
+        ("a number that is no type", "damaged: .*4096"),
     ],
 )
 def test_what_is_no_program_is_one_line(tmp_path: Path, name: str, expected: str) -> None:
     """Whatever else lies at the path is named in one line, without a traceback of protobuf or json."""
     path = damaged(tmp_path, name)
-    with pytest.raises(InspectError, match=expected) as caught:
+    with pytest.raises(ProgramError, match=expected) as caught:
         contents.read(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)

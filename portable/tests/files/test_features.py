@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import step_inputs
+from tests.conftest import step_inputs
 
 
 @pytest.fixture

@@ -1,0 +1,39 @@
+"""docs/ane-rules.md: the rule book for people, written from the rules themselves.
+
+python -m portable_coreml.judge.placement.page > docs/ane-rules.md
+"""
+
+from __future__ import annotations
+
+from portable_coreml.judge.placement.rule import SEVERITIES, Rule
+from portable_coreml.judge.placement.rules import RULES
+
+
+def rules_page() -> str:
+    """The whole page in Markdown, errors first."""
+    head = (
+        "# What keeps a program on the Neural Engine\n\n"
+        "Written from `portable/portable_coreml/judge/placement/rules/` by "
+        "`python -m portable_coreml.judge.placement.page`; change the rules, not this page.\n\n"
+        "Nothing here was measured by this project. Confidence: A = Apple says it; B = measured by two parties, or by "
+        "one with published method and data; C = one party, one machine; D = contradicted. *Eligible* is what the "
+        "rules predict; what Core ML's dispatcher then chooses depends on its estimate of cost as well.\n"
+    )
+    return head + "".join(_section(rule) for rule in sorted(RULES, key=lambda rule: SEVERITIES.index(rule.severity)))
+
+
+def _section(rule: Rule) -> str:
+    sources = "; ".join(f"{s.origin}, {s.place}" if s.place else s.origin for s in rule.sources)
+    lines = [
+        f"\n## {rule.id}: {rule.title}\n",
+        f"- severity: {rule.severity}; confidence: {rule.confidence}; holds for: {rule.scope.os}, {rule.scope.chips}",
+        f"- instead: {rule.remedy}",
+        f"- sources: {sources}",
+    ]
+    if rule.contested:
+        lines.append(f"- contested: {rule.contested}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(rules_page(), end="")
