@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import tiny
+from serve.fake import byte_tokenizer
 
 from shardmill.runtime.manifest import FORMAT, in_place
-from tests.serve.fake import byte_tokenizer
 
 from .scripted import NAME, VOCAB
 

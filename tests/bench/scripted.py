@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from serve.fake import byte_tokenizer
 
 from shardmill.serve.model import Model
-from tests.serve.fake import byte_tokenizer
 
 NAME = "counter"
 VOCAB = 257

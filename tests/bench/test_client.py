@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from serve.running import running
 
 from shardmill.bench.client import Client
 from shardmill.errors import ShardmillError
-from tests.serve.running import running
 
 from .scripted import NAME, model
 

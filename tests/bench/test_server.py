@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx2
 import psutil
 import pytest
+from serve.running import wait_until
 
 from shardmill.bench.server import FOLLOW, command, running
 from shardmill.errors import ShardmillError
-from tests.serve.running import wait_until
 
 SAYS = "print('serving small on the portable engine (2 threads) at http://127.0.0.1:1/v1', flush=True)"
 

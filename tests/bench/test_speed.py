@@ -14,6 +14,8 @@ import httpx2
 import pytest
 import tiny
 from pydantic import ValidationError
+from serve.fake import byte_tokenizer
+from serve.running import running
 from typer.testing import CliRunner
 
 from shardmill import cli, machine
@@ -25,8 +27,6 @@ from shardmill.bench.prompts import Prompt, tile
 from shardmill.bench.speed import Questions
 from shardmill.config import DRAFTERS, Benchmark
 from shardmill.decode import DRAFTERS as KNOWN
-from tests.serve.fake import byte_tokenizer
-from tests.serve.running import running
 
 from .answers import answer, pair
 from .folder import build_folder, scripted_folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from report import sample
 from shardmill.report.dag import EDGES, PLACES, drawings
 from shardmill.report.stages import Step, steps
-from tests.report import sample
 
 RULES = Path(__file__).parents[2] / "rules"
 NAMES = {"manifest": "model.json", "parity_stack": "parity"}  # rules that go by another name in the drawing

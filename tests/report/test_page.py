@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from report import sample
+from report.reading import elements, section, words
 from shardmill.report.page import render
-from tests.report import sample
-from tests.report.reading import elements, section, words
 
 EVIL = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
 

@@ -7,9 +7,9 @@ import re
 import pytest
 from matplotlib import rc_context
 
+from report import sample
 from shardmill.report.drawing import COLOURS
 from shardmill.report.plots import Plot, plots
-from tests.report import sample
 
 
 @pytest.fixture(scope="module")

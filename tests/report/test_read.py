@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from report import sample
 from shardmill.pipeline.steps import report
 from shardmill.report.read import read_pieces
-from tests.report import sample
 
 TENSORS = [{"shape": [96]}, {"shape": [1024, 96]}]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from report import sample
 from shardmill.report.speed import by_position, drafters, groups
-from tests.report import sample
 
 ROWS = sample.speed()["tasks"]
 

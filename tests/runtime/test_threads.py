@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import tiny
+from bench.folder import build_folder
 
 from shardmill import machine
 from shardmill.runtime import engine, threads
 from shardmill.runtime.threads import choose_threads, fastest, timings
-from tests.bench.folder import build_folder
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from shardmill.decode.events import GenerationResult
 from shardmill.decode.policies.base import AlwaysDraft, DraftPolicy, PassReport
 from shardmill.decode.policies.cost_model import CostModel
 
-from .clock import Clock, Fortune, TimedEngine, clock
-from .scripted import ScriptedEngine, chaotic, repetitive
+from ..clock import Clock, Fortune, TimedEngine, clock
+from ..scripted import ScriptedEngine, chaotic, repetitive
 
 __all__ = ["clock"]
 SURE = Draft((1, 2, 3), (0.9, 0.9, 0.9))
