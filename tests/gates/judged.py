@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shardmill.gates import parity, reference, stack, thresholds
+from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
@@ -49,8 +50,9 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     return thresholds.judge(name, found)
 
 
-def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None) -> Rows:
-    """The rows of parity/stack.json. Raises GateError."""
+def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt: Path | None = None) -> Rows:
+    """The rows of parity/stack.json, with other packages or a spoilt embedding table. Raises GateError."""
+    table = spoilt or build.table
     programs = {**build.packages, **(packages or {})}
     weights, head = stack.stored_weights({name: (build.parts[name], path) for name, path in programs.items()})
     states = known(build.source)
@@ -61,10 +63,12 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None) -> Rows
     }
 
     def load() -> engine.Engine:
-        return engine.Engine(in_place(build.plan, programs, build.table), Path("/"))
+        return engine.Engine(in_place(build.plan, programs, table), Path("/"))
 
     judge = reference.Reference(build.source, tiny.CONTEXT)
-    return thresholds.judge("stack", stack.stack_parity(load, judge, weights, short, head))
+    stored = table_parity(build.parts["embedding"], build.source, table)
+    found = stack.stack_parity(load, judge, weights, short, head)
+    return thresholds.judge("stack", [stored, *found])
 
 
 def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:
