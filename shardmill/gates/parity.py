@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference, Weights, project
 from shardmill.gates.thresholds import Measurement
@@ -80,21 +82,25 @@ def layers_parity(
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
         if is_portable():
             expected = reference.layers(x, indices, stored)[-1]
-            yield Measurement("program_error", relative_error(plain, expected))
+            error = Measurement("program_error", relative_error(plain, expected))
+            yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
         yield from width_measurements(runner, x.numpy(), plain, states)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
-    yield Measurement("psnr", psnr(shipped, boundaries[part.end]))
+        ratio = Measurement("psnr", psnr(shipped, boundaries[part.end]))
+        yield explained(ratio, lambda: runner.run(x.numpy(), cut(len(x), [part.tokens])), runner.program)
 
 
 def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:
     """Question 2: every other way to cut the sequence, compared with one token a pass."""
     for name, passes in schedules(len(x), runner.part.tokens).items():
         outputs, left = runner.run(x, passes)
-        yield Measurement(width_measure(name), relative_error(outputs, plain), name)
+        again = partial(runner.run, x, passes)
+        yield explained(Measurement(width_measure(name), relative_error(outputs, plain), name), again, runner.program)
         errors = [relative_error(left[key].ravel(), states[key].ravel()) for key in states]
         worst = float(np.max(errors))  # unlike max(), keeps a NaN wherever it stands
-        yield Measurement("width_state_error" if is_portable() else "width_error_fp16", worst, f"state, {name}")
+        measure = "width_state_error" if is_portable() else "width_error_fp16"
+        yield explained(Measurement(measure, worst, f"state, {name}"), again, runner.program)
 
 
 def width_measure(schedule: str) -> str:
@@ -144,8 +150,12 @@ def head_parity(
         plain = run(1)
         if is_portable():
             expected = project(reference.norm(hidden, stored), stored.rows(head_name))
-            yield Measurement("program_error", relative_error(plain, expected))
+            error = Measurement("program_error", relative_error(plain, expected))
+            yield explained(error, partial(run, 1), program)
         for width in range(2, part.tokens + 1):
-            yield Measurement(width_measure(f"T={width}"), relative_error(run(width), plain), f"T={width}")
+            name = f"T={width}"
+            error = Measurement(width_measure(name), relative_error(run(width), plain), name)
+            yield explained(error, partial(run, width), program)
     with load_programs_as("fp16"):
-        yield Measurement("psnr", psnr(run(part.tokens), logits[:, part.start : part.end]))
+        ratio = Measurement("psnr", psnr(run(part.tokens), logits[:, part.start : part.end]))
+        yield explained(ratio, partial(run, part.tokens), program)

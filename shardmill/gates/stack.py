@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
+from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference, Weights, run
@@ -62,10 +64,12 @@ def program_and_widths(
         expected = run(reference, tokens, torch.from_numpy(engine.table), head, weights)["logits"]
     plain = feed(engine, tokens, cut(len(tokens), [1]))
     if is_portable():
-        yield Measurement("program_error", relative_error(plain, expected))
+        error = Measurement("program_error", relative_error(plain, expected))
+        yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
     for name, passes in schedules(len(tokens), engine.max_tokens).items():
-        yield Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
+        error = Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
+        yield explained(error, partial(feed, engine, tokens, passes), engine)
     if is_portable():
         yield Measurement("speculation_mismatches", *mismatches(engine, tokens[: len(tokens) // 2]))
 
@@ -78,9 +82,14 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
     """
     with load_programs_as("fp16"):
         engine = load()
-    shipped = torch.from_numpy(feed(engine, tokens, cut(len(tokens), [engine.max_tokens])))
+
+    def fed() -> Floats:
+        return feed(engine, tokens, cut(len(tokens), [engine.max_tokens]))
+
+    shipped = torch.from_numpy(fed())
     p, q = log_softmax(original, -1), log_softmax(shipped, -1)
-    yield Measurement("kl", float(kl_div(q, p, reduction="batchmean", log_target=True)))
+    divergence = Measurement("kl", float(kl_div(q, p, reduction="batchmean", log_target=True)))
+    yield explained(divergence, fed, engine)
     targets = torch.tensor(tokens[1:])
     before, after = (math.exp(float(cross_entropy(x[:-1], targets))) for x in (original, shipped))
     if before < original.shape[1]:
