@@ -143,13 +143,6 @@ class NotRun:
     reason: str
 
 
-def judge(gate: str, measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """Rows of a report. Raises GateError naming each number that missed its threshold."""
-    rows = compare(measurements)
-    demand(gate, rows)
-    return rows
-
-
 def compare(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
     """Rows of a report, whether they passed or not."""
     rows = []

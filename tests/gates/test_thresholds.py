@@ -10,7 +10,9 @@ import pytest
 
 from shardmill.errors import GateError
 from shardmill.gates import parity, residency, stack
-from shardmill.gates.thresholds import THRESHOLDS, Measurement, judge
+from shardmill.gates.thresholds import THRESHOLDS, Measurement
+
+from .judged import judge
 
 
 @pytest.mark.parametrize(
