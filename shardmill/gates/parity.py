@@ -1,4 +1,4 @@
-"""Parity of one part: the three questions, each a separate number, against transformers and never our own code."""
+"""Parity of one part: three questions, each with numbers of its own; transformers answers them, never our own code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from shardmill.runtime.engine import NEVER, Floats, Program, attention_mask, wri
 
 
 def relative_error(value: Any, expected: Any) -> float:
-    """Largest |value - expected| / |expected| over the rows, in the Euclidean norm. NaN stays NaN."""
+    """The largest |value - expected| / |expected| of any row, in the Euclidean norm. NaN stays NaN."""
     a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
     norm = np.linalg.norm(b, axis=-1)
     return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
 
 
 def psnr(value: Any, expected: Any) -> float:
-    """Peak signal-to-noise ratio in dB, the peak being the largest magnitude expected."""
+    """The peak signal-to-noise ratio in dB, where the peak is the largest expected magnitude."""
     a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
     noise = float(np.mean((a - b) ** 2))
     return float(20 * np.log10(np.abs(b).max()) - 10 * np.log10(max(noise, 1e-30)))
@@ -71,8 +71,12 @@ def layers_parity(
 ) -> Iterator[Measurement]:
     """All measurements of a layers part.
 
-    Args: boundaries [layers + 1, n, d], transformers' hidden states with the original weights; original the part's
-    weights; stored the package's.
+    Args:
+        runner: runs the part's program.
+        reference: transformers' decoder.
+        boundaries: transformers' hidden states with the original weights, [layers + 1, n, d].
+        original: the part's weights in the checkpoint.
+        stored: the weights in the package.
     """
     part, indices = runner.part, range(runner.part.start, runner.part.end)
     yield Measurement("weight_steps", *weight_steps(stored, original))
@@ -92,7 +96,14 @@ def layers_parity(
 
 
 def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:
-    """Question 2: every other way to cut the sequence, compared with one token a pass."""
+    """Question 2: compares every other way to cut the sequence with one token a pass.
+
+    Args:
+        runner: runs the part's program.
+        x: the part's input, [n, d].
+        plain: its output with one token a pass, [n, d].
+        states: what one token a pass leaves in the states, by name.
+    """
     for name, passes in schedules(len(x), runner.part.tokens).items():
         outputs, left = runner.run(x, passes)
         again = partial(runner.run, x, passes)
@@ -104,13 +115,13 @@ def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping
 
 
 def width_measure(schedule: str) -> str:
-    """The measurement's name: Core ML has no fp32, so there the threshold is that of fp16 rounding."""
+    """The name of a schedule's measurement; Core ML has no fp32, so there it is the one that allows fp16 rounding."""
     if not is_portable():
         return "width_error_fp16"
     return "rejected_draft_error" if schedule == "rejected drafts" else "width_error"
 
 
-# What only an engine with an fp32 mode can answer, and what to do about it.
+# What only an engine with an fp32 mode can measure, and why Core ML can't.
 NOT_RUN = {
     "program_error": "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package",
     "speculation_mismatches": "in fp16 another width rounds otherwise, and close calls fall either way",
@@ -119,7 +130,7 @@ NOT_RUN = {
 
 
 def not_run() -> dict[str, str]:
-    """Measurements that this machine can't make, each with the reason."""
+    """The measurements that this machine can't make, each with the reason."""
     return {} if is_portable() else NOT_RUN
 
 
@@ -133,8 +144,13 @@ def head_parity(
 ) -> Iterator[Measurement]:
     """All measurements of a head part.
 
-    Args: known the last layer's output [n, d] and the logits [n, vocab], both with the original weights; original the
-    part's weights; stored the package's.
+    Args:
+        program: the compiled program.
+        part: its part.
+        reference: transformers' decoder.
+        known: the last layer's output [n, d] and the logits [n, vocab], both with the original weights.
+        original: the part's weights in the checkpoint.
+        stored: the weights in the package.
     """
     hidden, logits = known
     yield Measurement("weight_steps", *weight_steps(stored, original))

@@ -24,7 +24,7 @@ Weights = Callable[[str], Tensor]  # the checkpoint's name -> values in any floa
 
 
 def checkpoint_weights(source: Path) -> Weights:
-    """The checkpoint's own weights in their own dtype, mapped and read when used."""
+    """The checkpoint's weights in their own dtype, mapped into memory and read when they are used."""
     tensors = read_tensors(source)
     return lambda name: read(whole(tensors[name]), source)
 

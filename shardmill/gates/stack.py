@@ -1,4 +1,4 @@
-"""Parity of the whole stack: the parts chained by the engine, against transformers, in logits."""
+"""Parity of the whole stack: the logits of all parts, chained by the engine, against those of transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLEAR_MARGIN = 0.1  # nat: below it the two best tokens are as good as equal
 
 
 def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
-    """Logits [n, vocab] of a sequence fed in the given passes, slot = position."""
+    """Logits [n, vocab] of a sequence that is fed in the given passes, each token into the slot of its position."""
     engine.reset()
     logits = np.zeros((len(tokens), engine.vocab), np.float32)
     for p in passes:
@@ -43,11 +43,15 @@ def stack_parity(
     states: Mapping[str, Tensor],
     head: Iterable[Tensor],
 ) -> Iterator[Measurement | NotRun]:
-    """All measurements of the stack.
+    """All measurements of the stack but that of the embedding table (table.py).
 
-    Args: load makes an engine; weights, and head, the rows of [vocab, d] in blocks, dequantised from the packages;
-    states what the reference step wrote: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with the
-    original weights.
+    Args:
+        load: makes an engine.
+        reference: transformers' decoder.
+        weights: the weights of layers and norm, dequantised from the packages.
+        states: what the reference step wrote: tokens [n], hidden [layers + 1, positions, d] and logits [n, vocab], with
+            the original weights.
+        head: the LM head's rows, [vocab, d] in blocks, dequantised from the packages.
     """
     tokens: list[int] = states["tokens"].tolist()
     yield from program_and_widths(load, reference, weights, tokens[: states["hidden"].shape[1]], head)
@@ -57,7 +61,10 @@ def stack_parity(
 def program_and_widths(
     load: Callable[[], Engine], reference: Reference, weights: Weights, tokens: Sequence[int], head: Iterable[Tensor]
 ) -> Iterator[Measurement]:
-    """Questions 1 and 2. The engine is gone when this ends, and is idle before transformers has run: both are large."""
+    """Questions 1 and 2.
+
+    The engine runs nothing before transformers is done, and is gone when this ends: both take much memory.
+    """
     with load_programs_as("fp32"):
         engine = load()
     if is_portable():
@@ -77,8 +84,8 @@ def program_and_widths(
 def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) -> Iterator[Measurement | NotRun]:
     """Question 3: the shipped precision against the original weights in fp32, over all n tokens.
 
-    Of a model that knows less of the text than that it consists of tokens (one with random weights, or another
-    language's) neither the most likely token nor the perplexity says what INT8 costs: both jump by chance.
+    Some models predict the text worse than chance: those with random weights, or made for another language. Of these,
+    neither the most likely token nor the perplexity tells what INT8 costs, for both jump at random.
     """
     with load_programs_as("fp16"):
         engine = load()
@@ -103,7 +110,7 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
 
 
 def top1(original: Tensor, shipped: Tensor) -> Measurement:
-    """Agreement of the most likely token where the original's margin is clear. Args: log-probabilities [n, vocab]."""
+    """Agreement on the most likely token where the original's margin is clear. Takes log-probabilities [n, vocab]."""
     best = original.topk(2, dim=-1).values
     clear = best[:, 0] - best[:, 1] >= CLEAR_MARGIN
     same = original.argmax(-1) == shipped.argmax(-1)
@@ -114,7 +121,7 @@ def top1(original: Tensor, shipped: Tensor) -> Measurement:
 
 
 def stored_weights(packages: Mapping[str, tuple[Part, Path]]) -> tuple[Weights, Iterator[Tensor]]:
-    """Dequantised from all packages: layer and norm weights by the checkpoint's names, and the LM head's rows."""
+    """The weights of all packages, dequantised: those of layers and norm by name, and the LM head's rows in blocks."""
     stored = [(part, PackageWeights(path, part)) for part, path in packages.values()]
     owners = {tensor.name: weights for part, weights in stored for tensor in part.tensors}
     heads = [(weights, part.tensors[1].name.split("[")[0]) for part, weights in stored if part.kind == "head"]

@@ -1,7 +1,7 @@
-"""A package's weights by the checkpoint's names, read by coremltools, one tensor at a time.
+"""Reads a package's weights by the checkpoint's names with coremltools, one tensor at a time.
 
-coremltools is the witness here: its protobuf, its loader of a value, its reader of weight files, and nothing of the
-portable engine. A tensor is in memory while it is used, so a package of any size takes the memory of one.
+Everything here that reads a package is coremltools' own, and nothing is the portable engine's, which is itself under
+test. A tensor is in memory only while it is used, so a package of any size takes the memory of its largest one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class PackageWeights:
         return values.float() if scale is None else values.float().mul_(scale)
 
     def rows(self, name: str) -> Iterator[Tensor]:
-        """The same, ROWS rows at a time, each block over the one before it."""
+        """The same tensor, ROWS rows at a time; each block overwrites the one before it."""
         return expanded(*self.stored(name))
 
     def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """A tensor as it is stored, in int8 or fp16, and the quantisation step of each output channel [out, 1]."""
+        """A tensor as it is stored, and for int8 the quantisation step of each output channel [out, 1]."""
         op = self.op(name)
         if op.type == "const":
             return self.read(op.attributes["val"]).squeeze(), None
@@ -52,7 +52,7 @@ class PackageWeights:
         return values.flatten(start_dim=1), scale.float().reshape(-1, 1)
 
     def read(self, value: Any) -> Tensor:
-        """A value of the protobuf. The reader of its file goes with it: it keeps in memory what it has read."""
+        """A value of the protobuf. Each gets its own reader, since a reader keeps all that it has read in memory."""
         from coremltools.converters.mil.frontend.milproto.load import TranscriptionContext, _load_value
 
         files = TranscriptionContext(str(self.package / MODEL_FILE.parent / "weights"))
@@ -70,7 +70,7 @@ class PackageWeights:
 def expanded(values: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
     """Stored values in fp32, ROWS rows at a time; the product with the scale is not rounded to fp16 again.
 
-    Every block overwrites the one before it: with a new one each time, what is kept in between would tear the heap.
+    Each block overwrites the one before it: allocating a new one each time would fragment the heap.
     """
     scratch = torch.empty(values[:ROWS].shape)
     for first in range(0, len(values), ROWS):
@@ -80,7 +80,7 @@ def expanded(values: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
 
 
 def constant_names(part: Part) -> Mapping[str, str]:
-    """Checkpoint name -> stem of the constant's name, which coremltools makes from the module's path."""
+    """Maps a checkpoint name to the stem of its constant's name, which coremltools makes from the module's path."""
     names = [tensor.name.split("[")[0] for tensor in part.tensors]
     if part.kind == "head":
         return dict(zip(names, ("norm_weight", "lm_head_weight"), strict=True))
@@ -88,10 +88,10 @@ def constant_names(part: Part) -> Mapping[str, str]:
 
 
 def weight_steps(stored: PackageWeights, original: Weights) -> tuple[float, str]:
-    """Largest distance of stored weights from the original ones in quantisation steps, and the tensor's name.
+    """The largest distance of a stored weight from the original one in quantisation steps, and its tensor's name.
 
-    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value), and no step is under fp16's smallest: a
-    channel of nothing but zeros has a scale of 0. NaN if any distance is.
+    The step of a tensor stored in fp16 is that of fp16, 2^-10 of the value. No step is less than the smallest of fp16,
+    for a channel of zeros has a scale of 0. The result is NaN if any distance is.
     """
     worst, where = 0.0, ""
     for name in stored.names:
@@ -108,5 +108,5 @@ def weight_steps(stored: PackageWeights, original: Weights) -> tuple[float, str]
 
 
 def fp16_step(values: Tensor) -> Tensor:
-    """The distance between neighbouring fp16 numbers at each value, at most."""
+    """An upper bound of the distance between neighbouring fp16 numbers at each value."""
     return (values.abs() * 2**-10).clamp(min=FP16_STEP)
