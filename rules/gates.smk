@@ -57,7 +57,7 @@ rule parity:
 rule parity_stack:
     input:
         summary="build/{model}/plan.json",
-        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
+        parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
         record=ancient("build/{model}/source.receipt.json"),
         states="build/{model}/reference.safetensors",
         expected="build/{model}/reference.receipt.json",

@@ -12,9 +12,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+from shardmill.machine import NATIVE_MISSING, native_present
 
 Verdict = Literal["ok", "limited", "missing"]
 PACKAGE = "shardmill"
@@ -76,8 +77,7 @@ def engine(darwin: bool, native: bool, macos: str) -> list[Finding]:
             Finding("ANE speed", "not run", "limited", "only a Mac measures it: docs/on-a-mac.md"),
         ]
     if not native:
-        remedy = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
-        return [Finding("engine", "none", "missing", remedy)]
+        return [Finding("engine", "none", "missing", NATIVE_MISSING)]
     if int(macos.split(".")[0]) < STATES_NEED:
         return [Finding("engine", f"Core ML of macOS {macos}", "missing", f"states need macOS {STATES_NEED} or newer")]
     return [
@@ -146,13 +146,6 @@ def hub() -> list[Finding]:
     if get_token():
         return [Finding("hub", "token found", "ok", "gated checkpoints can be fetched where access was granted")]
     return [Finding("hub", "no token", "ok", "public checkpoints only; for gated ones: hf auth login")]
-
-
-def native_present() -> bool:
-    """Whether coremltools carries its native module, by its file: importing coremltools takes seconds."""
-    found = find_spec("coremltools")
-    folders = found.submodule_search_locations if found else None
-    return any(any(Path(folder).glob("libcoremlpython.*")) for folder in folders or ())
 
 
 def compiler_path() -> str | None:

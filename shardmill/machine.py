@@ -7,11 +7,22 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from shardmill.errors import ShardmillError
+
+NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
 
 
 def engine() -> dict[str, str]:
-    """The engine's identity as receipts carry it: its name, and on a Mac the system's build and the chip."""
-    if platform.system() != "Darwin":
+    """The engine's identity as receipts carry it: its name, and on a Mac the system's build and the chip.
+
+    Raises:
+        ShardmillError: this is a Mac whose coremltools can't reach Core ML.
+    """
+    if is_portable():
         return {"name": "portable"}
     return {
         "name": "coreml",
@@ -21,9 +32,25 @@ def engine() -> dict[str, str]:
     }
 
 
+@cache
 def is_portable() -> bool:
-    """Whether programs run on the portable engine here."""
-    return engine()["name"] == "portable"
+    """Whether programs run on the portable engine here, which they do wherever there is no Core ML.
+
+    Raises:
+        ShardmillError: this is a Mac whose coremltools can't reach Core ML.
+    """
+    if platform.system() != "Darwin":
+        return True
+    if not native_present():
+        raise ShardmillError(NATIVE_MISSING)
+    return False
+
+
+def native_present() -> bool:
+    """Whether coremltools carries its native module, by its file: importing coremltools takes seconds."""
+    found = find_spec("coremltools")
+    folders = found.submodule_search_locations if found else None
+    return any(any(Path(folder).glob("libcoremlpython.*")) for folder in folders or ())
 
 
 @contextmanager
@@ -39,6 +66,7 @@ def load_programs_as(precision: str) -> Iterator[None]:
         portable_coreml.install(precision=before)
 
 
+@cache
 def _ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

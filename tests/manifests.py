@@ -15,7 +15,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "tokens_max": 4,
         "widths": [1, 4],
         "eos_token_ids": [256],
-        "architecture": {"vocab": 257, "graph": {"hidden": 96}, "rope": {"inv_freq": [1.0], "scale": 1.0}},
+        "architecture": {"vocab": 257, "rope": {"inv_freq": [1.0], "scale": 1.0}},
         "parts": [{"name": "head_0", "kind": "head", "start": 0, "end": 257}],
     }
     programs = {"head_0": {"path": "compiled/head_0.mlmodelc", "files": {"model.mil": "5" * 64}}}

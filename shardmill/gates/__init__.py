@@ -1,1 +1,1 @@
-"""Gates: what must hold before an artifact counts, each a number beside its threshold."""
+"""Gates: what must hold before an artifact counts, each a number that is compared with a threshold."""

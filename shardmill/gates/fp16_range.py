@@ -1,7 +1,7 @@
-"""How near the activations of a built model come to the end of fp16, by layer and operation.
+"""Tells how near the activations of a built model come to the limits of fp16, by layer and operation.
 
-Runs a text through all programs on the portable engine in fp16 mode, where an overflow is one that the device would
-have, too. Values that the host puts in to hide slots (the attention mask) are no activations and don't count.
+A text runs through all programs on the portable engine in fp16 mode, where an overflow is one that the device would
+have, too. The values with which the host hides slots (the attention mask) are not activations and don't count.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ WEIGHT = re.compile(r"layers_(\d+)_")  # how a converted program names what belo
 
 @dataclass(frozen=True)
 class Row:
-    """One operation of one program; `layer` is None in the LM head. `first` is the index of the token in the text
-    whose pass first left fp16, or None; the rest is RangeRow's.
+    """One operation of one program.
+
+    Attributes:
+        program: the program's name.
+        layer: the layer that the operation belongs to; None in the LM head.
+        first: index of the first token of the first pass in which the result left fp16; None if it never did.
+
+    The other attributes are those of RangeRow.
     """
 
     program: str
@@ -45,7 +51,7 @@ class Row:
 
     @property
     def leaves(self) -> bool:
-        """Whether it overflowed or turned NaN."""
+        """Whether the result overflowed or turned NaN."""
         return bool(self.overflows or self.nans)
 
 
@@ -83,8 +89,9 @@ def _row(program: str, layer: int | None, row: RangeRow, starts: Sequence[int]) 
 
 
 def layer_of(function: Function) -> dict[str, int]:
-    """Output of an operation -> its layer, told by the weights that were used last. Operations before a layer's first
-    weight, after the addition that closes the layer before it, are that layer's.
+    """Maps the output of each operation to its layer, which is told by the last weight used before it.
+
+    Operations between the addition that ends one layer and the first weight of the next belong to the next.
     """
     found: dict[str, int] = {}
     current: int | None = None
@@ -103,12 +110,12 @@ def layer_of(function: Function) -> dict[str, int]:
 
 
 def worst(rows: Iterable[Row]) -> list[Row]:
-    """Rows by how near they are to leaving fp16: NaN, then overflow, then the least headroom."""
+    """Sorts rows by how near they are to leaving fp16: NaN first, then overflows, then by headroom."""
     return sorted(rows, key=lambda row: (not row.nans, not row.overflows, row.headroom))
 
 
 def by_layer(rows: Iterable[Row]) -> list[Row]:
-    """The worst row of every layer, and of every program's operations outside layers, in the order of a pass."""
+    """The worst row of each layer, and of each program's operations outside layers, in the order of a pass."""
     groups: dict[tuple[str, int | None], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.program, row.layer), []).append(row)
@@ -116,7 +123,7 @@ def by_layer(rows: Iterable[Row]) -> list[Row]:
 
 
 def first_to_leave(rows: Sequence[Row]) -> Row | None:
-    """The operation that left fp16 first: in the earliest pass, and of that pass the first operation."""
+    """The operation that left fp16 first: the first such operation of the earliest such pass."""
     left = [row for row in rows if row.first is not None]
     return min(left, key=lambda row: (row.first, rows.index(row)), default=None)
 

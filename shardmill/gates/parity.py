@@ -1,14 +1,16 @@
-"""Parity of one part: the three questions, each a separate number, against transformers and never our own code."""
+"""Parity of one part: three questions, each with numbers of its own; transformers answers them, never our own code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.thresholds import Measurement
@@ -20,14 +22,14 @@ from shardmill.runtime.program import Program
 
 
 def relative_error(value: Any, expected: Any) -> float:
-    """Largest |value - expected| / |expected| over the rows, in the Euclidean norm. NaN stays NaN."""
+    """The largest |value - expected| / |expected| of any row, in the Euclidean norm. NaN stays NaN."""
     a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
     norm = np.linalg.norm(b, axis=-1)
     return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
 
 
 def psnr(value: Any, expected: Any) -> float:
-    """Peak signal-to-noise ratio in dB, the peak being the largest magnitude expected."""
+    """The peak signal-to-noise ratio in dB, where the peak is the largest expected magnitude."""
     a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
     noise = float(np.mean((a - b) ** 2))
     return float(20 * np.log10(np.abs(b).max()) - 10 * np.log10(max(noise, 1e-30)))
@@ -93,31 +95,42 @@ def layers_parity(
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
         if is_portable():
             expected = reference.layers(x, indices, stored)[-1]
-            yield Measurement("program_error", relative_error(plain, expected))
+            error = Measurement("program_error", relative_error(plain, expected))
+            yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
         yield from width_measurements(runner, x.numpy(), plain, states)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
-    yield Measurement("psnr", psnr(shipped, boundaries[part.end]))
+        ratio = Measurement("psnr", psnr(shipped, boundaries[part.end]))
+        yield explained(ratio, lambda: runner.run(x.numpy(), cut(len(x), [part.tokens])), runner.program)
 
 
 def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:
-    """Question 2: every other way to cut the sequence, compared with one token a pass."""
+    """Question 2: compares every other way to cut the sequence with one token a pass.
+
+    Args:
+        runner: runs the part's program.
+        x: the part's input, [n, d].
+        plain: its output with one token a pass, [n, d].
+        states: what one token a pass leaves in the states, by name.
+    """
     for name, passes in schedules(len(x), runner.part.tokens).items():
         outputs, left = runner.run(x, passes)
-        yield Measurement(width_measure(name), relative_error(outputs, plain), name)
+        again = partial(runner.run, x, passes)
+        yield explained(Measurement(width_measure(name), relative_error(outputs, plain), name), again, runner.program)
         errors = [relative_error(left[key].ravel(), states[key].ravel()) for key in states]
         worst = float(np.max(errors))  # unlike max(), keeps a NaN wherever it stands
-        yield Measurement("width_state_error" if is_portable() else "width_error_fp16", worst, f"state, {name}")
+        measure = "width_state_error" if is_portable() else "width_error_fp16"
+        yield explained(Measurement(measure, worst, f"state, {name}"), again, runner.program)
 
 
 def width_measure(schedule: str) -> str:
-    """The measurement's name: Core ML has no fp32, so there the threshold is that of fp16 rounding."""
+    """The name of a schedule's measurement; Core ML has no fp32, so there it is the one that allows fp16 rounding."""
     if not is_portable():
         return "width_error_fp16"
     return "rejected_draft_error" if schedule == "rejected drafts" else "width_error"
 
 
-# What only an engine with an fp32 mode can answer, and what to do about it.
+# What only an engine with an fp32 mode can measure, and why Core ML can't.
 NOT_RUN = {
     "program_error": "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package",
     "speculation_mismatches": "in fp16 another width rounds otherwise, and close calls fall either way",
@@ -126,7 +139,7 @@ NOT_RUN = {
 
 
 def not_run() -> dict[str, str]:
-    """Measurements that this machine can't make, each with the reason."""
+    """The measurements that this machine can't make, each with the reason."""
     return {} if is_portable() else NOT_RUN
 
 
@@ -161,8 +174,12 @@ def head_parity(
         plain = run(1)
         if is_portable():
             expected = reference.logits(hidden, stored.rows("lm_head.weight"), stored)
-            yield Measurement("program_error", relative_error(plain, expected))
+            error = Measurement("program_error", relative_error(plain, expected))
+            yield explained(error, partial(run, 1), program)
         for width in range(2, part.tokens + 1):
-            yield Measurement(width_measure(f"T={width}"), relative_error(run(width), plain), f"T={width}")
+            name = f"T={width}"
+            error = Measurement(width_measure(name), relative_error(run(width), plain), name)
+            yield explained(error, partial(run, width), program)
     with load_programs_as("fp16"):
-        yield Measurement("psnr", psnr(run(part.tokens), logits[:, part.start : part.end]))
+        ratio = Measurement("psnr", psnr(run(part.tokens), logits[:, part.start : part.end]))
+        yield explained(ratio, partial(run, part.tokens), program)

@@ -1,4 +1,4 @@
-"""Ways to cut a sequence into passes, and what must come out the same whichever is used."""
+"""Ways to cut a sequence into passes; the result must be the same whichever is used."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pass:
-    """One call: which tokens of the sequence are fed at which positions, and how many of its rows are kept."""
+    """One call: which tokens of the sequence are fed at which positions, and how many rows of the result are kept."""
 
-    tokens: tuple[int, ...]  # indices into the sequence; a wrong draft is another index than its position
+    tokens: tuple[int, ...]  # indices into the sequence; the index of a wrong draft is not its position
     positions: tuple[int, ...]
     kept: int
 
 
 def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
-    """Passes of the given widths in rotation over `length` tokens; the last one may be narrower."""
+    """Covers `length` tokens with passes of the given widths in rotation; the last one may be narrower."""
     start = turn = 0
     while start < length:
         end = min(start + widths[turn % len(widths)], length)
@@ -26,10 +26,10 @@ def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
 
 
 def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
-    """Passes of `width` whose first token is right and whose drafts are wrong, so that one row is kept of each.
+    """Passes of `width` whose first token is right and whose drafts are wrong, so that one row of each is kept.
 
-    Each is followed by right passes that are narrower: what they do not overwrite of the rejected slots must be hidden
-    from them. The drafts are tokens from elsewhere in the sequence.
+    Each is followed by narrower passes of right tokens, which must not see the rejected slots that they have not yet
+    overwritten. The drafts are tokens from elsewhere in the sequence.
     """
     start = turn = 0
     while start < length:
@@ -43,7 +43,10 @@ def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
 
 
 def schedules(length: int, upper: int) -> dict[str, list[Pass]]:
-    """Every width from 2 to the upper bound, a mixture, and rejected drafts; all must equal one token a pass."""
+    """Every width from 2 to the upper bound, a mixture of widths, and rejected drafts, by name.
+
+    The result of each must equal that of one token a pass.
+    """
     ways = {f"T={t}": list(cut(length, [t])) for t in range(2, upper + 1)}
     if upper > 1:
         ways["mixed"] = list(cut(length, [1, upper, 2, upper - 1 or 1, 1, 1, upper]))

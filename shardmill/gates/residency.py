@@ -4,9 +4,9 @@ On a Mac MLComputePlan measures, at the default shape T = 1 and, through a copy 
 upper bound, at T = max, since a plan describes the default shape only. Elsewhere the portable engine's placement rules
 predict, for the whole range of T at once. The two are never mixed: each row carries its evidence.
 
-That an operation can run there and that Core ML's dispatcher chooses to are two things: a program whose weights are so
-few that the dispatch does not pay (rule W5; the demo's are) is expected on the CPU, and what is given to the CPU though
-the Neural Engine supports it does not fail such a program.
+That an operation can run there does not mean that Core ML chooses to run it there. A program with so few weights that
+dispatching it does not pay (rule W5; the demo's programs are such) is expected on the CPU. It does not fail when an
+operation that the Neural Engine supports is given to the CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ class Row:
 
 
 def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
-    """Rows for every operation, and findings on the program as a whole. `tokens` is the upper bound of T."""
+    """A row for each operation at each shape that is looked at, and findings on the program as a whole.
+
+    Args:
+        package: the .mlpackage.
+        bundle: the .mlmodelc that was compiled from it.
+        tokens: the upper bound of T.
+    """
     predicted, findings = predict(package, tokens)
     if is_portable():
         return predicted, findings
@@ -58,7 +64,7 @@ def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[d
 
 
 def predict(package: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
-    """By the placement rules."""
+    """Rows and findings by the placement rules."""
     from portable_coreml.judge.placement import judge_package
 
     verdicts = judge_package(package)
@@ -68,7 +74,7 @@ def predict(package: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]
 
 
 def measure(bundle: Path, shape: str) -> Iterator[Row]:
-    """By Core ML's own plan for a compiled bundle."""
+    """Rows by Core ML's own plan for a compiled bundle."""
     import coremltools as ct
     from coremltools.models.compute_plan import MLComputePlan
 
@@ -83,7 +89,7 @@ def measure(bundle: Path, shape: str) -> Iterator[Row]:
 
 
 def output_of(op: Any) -> str:
-    """What a row calls an operation of a plan, as the rules' verdicts do: its first output, or the state it writes."""
+    """The name of an operation of a plan, which is also the rules' name: its first output, or the state it writes."""
     if op.outputs:
         return str(op.outputs[0].name)
     written = op.inputs["input"].bindings if "input" in op.inputs else ()
@@ -99,7 +105,13 @@ def nested_operations(block: Any) -> Iterator[Any]:
 
 
 def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
-    """What a plan's answer means: the device that it prefers, and those that could."""
+    """The status that a plan's answer amounts to.
+
+    Args:
+        kind: the operation's type.
+        device: the device that the plan prefers; "" if it names none.
+        able: the devices that support the operation.
+    """
     if "NeuralEngine" in device:
         return "ane"
     if device:
@@ -109,7 +121,10 @@ def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
 
 
 def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:
-    """The gate's numbers; whether the dispatcher chose the Neural Engine only where it was asked and should have."""
+    """The gate's numbers.
+
+    `not_chosen` is among them only where a plan was read and the program is large enough for the Neural Engine.
+    """
     rows, findings = list(rows), list(findings)
     counts = Counter(row.status for row in rows)
     errors = [f for f in findings if f["severity"] == "error" and not f.get("output")]
@@ -125,7 +140,7 @@ def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> lis
 
 
 def first(rows: Iterable[Row], status: str) -> str:
-    """The first operation with a status, for an error line."""
+    """Names the first operation with a status, for an error line, or returns ''."""
     return next(
         (f"first: {r.operation} {r.output} {','.join(r.rules)}".strip() for r in rows if r.status == status), ""
     )

@@ -1,6 +1,7 @@
 """Speculation: the decoding loop that ships, on the real programs, with drafts that are right and wrong in turn.
 
-Its tokens must be those of one token a pass, which are taken here by hand, so that nothing of the loop judges itself.
+Its tokens must equal those of one token a pass. The latter are taken here without the loop, so that it does not judge
+itself.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ NEW_TOKENS = 40
 
 
 class TurningDrafter:
-    """Knows what comes, and says one token of it wrong: in turn each one that it drafts, then none.
+    """Drafts the tokens that will come, one of them wrong: the first, then the second and so on, then none.
 
     Attributes:
-        misjudged: passes that accepted more or fewer drafts than stood before the wrong one.
+        misjudged: number of passes that did not accept exactly the drafts before the wrong one.
     """
 
     name = "turning"
@@ -28,11 +29,11 @@ class TurningDrafter:
         self.turn = self.right = self.misjudged = 0
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
-        """Begins again."""
+        """Starts over with a draft whose first token is wrong."""
         self.turn = 0
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
-        """At most `limit` tokens to follow `context`."""
+        """Drafts at most `limit` tokens to follow `context`."""
         done = len(context) - self.prompt
         tokens = list(self.truth[done : done + limit])
         wrong = self.turn % (limit + 1)
@@ -43,15 +44,15 @@ class TurningDrafter:
         return Draft(tuple(tokens))
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
-        """The right ones before the wrong one are those to accept."""
+        """Counts a pass that did not accept exactly the drafts before the wrong one."""
         self.misjudged += accepted != self.right
 
     def finish(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""
 
 
 def one_by_one(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
-    """`count` greedy tokens, one a pass."""
+    """Generates `count` tokens greedily, one token a pass."""
     engine.reset()
     tokens = list(prompt)
     for at in range(len(prompt) + count - 1):
@@ -62,7 +63,10 @@ def one_by_one(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def mismatches(engine: Engine, prompt: Sequence[int]) -> tuple[int, str]:
-    """Tokens of a greedy text that drafting changes and passes that misjudge their drafts; and how the drafts fared."""
+    """Counts tokens of a greedy text that drafting changes and passes that misjudge their drafts.
+
+    The second result tells how many drafts were accepted, in words.
+    """
     count = min(NEW_TOKENS, engine.slots - len(prompt))
     truth = one_by_one(engine, prompt, count)
     drafter = TurningDrafter(len(prompt), truth, engine.vocab)

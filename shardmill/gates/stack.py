@@ -1,10 +1,11 @@
-"""Parity of the whole stack: the parts chained by the engine, against transformers, in logits."""
+"""Parity of the whole stack: the logits of all parts, chained by the engine, against those of transformers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
+from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference, Weights
@@ -29,7 +31,7 @@ CLEAR_MARGIN = 0.1  # nat: below it the two best tokens are as good as equal
 
 
 def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
-    """Logits [n, vocab] of a sequence fed in the given passes, slot = position."""
+    """Logits [n, vocab] of a sequence that is fed in the given passes, each token into the slot of its position."""
     engine.reset()
     logits = np.zeros((len(tokens), engine.vocab), np.float32)
     for p in passes:
@@ -59,7 +61,7 @@ class Stored:
 def stack_parity(
     load: Callable[[], Engine], stored: Stored, states: Mapping[str, Tensor]
 ) -> Iterator[Measurement | NotRun]:
-    """All measurements of the stack.
+    """All measurements of the stack but that of the embedding table (table.py).
 
     Args:
         load: makes an engine.
@@ -80,10 +82,12 @@ def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Seque
         expected = stored.logits(tokens, engine.table)
     plain = feed(engine, tokens, cut(len(tokens), [1]))
     if is_portable():
-        yield Measurement("program_error", relative_error(plain, expected))
+        error = Measurement("program_error", relative_error(plain, expected))
+        yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
     for name, passes in schedules(len(tokens), engine.max_tokens).items():
-        yield Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
+        error = Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
+        yield explained(error, partial(feed, engine, tokens, passes), engine)
     if is_portable():
         yield Measurement("speculation_mismatches", *mismatches(engine, tokens[: len(tokens) // 2]))
 
@@ -91,14 +95,19 @@ def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Seque
 def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) -> Iterator[Measurement | NotRun]:
     """Question 3: the shipped precision against the original weights in fp32, over all n tokens.
 
-    Of a model that knows less of the text than that it consists of tokens (one with random weights, or another
-    language's) neither the most likely token nor the perplexity says what INT8 costs: both jump by chance.
+    Some models predict the text worse than chance: those with random weights, or made for another language. Of these,
+    neither the most likely token nor the perplexity tells what INT8 costs, for both jump at random.
     """
     with load_programs_as("fp16"):
         engine = load()
-    shipped = torch.from_numpy(feed(engine, tokens, cut(len(tokens), [engine.max_tokens])))
+
+    def fed() -> Floats:
+        return feed(engine, tokens, cut(len(tokens), [engine.max_tokens]))
+
+    shipped = torch.from_numpy(fed())
     p, q = log_softmax(original, -1), log_softmax(shipped, -1)
-    yield Measurement("kl", float(kl_div(q, p, reduction="batchmean", log_target=True)))
+    divergence = Measurement("kl", float(kl_div(q, p, reduction="batchmean", log_target=True)))
+    yield explained(divergence, fed, engine)
     targets = torch.tensor(tokens[1:])
     before, after = (math.exp(float(cross_entropy(x[:-1], targets))) for x in (original, shipped))
     if before < original.shape[1]:
@@ -112,7 +121,7 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
 
 
 def top1(original: Tensor, shipped: Tensor) -> Measurement:
-    """Agreement of the most likely token where the original's margin is clear. Args: log-probabilities [n, vocab]."""
+    """Agreement on the most likely token where the original's margin is clear. Takes log-probabilities [n, vocab]."""
     best = original.topk(2, dim=-1).values
     clear = best[:, 0] - best[:, 1] >= CLEAR_MARGIN
     same = original.argmax(-1) == shipped.argmax(-1)

@@ -1,4 +1,4 @@
-"""Every threshold of every gate, in one table."""
+"""All numbers that gates measure, in one table: what each one means, its limit, and the reason for the limit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from shardmill.errors import GateError
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number that a measurement may not pass."""
+    """The limit of a measurement, with what the measurement means to a person."""
 
     question: str
     limit: float
-    at_least: bool  # True: the value must not be under the limit; False: not over it
+    at_least: bool  # whether the limit is the least that a value may be, rather than the most
     meaning: str
     why: str
 
     def holds(self, value: float) -> bool:
-        """Whether `value` is on the right side; NaN never is."""
+        """Whether `value` is within the limit; NaN never is."""
         return value >= self.limit if self.at_least else value <= self.limit
 
 
@@ -31,8 +31,8 @@ THRESHOLDS = {
         PROGRAM,
         1.0,
         False,
-        "largest distance of a stored weight from the checkpoint's, in quantisation steps",
-        "half a step is rounding, up to another half the scale's own rounding to fp16 where it is subnormal",
+        "largest distance of a stored weight or embedding from the checkpoint's, in quantisation steps",
+        "rounding takes half a step, and the scale's own rounding to fp16 up to another half where it is subnormal",
     ),
     "program_error": Threshold(
         PROGRAM,
@@ -59,7 +59,7 @@ THRESHOLDS = {
         WIDTHS,
         1e-5,
         False,
-        "the same for the key/value state that is left behind",
+        "relative error between the key/value states that the two ways leave behind, in fp32",
         "only the order of summation may differ",
     ),
     "rejected_draft_error": Threshold(
@@ -73,24 +73,28 @@ THRESHOLDS = {
         WIDTHS,
         0,
         False,
-        "tokens of a greedy text that drafting changes, and passes that do not accept just the drafts that are right",
+        "tokens of a greedy text that drafting changes, and passes that do not accept exactly the right drafts",
         "speculation changes how many passes a text takes, never the text",
     ),
     "width_error_fp16": Threshold(
-        WIDTHS, 5e-3, False, "the same on an engine that computes in fp16", "fp16 rounding of activations and states"
+        WIDTHS,
+        5e-3,
+        False,
+        "relative error between one token a pass and every other way, on an engine that computes in fp16",
+        "fp16 rounding of activations and states",
     ),
     "psnr": Threshold(
         COST,
         30.0,
         True,
-        "peak signal-to-noise ratio in dB of the fp16 INT8 program against the original weights in fp32",
+        "peak signal-to-noise ratio in dB of the program as shipped against the original weights in fp32",
         "INT8 per channel; Apple's coreai-models asks 40 of compiled fp16 and 35 of 4-bit models on whole outputs",
     ),
     "kl": Threshold(
         COST,
         0.02,
         False,
-        "mean KL divergence in nats of the next-token distribution",
+        "mean KL divergence in nats of the next-token distribution as shipped from the original's",
         "INT8 per channel costs a few 1e-3",
     ),
     "top1_agreement": Threshold(
@@ -104,31 +108,43 @@ THRESHOLDS = {
         COST,
         1.01,
         False,
-        "perplexity of the fp16 INT8 stack over the original's",
+        "perplexity of the stack as shipped, divided by the original's",
         "coreai-models allows 0.3 %",
     ),
     "ineligible": Threshold(
-        PLACEMENT, 0, False, "operations that can't run on the Neural Engine", "one leaves the whole graph"
+        PLACEMENT,
+        0,
+        False,
+        "operations that can't run on the Neural Engine",
+        "a single one can keep the whole program off it",
     ),
     "not_chosen": Threshold(
         PLACEMENT,
         0,
         False,
         "operations that could run on the Neural Engine and were given to another device",
-        "each is a way there and back; programs under the size of rule W5 are expected on the CPU and not asked",
+        "each costs a way there and back; programs under the size of rule W5 are expected on the CPU and not counted",
     ),
     "unknown": Threshold(
-        PLACEMENT, 0, False, "operations of which it is not known whether they can", "unknown counts as failure"
+        PLACEMENT,
+        0,
+        False,
+        "operations of which it is not known whether they can run on the Neural Engine",
+        "what is not known counts as a failure",
     ),
     "program_findings": Threshold(
-        PLACEMENT, 0, False, "errors of the program as a whole: shapes, states, size", "each is known to leave the ANE"
+        PLACEMENT,
+        0,
+        False,
+        "errors of the program as a whole: shapes, states, size",
+        "each is known to keep a program off the Neural Engine",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number of a gate."""
+    """One number that a gate measured; `name` is a key of THRESHOLDS."""
 
     name: str
     value: float
@@ -137,21 +153,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A number that could not be measured, or would say nothing, and why."""
+    """A number that could not be measured or would mean nothing, with the reason."""
 
     name: str
     reason: str
 
 
-def judge(gate: str, measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """Rows of a report. Raises GateError naming each number that missed its threshold."""
-    rows = compare(measurements)
-    demand(gate, rows)
-    return rows
-
-
 def compare(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """Rows of a report, whether they passed or not."""
+    """The rows of a verdict, passed or not: each number with its threshold and meaning."""
     rows = []
     for m in measurements:
         threshold = THRESHOLDS[m.name]
@@ -162,13 +171,13 @@ def compare(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
 
 
 def demand(gate: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raises GateError naming each number that missed its threshold."""
+    """Raises GateError, which names each number that missed its threshold, unless all passed."""
     missed = [row for row in rows if not row["passed"]]
     if missed:
         raise GateError(f"{gate}: {'; '.join(map(describe, missed))}")
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """A number beside the threshold that it missed."""
+    """Says what a number is and what it must be."""
     detail = f" ({row['detail']})" if row["detail"] else ""
     return f"{row['name']} is {row['value']:.3g}, must be {row['threshold']}{detail}"

@@ -1,7 +1,7 @@
-"""A package's weights by the checkpoint's names, read by coremltools, one tensor at a time.
+"""Reads a package's weights by the checkpoint's names with coremltools, one tensor at a time.
 
-coremltools is the witness here: its protobuf, its loader of a value, its reader of weight files, and nothing of the
-portable engine. A tensor is in memory while it is used, so a package of any size takes the memory of one.
+Everything here that reads a package is coremltools' own, and nothing is the portable engine's, which is itself under
+test. A tensor is in memory only while it is used, so a package of any size takes the memory of its largest one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PackageWeights:
         return values.flatten(start_dim=1), scale.float().reshape(-1, 1)
 
     def read(self, value: Any) -> Tensor:
-        """A value of the protobuf. The reader of its file goes with it: it keeps in memory what it has read."""
+        """A value of the protobuf. Each gets its own reader, since a reader keeps all that it has read in memory."""
         from coremltools.converters.mil.frontend.milproto.load import TranscriptionContext, _load_value
 
         files = TranscriptionContext(str(self.package / MODEL_FILE.parent / "weights"))
@@ -95,7 +95,7 @@ class PackageWeights:
 def expanded(values: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
     """Stored values in fp32, ROWS rows at a time; the product with the scale is not rounded to fp16 again.
 
-    Every block overwrites the one before it: with a new one each time, what is kept in between would tear the heap.
+    Each block overwrites the one before it: allocating a new one each time would fragment the heap.
     """
     scratch = torch.empty(values[:ROWS].shape)
     for first in range(0, len(values), ROWS):
@@ -129,5 +129,5 @@ def weight_steps(stored: PackageWeights, source: Path) -> tuple[float, str]:
 
 
 def fp16_step(values: Tensor) -> Tensor:
-    """The distance between neighbouring fp16 numbers at each value, at most."""
+    """An upper bound of the distance between neighbouring fp16 numbers at each value."""
     return (values.abs() * 2**-10).clamp(min=FP16_STEP)

@@ -88,7 +88,7 @@ def forecast(config: Config, settings: dict[str, Any], build: Path, store: Store
     states = store.root / compared.key / stored("states", Path("reference.safetensors")) if known else None
     table = found.expect("embedding", embedding.action(by_name["embedding"]))
     programs = [list(program(found, by_name[name], settings, plan, states)) for name in config.parts]
-    stack(found, plan, programs, known, table)
+    stack(found, plan, programs, known, table, by_name["embedding"])
     speed(found, plan, config, settings, files)
     return found.verdicts
 
@@ -139,14 +139,15 @@ def stack(
     programs: Sequence[Sequence[str | None]],
     known: dict[str, str] | None,
     table: dict[str, str] | None,
+    embedding: Part,
 ) -> None:
     """Verdict on the whole stack."""
     packages, bundles = ([p[i] for p in programs if p[i]] for i in (0, 1))
     complete = known and table and len(bundles) == len(programs)
     hashes = [str(p) for p in packages], [str(b) for b in bundles]
-    action = (
-        parity_stack.action(plan, *hashes, known["states"], table["table"]) if complete and known and table else None
-    )
+    action = None
+    if complete and known and table:
+        action = parity_stack.action(plan, *hashes, known["states"], table["table"], embedding)
     found.expect("parity/stack", action, "a part, the reference or the embedding")
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
-from shardmill.models.contract import MASKED, RING
 
 FORMAT = 2
 RUNTIME: dict[str, type] = {  # what a runtime reads
@@ -100,12 +99,9 @@ def runtime_manifest(
         "tokens_max": plan["tokens_max"],
         "widths": plan["widths"],
         "vocab": architecture["vocab"],
-        "hidden": architecture["graph"]["hidden"],
         "rope": architecture["ropes"],
         "window": architecture["window"],
         "conv_taps": architecture["graph"]["conv_taps"],
-        "ring": RING,
-        "mask_value": float(MASKED),
         "eos_token_ids": plan["eos_token_ids"],
         "embedding": embedding,
         "parts": parts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 
 from shardmill.gates import parity, reference, stack, thresholds
+from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
 POSITIONS = 24
 Rows = list[dict[str, Any]]
+
+
+def judge(gate: str, measurements: Iterable[thresholds.Measurement | thresholds.NotRun]) -> Rows:
+    """What a gate's file holds of the measurements. Raises GateError naming each number that missed its threshold."""
+    rows = thresholds.compare(m for m in measurements if isinstance(m, thresholds.Measurement))
+    thresholds.demand(gate, rows)
+    return rows
 
 
 @cache
@@ -38,19 +46,20 @@ def text(source: Path) -> tuple[int, ...]:
 def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
-    judge, original = reference.Reference(build.source, tiny.CONTEXT), reference.part_weights(piece, build.source)
+    known_model, original = reference.Reference(build.source, tiny.CONTEXT), reference.part_weights(piece, build.source)
     stored, states = PackageWeights(program, piece), known(build.source)
     if piece.kind == "layers":
         runner = parity.Runner(program, piece, engine.rope_tables(build.plan["architecture"]["rope"], tiny.CONTEXT))
-        found = parity.layers_parity(runner, judge, states["hidden"][:, :POSITIONS], original, stored)
+        found = parity.layers_parity(runner, known_model, states["hidden"][:, :POSITIONS], original, stored)
     else:
         pair = states["hidden"][-1], states["logits"]
-        found = parity.head_parity(program, piece, judge, pair, original, stored)
-    return thresholds.judge(name, found)
+        found = parity.head_parity(program, piece, known_model, pair, original, stored)
+    return judge(name, found)
 
 
-def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None) -> Rows:
-    """The rows of parity/stack.json. Raises GateError."""
+def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt: Path | None = None) -> Rows:
+    """The rows of parity/stack.json, with other packages or a spoilt embedding table. Raises GateError."""
+    table = spoilt or build.table
     programs = {**build.packages, **(packages or {})}
     weights, head = stack.stored_weights({name: (build.parts[name], path) for name, path in programs.items()})
     states = known(build.source)
@@ -61,10 +70,12 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None) -> Rows
     }
 
     def load() -> engine.Engine:
-        return engine.Engine(in_place(build.plan, programs, build.table), Path("/"))
+        return engine.Engine(in_place(build.plan, programs, table), Path("/"))
 
-    judge = reference.Reference(build.source, tiny.CONTEXT)
-    return thresholds.judge("stack", stack.stack_parity(load, judge, weights, short, head))
+    known_model = reference.Reference(build.source, tiny.CONTEXT)
+    stored = table_parity(build.parts["embedding"], build.source, table)
+    found = stack.stack_parity(load, known_model, weights, short, head)
+    return judge("stack", [stored, *found])
 
 
 def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:

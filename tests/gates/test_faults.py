@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,35 @@ def test_layers_run_in_the_wrong_order(built: tiny.Build) -> None:
     order = [rows[0], rows[2], rows[1], *rows[3:]]
     with caught("program_error", "kl"):
         judged.whole(replace(built, plan={**built.plan, "parts": order}))
+
+
+def spoilt_table(build: tiny.Build, file: Path, spoil: Callable[[Tensor], object]) -> Path:
+    """A copy of the embedding table after `spoil`."""
+    from safetensors.torch import load_file, save_file
+
+    table = load_file(build.table)["embedding"].clone()
+    spoil(table)
+    save_file({"embedding": table}, file)
+    return file
+
+
+def test_embeddings_of_tokens_that_the_text_lacks(built: tiny.Build, tmp_path: Path) -> None:
+    """No other number can see them."""
+    unseen = sorted(set(range(tiny.VOCAB)) - set(judged.text(built.source)))
+    assert len(unseen) > tiny.VOCAB // 2
+    index = torch.tensor(unseen)
+    table = spoilt_table(built, tmp_path / "table.safetensors", lambda rows: rows.index_fill_(0, index, 0))
+    with caught("weight_steps") as error:
+        judged.whole(built, spoilt=table)
+    missed = r"stack: weight_steps is \S+, must be <= 1 \(model\.embed_tokens\.weight, token \d+\)"
+    assert re.fullmatch(missed, str(error.value))
+
+
+def test_embeddings_scaled_by_a_fiftieth(built: tiny.Build, tmp_path: Path) -> None:
+    """Too little for the likely tokens to change."""
+    table = spoilt_table(built, tmp_path / "table.safetensors", lambda rows: rows.mul_(1.02))
+    with caught("weight_steps"):
+        judged.whole(built, spoilt=table)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -13,7 +13,8 @@ from portable_coreml.files.bundle import compile_model
 from shardmill.errors import GateError
 from shardmill.gates import residency
 from shardmill.gates.residency import Row, measured_status, measurements
-from shardmill.gates.thresholds import judge
+
+from .judged import judge
 
 ANE, CPU, GPU = "MLNeuralEngineComputeDevice", "MLCPUComputeDevice", "MLGPUComputeDevice"
 

@@ -50,7 +50,7 @@ def run(root: Path, content: dict[str, Any]) -> list[str]:
         bundles = [build / f"compiled/{name}.mlmodelc" for name in settings.parts]
         made, compiled = [receipt(p) for p in packages], [receipt(b) for b in bundles]
         verdict = build / "parity/stack.json"
-        stack = (summary, parts[:-1], record, states, receipt(states), packages, bundles, made, compiled, table)
+        stack = (summary, parts, record, states, receipt(states), packages, bundles, made, compiled, table)
         parity_stack.run(*stack, verdict, receipt(verdict), shop)
     return worked
 

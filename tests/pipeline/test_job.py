@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.errors import GateError
-from shardmill.pipeline.job import as_paths, one_line
+from shardmill.pipeline.job import THREADS, as_paths, one_line
 
 SCRIPT = """
 import json, logging, sys
@@ -36,14 +36,15 @@ job = SimpleNamespace(
     input={{"part": "a.json", "packages": ["b", "c"]}},
     output={{"receipt": "d.json"}},
     params={{"store": "build/.store", "tools": "abc"}},
-    log=["logs/step.log"], rule="convert", wildcards=Wildcards(["head_0"]), threads=3, resources={{"mem_mb": 800}},
+    log=["logs/step.log"], rule="convert", wildcards=Wildcards(["head_0"]),
+    threads={threads}, resources={{"mem_mb": 800}},
 )
 execute(step, job)
 """
 
 
-def run(folder: Path, body: str, more: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT.format(body=body, more=more)]
+def run(folder: Path, body: str, more: str = "", threads: int = 3) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT.format(body=body, more=more, threads=threads)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -64,10 +65,19 @@ def test_a_failure_is_one_line_and_the_log_has_the_traceback(tmp_path: Path) -> 
     assert "GateError" in log
 
 
-def test_libraries_start_as_many_threads_as_the_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_told_how_many_threads_the_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the user's shell says: with other threads a gate's figures would have other last digits."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert run(tmp_path, "import torch; assert torch.get_num_threads() == 3").returncode == 0
+    for name in THREADS:
+        monkeypatch.setenv(name, "7")
+    body = f"import os; assert [os.environ[name] for name in {THREADS}] == ['3', '3']"
+    assert run(tmp_path, body).returncode == 0
+
+
+def test_torch_obeys_however_many_cores_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread, which every machine has: of more than there are cores, MKL would give fewer."""
+    for name in THREADS:
+        monkeypatch.setenv(name, "7")
+    assert run(tmp_path, "import torch; assert torch.get_num_threads() == 1", threads=1).returncode == 0
 
 
 def test_a_step_that_starts_threads_is_told_how_many(tmp_path: Path) -> None:
@@ -106,7 +116,7 @@ AS_A_CHILD_OF_A_SHELL = ["sh", "-c", '"$@"; exit $?', "sh"]  # else Linux counts
 
 
 def logged_peak(folder: Path, body: str) -> int:
-    command = [*AS_A_CHILD_OF_A_SHELL, sys.executable, "-c", SCRIPT.format(body=body, more="")]
+    command = [*AS_A_CHILD_OF_A_SHELL, sys.executable, "-c", SCRIPT.format(body=body, more="", threads=3)]
     subprocess.run(command, cwd=folder, capture_output=True, check=False)
     found = re.search(r"peak memory (\d+) MB, declared 800 MB", (folder / "logs/step.log").read_text())
     assert found

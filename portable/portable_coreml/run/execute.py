@@ -162,14 +162,14 @@ class _Tracer:
         self.states = states
         self.lines: list[Line] = []
         self.outputs: tuple[Arg, ...] = ()
-        self.borrowed: set[int] = set()  # memory of the inputs and of the states as they were
+        self.inputs: tuple[Tensor, ...] = ()
         self.known: dict[str, Const] = {}
         self.writes: dict[int, MaskedWrite] = {}
         self.seen: set[str] = set()  # masks whose rows a line has found
         self.unstable: set[str] = set()  # values whose shape or owner may be another in the next run of these shapes
 
     def run(self, block: Lowered, env: dict[str, Any]) -> tuple[Tensor, ...]:
-        self.borrowed = {value.untyped_storage().data_ptr() for value in [*env.values(), *self.states.values()]}
+        self.inputs = tuple(env.values())
         self.writes = find_masked_writes(block)
         wanted = used([arg for write in self.writes.values() for arg in (write.mask, write.new)])  # small, and later
         for index, step in enumerate(block.steps):
@@ -178,7 +178,6 @@ class _Tracer:
             self._record(step, env, results)
             for name in set(block.dying.get(index, ())) - wanted:
                 env.pop(name, None)
-        self.borrowed |= {value.untyped_storage().data_ptr() for value in self.states.values()}
         self.outputs = tuple(self._result(self._fold(arg), env) for arg in block.outputs)
         return tuple(value_of(arg, env) for arg in self.outputs)
 
@@ -196,7 +195,12 @@ class _Tracer:
         return copy
 
     def _is_borrowed(self, value: Tensor) -> bool:
-        return value.untyped_storage().data_ptr() in self.borrowed
+        """Whether a value shares memory with an input or with a state as it is now.
+
+        A state that has been written anew is no owner any more: its memory may already hold another result.
+        """
+        owners = {owner.untyped_storage().data_ptr() for owner in (*self.inputs, *self.states.values())}
+        return value.untyped_storage().data_ptr() in owners
 
     def _record(self, step: Step, env: dict[str, Any], results: tuple[Any, ...]) -> None:
         args = tuple(self._fold(arg) for arg in step.args)
@@ -256,7 +260,7 @@ class _Tracer:
         source, storage = step.args[1], value.untyped_storage()
         whole = storage.nbytes() == value.numel() * value.element_size() and value.is_contiguous()
         stable = isinstance(source, Ref) and source.name not in self.unstable
-        return stable and whole and storage.data_ptr() not in self.borrowed
+        return stable and whole and not self._is_borrowed(value)
 
 
 HEAD, COPY = "\0head", "\0copy "  # no MIL name begins so

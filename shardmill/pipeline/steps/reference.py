@@ -14,6 +14,8 @@ from shardmill.pipeline.steptable import ingredients, source_folder
 from shardmill.pipeline.store import Action, Store
 from shardmill.plan import Part
 
+BLOCK = 1 << 20  # bytes hashed at a time: a vocabulary's logits are hundreds of MB
+
 
 def run(
     summary: Path, record: Path, text: Path, states: Path, receipt: Path, store: str, parity: Mapping[str, Any]
@@ -70,7 +72,8 @@ def seen(states: Path, part: Part) -> str:
     with states.open("rb") as stream:
         for start, end in spans:
             stream.seek(start)
-            digest.update(stream.read(end - start))
+            for at in range(start, end, BLOCK):
+                digest.update(stream.read(min(BLOCK, end - at)))
     return digest.hexdigest()
 
 

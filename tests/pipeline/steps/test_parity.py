@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny
 
-from shardmill.pipeline.steps import parity
+from shardmill.pipeline.steps import parity, parity_stack
 from shardmill.plan import Part
 
 
@@ -33,3 +33,11 @@ def test_where_the_weights_lie_does_not_count(built: tiny.Build) -> None:
     part = built.parts["layers_02_03"]
     moved = replace(part, tensors=tuple(replace(tensor, file="other", start=0) for tensor in part.tensors))
     assert key(built.plan, moved) == key(built.plan, part)
+
+
+def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_the_same_table(built: tiny.Build) -> None:
+    """The stack's gate compares the table with the checkpoint's rows, most of which no other input depends on."""
+    part = built.parts["embedding"]
+    other = replace(part, tensors=(replace(part.tensors[0], sha256="0" * 64),))
+    keys = {parity_stack.action(built.plan, ["p"], ["b"], "r", "t", piece).key for piece in (part, other)}
+    assert len(keys) == 2

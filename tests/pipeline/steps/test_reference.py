@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shardmill import config
+from shardmill.checkpoint.headers import read_header
 from shardmill.errors import CheckpointError, ConfigError, ShardmillError
 from shardmill.files import write_json
 from shardmill.pipeline.steps import reference
@@ -78,6 +80,31 @@ def test_a_part_sees_its_own_edges_and_a_head_the_last_one_with_the_logits(built
         {"layers_03_04"} | heads,
     ]
     assert moved("logits", 7) == heads
+
+
+def test_what_a_head_sees_is_hashed_a_block_at_a_time(
+    built: tiny.Build, build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of a large vocabulary are hundreds of MB, and `shardmill why` hashes them too."""
+    run(build)
+    states = build / "reference.safetensors"
+    header = read_header(build, states.name)
+    whole, small = reference.seen(states, built.parts["head_0"]), 1000
+    reads: list[int] = []
+
+    class Watched(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            reads.append(-1 if size is None else size)
+            return super().read(size)
+
+    def opened(file: Path, mode: str) -> Watched:
+        return Watched(file, mode)
+
+    monkeypatch.setattr(reference, "BLOCK", small)
+    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(reference, "read_header", lambda *_: header)
+    assert reference.seen(states, built.parts["head_0"]) == whole
+    assert len(reads) > 40 and max(reads) == small
 
 
 def test_no_more_tokens_than_the_context_holds(build: Path) -> None:

@@ -1,0 +1,87 @@
+"""Names the operation and the layer at which numbers stopped being finite, once a measurement says that they did.
+
+The passes that were measured are fed again, observed, up to that operation. Nothing of it is done for a measurement
+that is a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from portable_coreml import FirstNonFinite, NonFinite, trace
+from portable_coreml.files.load import load_model
+from portable_coreml.files.model import pick_function
+from torch import Tensor
+
+from shardmill.gates.fp16_range import layer_of
+from shardmill.gates.thresholds import Measurement
+from shardmill.machine import is_portable
+from shardmill.runtime.engine import Engine
+
+Rerun = Callable[[], object]
+
+
+class _Found(Exception):
+    """Ends a run at its first result that is not finite."""
+
+    def __init__(self, result: NonFinite, program: Path) -> None:
+        super().__init__(result.name)
+        self.result, self.program = result, program
+
+
+def explained(measurement: Measurement, rerun: Rerun, where: Path | Engine) -> Measurement:
+    """The measurement; if it is no finite number, its detail names the first operation whose result is none.
+
+    Args:
+        measurement: what a gate measured.
+        rerun: feeds the same passes again, in the same precision.
+        where: the one program that `rerun` runs, or the engine whose programs it runs.
+    """
+    if math.isfinite(measurement.value) or not is_portable():
+        return measurement
+    try:
+        if isinstance(where, Path):
+            with trace(_observer(where)):
+                rerun()
+        else:
+            _rerun_engine(where, rerun)
+        said = "every operation's results are finite"
+    except _Found as found:
+        said = f"first non-finite: {_described(found.result, found.program)}"
+    return replace(measurement, detail="; ".join(filter(None, (measurement.detail, said))))
+
+
+def _observer(program: Path) -> Callable[[str, str, Tensor], None]:
+    first = FirstNonFinite()
+
+    def look(name: str, kind: str, value: Tensor) -> None:
+        first(name, kind, value)
+        if first.found is not None:
+            raise _Found(first.found, program)
+
+    return look
+
+
+def _rerun_engine(engine: Engine, rerun: Rerun) -> None:
+    """Runs with every program observed, from states that no earlier pass has spoilt: 0 * NaN, though masked, is NaN."""
+    programs = engine.programs
+    for program in programs:
+        program.state = program.state and program.model.make_state()
+        program.around = partial(trace, _observer(program.path))
+    try:
+        rerun()
+    finally:
+        for program in programs:
+            program.around = nullcontext
+
+
+def _described(result: NonFinite, program: Path) -> str:
+    function, _ = pick_function(load_model(program), "")
+    layer = layer_of(function).get(result.name)
+    place = f"{program.stem}, outside layers" if layer is None else f"layer {layer}"
+    return f"{result.kind} output {result.name} ({place})"

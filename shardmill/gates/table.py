@@ -1,0 +1,61 @@
+"""The host's embedding table against the checkpoint's: every row, for the text of the other gates holds a few hundred.
+
+Both files are read a block of rows at a time, so that a table of gigabytes takes the memory of one block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardmill.checkpoint.headers import TensorInfo, read_header
+from shardmill.convert.weights import DTYPES, turned
+from shardmill.errors import GateError
+from shardmill.gates.thresholds import Measurement
+from shardmill.gates.weights import ROWS, fp16_step
+from shardmill.plan import Part
+
+
+def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
+    """The largest distance of a stored row from the checkpoint's, in steps of fp16, and the token it belongs to.
+
+    Args:
+        embedding: the embedding part.
+        source: the checkpoint's folder.
+        table: embedding.safetensors, which holds the rows with every multiplier of the model.
+
+    Raises:
+        GateError: the table is not of the checkpoint's shape.
+    """
+    (original,) = embedding.tensors
+    stored = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}.get("embedding")
+    if stored is None or stored.shape != original.shape:
+        found = "none" if stored is None else list(stored.shape)
+        raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
+    worst, where = 0.0, ""
+    pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
+    for i, (rows, plain) in enumerate(pairs):
+        expected = turned(plain, original.source)
+        steps = rows.sub_(expected).abs_().div_(fp16_step(expected)).amax(1)  # [ROWS], NaN where any is
+        token = int(steps.argmax())  # NaN counts as the largest
+        if math.isnan(steps[token]) or float(steps[token]) > worst:
+            worst, where = float(steps[token]), f"{original.label}, token {i * ROWS + token}"
+        if math.isnan(worst):
+            break
+    return Measurement("weight_steps", worst, where)
+
+
+def _blocks(tensor: TensorInfo, folder: Path) -> Iterator[Tensor]:
+    """A matrix in fp32, ROWS rows at a time."""
+    rows, columns = tensor.shape
+    dtype = DTYPES[tensor.dtype]
+    for first in range(0, rows, ROWS):
+        count = min(ROWS, rows - first)
+        size, offset = count * columns * dtype.itemsize, tensor.start + first * columns * dtype.itemsize
+        raw = np.fromfile(folder / tensor.file, np.uint8, size, offset=offset)
+        yield torch.from_numpy(raw).view(dtype).view(count, columns).float()

@@ -1,0 +1,88 @@
+"""The embedding table is compared with the checkpoint's row by row, all of it, in little memory."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from shardmill.errors import GateError
+from shardmill.gates import table
+from shardmill.gates.reference import checkpoint_weights
+from shardmill.gates.table import table_parity
+from shardmill.gates.thresholds import Measurement
+
+
+def compared(build: tiny.Build, file: Path, values: Tensor, factor: float = 1.0) -> Measurement:
+    """The measurement of a table that holds these values."""
+    save_file({"embedding": values}, file)
+    return table_parity(build.parts["embedding"], build.source, file, factor)
+
+
+@pytest.fixture
+def rows(built: tiny.Build) -> Tensor:
+    """The sound table's."""
+    return load_file(built.table)["embedding"].clone()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three blocks, the last of them shorter."""
+    monkeypatch.setattr(table, "ROWS", 100)
+
+
+def test_a_sound_table_is_at_most_rounded(built: tiny.Build) -> None:
+    found = table_parity(built.parts["embedding"], built.source, built.table)
+    assert found.name == "weight_steps"
+    assert found.value <= 0.5
+
+
+@pytest.mark.parametrize("token", [0, 99, 100, 255])
+@pytest.mark.parametrize("spoilt", [2.0, math.nan, math.inf])
+def test_one_value_of_any_row_is_named(
+    built: tiny.Build, rows: Tensor, tmp_path: Path, token: int, spoilt: float
+) -> None:
+    rows[token, 5] = spoilt
+    found = compared(built, tmp_path / "t.safetensors", rows)
+    assert not found.value <= 1
+    assert found.detail == f"model.embed_tokens.weight, token {token}"
+
+
+def test_a_table_may_hold_the_scaled_embeddings(built: tiny.Build, rows: Tensor, tmp_path: Path) -> None:
+    """Of a model that multiplies them by a constant; then the plain ones are wrong."""
+    factor = 96**0.5
+    scaled = (checkpoint_weights(built.source)("model.embed_tokens.weight").float() * factor).half()
+    assert compared(built, tmp_path / "t.safetensors", scaled, factor).value <= 1
+    assert compared(built, tmp_path / "t.safetensors", rows, factor).value > 100
+    assert compared(built, tmp_path / "t.safetensors", scaled).value > 100
+
+
+@pytest.mark.parametrize("wrong", [{"embedding": (255, 96)}, {"embedding": (96, 256)}, {"other": (256, 96)}])
+def test_a_table_of_another_shape_is_refused(
+    built: tiny.Build, tmp_path: Path, wrong: dict[str, tuple[int, ...]]
+) -> None:
+    file = tmp_path / "t.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in wrong.items()}, file)
+    with pytest.raises(GateError, match=r"t\.safetensors: model\.embed_tokens\.weight is \[256, 96\], the table is"):
+        table_parity(built.parts["embedding"], built.source, file)
+
+
+def test_no_more_than_a_block_is_read_at_a_time(built: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of a large model is more than a gigabyte, twice."""
+    sizes: list[int] = []
+    real = np.fromfile
+
+    def counted(file: Path, dtype: type, count: int, offset: int) -> object:
+        sizes.append(count)
+        return real(file, dtype, count, offset=offset)
+
+    monkeypatch.setattr(np, "fromfile", counted)
+    table_parity(built.parts["embedding"], built.source, built.table)
+    row = 2 * tiny.HIDDEN
+    assert sizes == [100 * row] * 4 + [56 * row] * 2
