@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # how many threads libraries start with
+
 
 def engine() -> dict[str, str]:
     """The engine's identity as receipts carry it: its name, and on a Mac the system's build and the chip."""

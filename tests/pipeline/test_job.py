@@ -21,21 +21,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from shardmill.errors import GateError
 from shardmill.pipeline.job import execute
+from shardmill.pipeline.task import Task
 
-def step(part, packages, receipt, store{more}):
-    logging.getLogger("shardmill.pipeline.steptable").info("half way")
-    print("chatter of a library")
-    Path("given.json").write_text(json.dumps([str(part), [str(p) for p in packages], str(receipt), store]))
-    assert isinstance(part, Path) and all(isinstance(p, Path) for p in packages)
-    {body}
+def step(part, packages, settings{more}):
+    def work(made):
+        logging.getLogger("shardmill.pipeline.task").info("half way")
+        print("chatter of a library")
+        Path("given.json").write_text(json.dumps([str(part), [str(p) for p in packages], settings, str(made["page"])]))
+        assert isinstance(part, Path) and all(isinstance(p, Path) for p in packages)
+        {body}
+
+    return Task(work)
 
 class Wildcards(list):
     model = "tiny"
 
 job = SimpleNamespace(
     input={{"part": "a.json", "packages": ["b", "c"]}},
-    output={{"receipt": "d.json"}},
-    params={{"store": "build/.store", "tools": "abc"}},
+    output={{"page": "d.html"}},
+    params={{"store": "build/.store", "tools": {{"code": "c", "packages": {{}}}}, "settings": "e"}},
     log=["logs/step.log"], rule="convert", wildcards=Wildcards(["head_0"]), threads=3, resources={{"mem_mb": 800}},
 )
 execute(step, job)
@@ -50,7 +54,7 @@ def run(folder: Path, body: str, more: str = "") -> subprocess.CompletedProcess[
 def test_a_step_gets_paths_and_parameters_and_says_what_it_does(tmp_path: Path) -> None:
     done = run(tmp_path, "pass")
     assert done.returncode == 0
-    assert json.loads((tmp_path / "given.json").read_text()) == ["a.json", ["b", "c"], "d.json", "build/.store"]
+    assert json.loads((tmp_path / "given.json").read_text()) == ["a.json", ["b", "c"], "e", "d.html"]
     assert (done.stdout, done.stderr) == ("", "shardmill convert head_0: half way\n")
     assert "chatter of a library" in (tmp_path / "logs/step.log").read_text()
 
@@ -89,10 +93,10 @@ def test_ctrl_c_ends_the_job_with_one_line(tmp_path: Path, moment: str) -> None:
         f"""{INTERRUPT}"""
         if not after
         else f"""
-    try:
-        {INTERRUPT}
-    except:
-        {after}"""
+        try:
+            {INTERRUPT}
+        except:
+            {after}"""
     )
     done = run(tmp_path, body)
     assert done.returncode == 130
