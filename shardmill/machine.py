@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # how many threads libraries start with
 
@@ -57,6 +58,11 @@ def threads() -> int | None:
     import torch
 
     return torch.get_num_threads() if is_portable() else None
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions of packages, by name."""
+    return {name: version(name) for name in sorted(names)}
 
 
 def machine() -> dict[str, str | int]:

@@ -19,10 +19,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from shardmill.machine import package_versions
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.task import Tools, source_folder
 
@@ -39,7 +39,7 @@ FAMILY = "shardmill.models.family"  # loads the module that is called like a mod
 FAMILIES = "shardmill.models.families"
 FACADES = ("shardmill.decode", "shardmill.decode.drafters", "shardmill.decode.policies")  # pass on names of modules
 LOG_CALLS = {"debug", "info", "warning", "error"}
-TOLD = {"help", "description", "contested"}  # keywords whose values people read
+TOLD = {"help", "description"}  # keywords whose values people read
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
         name = waiting.pop()
         if name == FAMILY and model_type.isidentifier():
             waiting.append(f"{FAMILIES}.{model_type}")
-        for module in counted(name):
+        for module in _counted(name):
             file = module_file(module)
             if file is not None and module not in found and not module.endswith(".errors"):
                 found[module] = file
@@ -122,12 +122,7 @@ def needs_family(modules: Iterable[str]) -> bool:
     return FAMILY in {name for file in closure(modules).values() for name in read_module(file).imported}
 
 
-def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Installed versions of the packages that decide a step's bytes."""
-    return {name: version(name) for name in sorted(names)}
-
-
-def counted(name: str) -> Iterator[str]:
+def _counted(name: str) -> Iterator[str]:
     """The modules that count for someone who imports a dotted name: its own, and the packages that this lies in."""
     parts = name.split(".")
     packages = [".".join(parts[:i]) for i in range(1, len(parts))]
@@ -136,7 +131,7 @@ def counted(name: str) -> Iterator[str]:
     facade = module_file(packages[-1]) if packages and packages[-1] in FACADES else None
     if facade is not None and module_file(name) is None:
         source = read_module(facade).passed_on.get(parts[-1])
-        yield from counted(source) if source else (packages[-1],)
+        yield from _counted(source) if source else (packages[-1],)
 
 
 def module_file(name: str) -> Path | None:
@@ -154,7 +149,7 @@ def read_module(file: Path, wording: bool = False) -> Module:
     root = next(root for root in OURS.values() if file.is_relative_to(root))
     package = file.relative_to(root).with_suffix("").parts[:-1]
     tree = Normalizer(wording).visit(tree)
-    imported = dict(imports(tree, package))
+    imported = dict(_imports(tree, package))
     data = data_files(file.parent) if file.name == "__init__.py" else ()
     blob = spelled(tree).encode() + b"".join(path.name.encode() + path.read_bytes() for path in data)
     return Module(hashlib.sha256(blob).hexdigest(), tuple(sorted(imported)), {v: k for k, v in imported.items()})
@@ -184,7 +179,7 @@ def data_files(folder: Path) -> list[Path]:
     return found
 
 
-def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Every module or attribute of ours that a module imports, and the name it gets."""
     for node in ast.walk(tree):
         names: list[tuple[str, str]] = []
@@ -211,27 +206,28 @@ class Normalizer(ast.NodeTransformer):
         super().generic_visit(node)
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [statement for statement in body if not is_idle(statement)]
+            kept = [statement for statement in body if not _is_idle(statement)]
             node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
         return node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         """Without its texts."""
-        return self.generic_visit(node) if self.wording else Silencer().visit(node)
+        return self.generic_visit(node) if self.wording else _Silencer().visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Without what it says to people."""
+        """Without what it says to people; on whose word a rule is said gets into no result at all."""
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "Source":
+            node.args, node.keywords = [], []
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg != "contested"]
         if not self.wording:
             node.keywords = [keyword for keyword in node.keywords if keyword.arg not in TOLD]
-            name = node.func.id if isinstance(node.func, ast.Name) else ""
-            if name == "Source":
-                node.args, node.keywords = [], []
             if name == "Rule":
-                node.args = [ast.Constant("") if is_prose(argument) else argument for argument in node.args]
+                node.args = [ast.Constant("") if _is_prose(argument) else argument for argument in node.args]
         return self.generic_visit(node)
 
 
-class Silencer(ast.NodeTransformer):
+class _Silencer(ast.NodeTransformer):
     """Empties every text."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
@@ -241,16 +237,16 @@ class Silencer(ast.NodeTransformer):
         return ast.Constant("")
 
 
-def is_idle(statement: ast.stmt) -> bool:
+def _is_idle(statement: ast.stmt) -> bool:
     """A docstring, `pass`, a call that logs, or imports for type checkers."""
     if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant) or is_log_call(statement.value)
+        return isinstance(statement.value, ast.Constant) or _is_log_call(statement.value)
     if isinstance(statement, ast.If) and not statement.orelse:
         return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
     return isinstance(statement, ast.Pass)
 
 
-def is_log_call(node: ast.expr) -> bool:
+def _is_log_call(node: ast.expr) -> bool:
     """log.info(...) and its like."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
@@ -258,6 +254,6 @@ def is_log_call(node: ast.expr) -> bool:
     return isinstance(owner, ast.Name) and owner.id == "log" and node.func.attr in LOG_CALLS
 
 
-def is_prose(node: ast.expr) -> bool:
+def _is_prose(node: ast.expr) -> bool:
     """A text of several words: identities and levels are one."""
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value

@@ -120,12 +120,12 @@ def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: d
     parsed = config.parse(settings)
     watched = snakefile.tools(parsed)
     assert set(watched) == set(STEPS)
-    assert {name for name, known in watched.items() if callable(known)} == {"split", "convert"}
-    known = watched["convert"]
+    assert {name for name, known in watched.items() if callable(known)} == {"split"}
+    known = watched["split"]
     assert callable(known)
     with pytest.raises(FileNotFoundError) as raised:
         known({})
     assert raised.value.filename == "build/tiny/source.receipt.json"
     Path("build/tiny/source").mkdir(parents=True)
     Path("checkpoint/config.json").rename("build/tiny/source/config.json")
-    assert known({}) == fingerprint.tools(STEPS["convert"], "phi3") != fingerprint.tools(STEPS["convert"], "")
+    assert known({}) == fingerprint.tools(STEPS["split"], "phi3") != fingerprint.tools(STEPS["split"], "")
