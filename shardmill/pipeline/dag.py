@@ -51,7 +51,7 @@ def inputs(steps: Steps, name: str) -> dict[str, Files]:
     return {key: files(steps) if callable(files) else files for key, files in found.items()}
 
 
-def before(steps: Steps, name: str) -> list[str]:
+def _before(steps: Steps, name: str) -> list[str]:
     """The steps that a step reads from or waits for, in the table's order."""
     wanted = {*_listed(*inputs(steps, name).values()), *waits(steps, name)}
     return [
@@ -110,7 +110,7 @@ def drawn(steps: Steps, config: Config) -> list[dict[str, Any]]:
             names[name],
             {"lane": step.lane, "amount": step.amount, "gate": step.is_gate, "after": [], "files": [], "count": 0},
         )
-        box["after"] += [names[other] for other in before(steps, name) if names[other] != names[name]]
+        box["after"] += [names[other] for other in _before(steps, name) if names[other] != names[name]]
         box["files"] += [path for template in shown for path in expanded(template, config.parts)]
         box["count"] += len(made)
     return [{"name": name, **box, "after": sorted(set(box["after"]))} for name, box in boxes.items()]

@@ -53,7 +53,7 @@ def garbage(builds: Path) -> Iterator[Path]:
         is_entry = (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
         if folder.is_dir() and is_entry and folder.name not in keep:
             yield folder
-    yield from outdated_templates(store / TEMPLATES)
+    yield from _outdated_templates(store / TEMPLATES)
     yield from sorted(folder for folder in builds.rglob(f"{SCRATCH}*") if folder.is_dir())
 
 
@@ -62,7 +62,7 @@ def current_templates() -> set[str]:
     return {digest(fingerprint.tools(STEPS["convert"], family)) for family in supported()}
 
 
-def outdated_templates(folder: Path) -> Iterator[Path]:
+def _outdated_templates(folder: Path) -> Iterator[Path]:
     """What other tools left among the templates."""
     current = current_templates()
     yield from (path for path in sorted(folder.iterdir() if folder.is_dir() else ()) if path.name not in current)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
-from shardmill.machine import THREAD_VARIABLES
+from shardmill.machine import THREAD_VARIABLES, package_versions
 from shardmill.pipeline import dag, fingerprint, table
 from shardmill.pipeline.disk import full_at
 from shardmill.pipeline.fingerprint import model_type
@@ -22,7 +22,7 @@ from shardmill.pipeline.lock import join_build
 from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_of, taken
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.store import Store
-from shardmill.pipeline.task import Artifact, Task, Tools
+from shardmill.pipeline.task import Artifact, Task
 
 log = logging.getLogger("shardmill")
 
@@ -33,7 +33,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
     """Does one job.
 
     The step's function gets the job's named inputs as Paths and its parameters as they are. An input whose receipt
-    the job waits for comes as an `Artifact`.
+    the job waits for comes as an `Artifact`. The code digest of the result's key is the one that Snakemake recorded.
 
     Args:
         task: the step's function.
@@ -46,7 +46,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
     build, step = Path("build") / snakemake.wildcards.model, table.STEPS[snakemake.rule]
-    withdrawal = partial(withdraw, build) if not dag.after_the_gates(table.STEPS, snakemake.rule) else nothing
+    withdrawal = partial(withdraw, build) if not dag.after_the_gates(table.STEPS, snakemake.rule) else _nothing
     try:
         join_build("build")
         _run(task, step, snakemake, withdrawal)
@@ -67,18 +67,18 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
 def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
     params = dict(snakemake.params.items())
     root, tools = Path(params.pop("store")), params.pop("tools")
+    tools = tools | {"packages": package_versions(tools["packages"])}  # conda may give jobs others than Snakemake has
     record = Path("build") / snakemake.wildcards.model / "source.receipt.json"
-    store = Store(root, withdrawal, lambda: check_tools(step, tools, record))
+    store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record))
     made = {key: as_paths(value) for key, value in snakemake.output.items()}
     receipt = made.pop("receipt") if step.kept else None
     assert receipt is None or isinstance(receipt, Path)
-    arguments = given(snakemake.input.items()) | params
-    perform(
-        describe(task, arguments, store, tools, snakemake.threads), dag.flat(made), receipt, store, taken(arguments)
-    )
+    arguments = _given(snakemake.input.items()) | params
+    todo = describe(task, arguments, store, tools, snakemake.threads)
+    perform(todo, dag.flat(made), receipt, store, taken(arguments))
 
 
-def given(inputs: Iterable[tuple[str, str | Sequence[str]]]) -> dict[str, Any]:
+def _given(inputs: Iterable[tuple[str, str | Sequence[str]]]) -> dict[str, Any]:
     """A job's inputs by name: Paths, and Artifacts where the job waits for their receipts."""
     files = {name: as_paths(value) for name, value in inputs}
     waits = files.pop(dag.WAITS, [])
@@ -93,14 +93,13 @@ def given(inputs: Iterable[tuple[str, str | Sequence[str]]]) -> dict[str, Any]:
     }
 
 
-def check_tools(step: Step, tools: Tools, record: Path) -> None:
-    """Raises ShardmillError where what worked is not what the result would be filed under."""
-    if fingerprint.tools(step, model_type(record)) != tools:
-        what = "shardmill's code or its packages are not those that the build began with"
-        raise ShardmillError(f"{what}; run the same command again")
+def _check_code(step: Step, code: str, record: Path) -> None:
+    """Raises ShardmillError where the code that worked is not that which the result would be filed under."""
+    if fingerprint.tools(step, model_type(record))["code"] != code:
+        raise ShardmillError("shardmill's code was changed while it worked; run the same command again")
 
 
-def nothing() -> None:
+def _nothing() -> None:
     """What jobs after the gates withdraw."""
 
 

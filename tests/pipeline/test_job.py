@@ -68,6 +68,20 @@ def test_a_failure_is_one_line_and_the_log_has_the_traceback(tmp_path: Path) -> 
     assert "GateError" in log
 
 
+def test_what_changed_code_made_is_not_kept(tmp_path: Path) -> None:
+    """The key names the code that Snakemake found; under it there must be no result of another."""
+    script = SCRIPT.replace("return Task(work)", 'return Task(work, Action("convert"))')
+    script = script.replace('{{"page": "d.html"}}', '{{"page": "d.html", "receipt": "d.receipt.json"}}')
+    script = script.replace("import Task", "import Action, Task").format(body='made["page"].write_text("p")', more="")
+    (tmp_path / "build/tiny/source").mkdir(parents=True)
+    (tmp_path / "build/tiny/source/config.json").write_text('{"model_type": "phi3"}')
+    (tmp_path / "build/tiny/model.json").write_text("{}")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("code was changed while it worked; run the same command again")
+    assert not (tmp_path / "d.html").exists() and not (tmp_path / "build/tiny/model.json").exists()
+
+
 def test_libraries_start_as_many_threads_as_the_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the user's shell says: with other threads a gate's figures would have other last digits."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
