@@ -45,7 +45,7 @@ def forecast(config: Config, build: Path, store: Store) -> list[Verdict]:
         build: the model's folder.
         store: where results are kept.
     """
-    record = source_record(config, build, store)
+    record = _source_record(config, build, store)
     if record is None:
         return [Verdict("source", "works", "not fetched as the config has it; all else depends on what it brings")]
     with TemporaryDirectory(prefix="shardmill-why-") as folder:
@@ -53,12 +53,12 @@ def forecast(config: Config, build: Path, store: Store) -> list[Verdict]:
         write_json(known / RECORD, record)
         checkpoint = Path(config.source.path) if config.source.path else source_folder(build / RECORD)
         source_folder(known / RECORD).symlink_to(checkpoint.resolve())
-        walk = Walk(config, build, store, known)
+        walk = _Walk(config, build, store, known)
         found = [walk.visit(job) for job in dag.jobs(STEPS, config) if job[0] != "fetch"]
         return [verdict for verdict in found if verdict]
 
 
-def source_record(config: Config, build: Path, store: Store) -> Any:
+def _source_record(config: Config, build: Path, store: Store) -> Any:
     """source.receipt.json as the next fetch would write it; None where only a download can tell."""
     if config.source.path is None:
         receipt = build / RECORD
@@ -69,7 +69,7 @@ def source_record(config: Config, build: Path, store: Store) -> Any:
 
 
 @dataclass(frozen=True)
-class Walk:
+class _Walk:
     """Goes through the jobs.
 
     Attributes:
@@ -102,7 +102,7 @@ class Walk:
             return Verdict(label, "unchanged")
         if step.on_the_side:
             with quiet_transformers(), quiet("shardmill"):
-                made_in_place(task, outputs)
+                _made_in_place(task, outputs)
         return Verdict(label, "works", self.store.reason(task.action, self.build / receipt))
 
     def label(self, job: Job) -> str:
@@ -127,7 +127,7 @@ class Walk:
             return False
         recorded = read_entry(entry)
         for name, path in outputs.items():
-            link(entry / recorded[name]["file"], path)
+            _link(entry / recorded[name]["file"], path)
         write_receipt(self.known / receipt, action, recorded, outputs, task.notes)
         return True
 
@@ -139,18 +139,18 @@ class Walk:
         if read_receipt(self.build / receipt).get("key") != action.key:
             return False
         for path, source in there.items():
-            link(source, path)
+            _link(source, path)
         return True
 
 
-def made_in_place(task: Task, outputs: Mapping[str, Path]) -> None:
+def _made_in_place(task: Task, outputs: Mapping[str, Path]) -> None:
     """Does a job's work, with no regard to what the store has."""
     for path in outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     task.work(outputs)
 
 
-def link(source: Path, target: Path) -> None:
+def _link(source: Path, target: Path) -> None:
     """A symbolic link."""
     target.parent.mkdir(parents=True, exist_ok=True)
     os.symlink(source.resolve(), target)

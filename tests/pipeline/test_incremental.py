@@ -190,3 +190,13 @@ def test_quantisation_changed(root: Path) -> None:
     """fp16 instead of INT8 is another package each, and no new reference or embedding."""
     worked = set(driver.run(root, settings(convert={"weights": "fp16"})))
     assert worked == {"plan", "parity/stack"} | steps_of(*config.parse(settings()).parts)
+
+
+def test_without_a_store_what_is_in_place_is_unchanged(root: Path) -> None:
+    """As for Snakemake: there is nothing to do. What was made of something else, or is gone, would be worked on."""
+    shutil.rmtree(root / "build/.store")
+    assert forecast(root, settings()) == set()
+    (root / "build/tiny/residency/head_0.json").unlink()
+    assert forecast(root, settings()) == {"residency/head_0"}
+    changed = settings(convert={"weights": "fp16"})
+    assert {"plan", *(f"packages/{part}" for part in config.parse(settings()).parts)} <= forecast(root, changed)

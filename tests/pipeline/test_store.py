@@ -15,9 +15,6 @@ from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.errors import ShardmillError
 from shardmill.files import SEAL, dumps
-
-
-from shardmill.files import dumps
 from shardmill.pipeline import store
 from shardmill.pipeline.store import Action, Store
 
@@ -235,11 +232,6 @@ def test_work_on_what_is_not_what_was_made_is_refused(shop: Store, tmp_path: Pat
     shop.perform(Action("convert"), {"package": package}, receipt, convert)
     assert run() is True
     assert (bundle / "weights").read_text() == "weights"
-
-
-    monkeypatch.setattr(Path, "open", counted)
-    assert here.perform(shop, never) is False
-    assert [path.name for path in read if path.name == "data.bin"] == []
 
 
 def test_who_must_know_is_told_before_an_output_changes_and_only_then(tmp_path: Path) -> None:
