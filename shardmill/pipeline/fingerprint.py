@@ -37,7 +37,13 @@ def folder_of(package: str) -> Path:
 OURS = {name: folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
 FAMILY = "shardmill.models.family"  # loads the module that is called like a model_type
 FAMILIES = "shardmill.models.families"
-FACADES = ("shardmill.decode", "shardmill.decode.drafters", "shardmill.decode.policies")  # pass on names of modules
+FACADES = (  # packages that do nothing when they are imported but pass on names
+    "portable_coreml",
+    "portable_coreml.judge.placement",
+    "shardmill.decode",
+    "shardmill.decode.drafters",
+    "shardmill.decode.policies",
+)
 LOG_CALLS = {"debug", "info", "warning", "error"}
 TOLD = {"help", "description"}  # keywords whose values people read
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from portable_coreml.dtypes import BY_NAME
+from portable_coreml.judge.placement.limits import MAX_EXTENT, STATE_WIDTH_MULTIPLE
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
@@ -14,11 +15,9 @@ ANEFORGE_CAPS = Source("ANEForge", "docs/capabilities.md")
 DISPATCH = Source("751K", "notes/coreml_dispatch.md")
 
 MAX_RANK = 5
-MAX_EXTENT = 65536
 MAX_SPATIAL_BEFORE_M4 = 16384
 MAX_CONTRACTION = 32768
 ALIGNMENT_BYTES = 64
-STATE_WIDTH_MULTIPLE = 32
 FIRST_WIDE_CHIP = 4
 COMPUTE = frozenset({"conv", "matmul", "linear", "scaled_dot_product_attention", "softmax", "layer_norm"})
 
