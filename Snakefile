@@ -15,7 +15,7 @@ if not workflow.configfiles:
 
 
 C = sm.checked(config, workflow)
-TOOLS = sm.watched()
+TOOLS = sm.tools(C)
 MB = sm.mem_mb(C, workflow)
 STORE = "build/.store"
 

@@ -31,8 +31,8 @@ from tests.conformance.suites import (  # noqa: E402
 INTRODUCTION = (
     "coremltools' own tests of PyTorch operations (through TorchScript, the frontend that shardmill converts with), "
     "of stateful models and of MIL operations, unmodified, on the portable engine in fp32 mode. Written down by "
-    "`benchmarks/conformance.py`; "
-    "[`portable/tests/conformance/plugin.py`](../portable/tests/conformance/plugin.py) says what the tests are told about their surroundings."
+    "`benchmarks/conformance.py`; [`plugin.py`](../portable/tests/conformance/plugin.py) says what the tests are told "
+    "about their surroundings."
 )
 MEANING = (
     "*Not applicable*: coremltools skips the case, or expects it to fail, on every platform; or the case is about the "

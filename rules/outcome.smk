@@ -31,14 +31,16 @@ rule manifest:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
-        packaged=expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
         bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
-        compiled=expand("build/{{model}}/compiled/{part}.receipt.json", part=C.parts),
         table=ancient("build/{model}/embedding.safetensors"),
-        tabled="build/{model}/embedding.receipt.json",
-        gates=sm.gate_receipts(C),
+        waits=[
+            expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
+            expand("build/{{model}}/compiled/{part}.receipt.json", part=C.parts),
+            "build/{model}/embedding.receipt.json",
+            sm.gate_receipts(C),
+        ],
     output:
-        made="build/{model}/model.json",
+        manifest="build/{model}/model.json",
     log:
         "build/{model}/logs/manifest.log",
     conda:
@@ -46,6 +48,7 @@ rule manifest:
     resources:
         mem_mb=MB("manifest"),
     params:
+        store=STORE,
         tools=TOOLS["manifest"],
     script:
         "../scripts/manifest.py"
@@ -58,7 +61,7 @@ rule provenance:
         manifest="build/{model}/model.json",
         receipts=sm.all_receipts(C),
     output:
-        made="build/{model}/provenance.json",
+        provenance="build/{model}/provenance.json",
     log:
         "build/{model}/logs/provenance.log",
     conda:
@@ -66,6 +69,7 @@ rule provenance:
     resources:
         mem_mb=MB("provenance"),
     params:
+        store=STORE,
         tools=TOOLS["provenance"],
     script:
         "../scripts/provenance.py"
@@ -78,10 +82,13 @@ rule report:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
-        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
-        table=ancient("build/{model}/embedding.safetensors"),
-        residency=expand("build/{{model}}/residency/{part}.json", part=C.parts),
-        parity=expand("build/{{model}}/parity/{part}.json", part=[*C.parts, "stack"]),
+        artifacts=ancient(
+            [
+                expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts),
+                "build/{model}/embedding.safetensors",
+            ]
+        ),
+        verdicts=sm.verdicts(C),
         speed="build/{model}/benchmark/speed.json",
         receipts=sm.all_receipts(C),
     output:
@@ -94,7 +101,9 @@ rule report:
     resources:
         mem_mb=MB("report"),
     params:
+        store=STORE,
         settings=sm.settings(C),
+        pipeline=sm.drawn(C),
         tools=TOOLS["report"],
     script:
         "../scripts/report.py"

@@ -5,7 +5,7 @@
 rule embedding:
     input:
         part="build/{model}/parts/embedding.json",
-        record="build/{model}/source.receipt.json",
+        record=ancient("build/{model}/source.receipt.json"),
     output:
         table="build/{model}/embedding.safetensors",
         receipt="build/{model}/embedding.receipt.json",
@@ -50,7 +50,7 @@ rule convert:
 rule compile:
     input:
         package=ancient("build/{model}/packages/{part}.mlpackage"),
-        made="build/{model}/packages/{part}.receipt.json",
+        waits="build/{model}/packages/{part}.receipt.json",
     output:
         bundle=directory("build/{model}/compiled/{part}.mlmodelc"),
         receipt="build/{model}/compiled/{part}.receipt.json",

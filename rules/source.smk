@@ -4,7 +4,7 @@
 # The checkpoint's files, linked into the build, each with its sha256.
 rule fetch:
     input:
-        files=sm.source_files(C),
+        waits=sm.source_files(C),
     output:
         record="build/{model}/source.receipt.json",
     log:

@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import benchmark
 
-execute(benchmark.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(benchmark.task, snakemake)  # noqa: F821 (Snakemake defines it)

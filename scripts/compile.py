@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import compile
 
-execute(compile.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(compile.task, snakemake)  # noqa: F821 (Snakemake defines it)

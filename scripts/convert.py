@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import convert
 
-execute(convert.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(convert.task, snakemake)  # noqa: F821 (Snakemake defines it)

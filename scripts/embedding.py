@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import embedding
 
-execute(embedding.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(embedding.task, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import fetch
 
-execute(fetch.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(fetch.task, snakemake)  # noqa: F821 (Snakemake defines it)

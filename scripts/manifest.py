@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import manifest
 
-execute(manifest.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(manifest.task, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import parity
 
-execute(parity.run_part, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(parity.task, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import parity_stack
 
-execute(parity_stack.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(parity_stack.task, snakemake)  # noqa: F821 (Snakemake defines it)

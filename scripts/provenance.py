@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import provenance
 
-execute(provenance.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(provenance.task, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import reference
 
-execute(reference.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(reference.task, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import report
 
-execute(report.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(report.task, snakemake)  # noqa: F821 (Snakemake defines it)

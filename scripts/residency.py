@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import residency
 
-execute(residency.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(residency.task, snakemake)  # noqa: F821 (Snakemake defines it)

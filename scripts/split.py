@@ -3,4 +3,4 @@
 from shardmill.pipeline.job import execute
 from shardmill.pipeline.steps import split
 
-execute(split.run, snakemake)  # noqa: F821 (Snakemake defines it)
+execute(split.task, snakemake)  # noqa: F821 (Snakemake defines it)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
 
 NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # how many threads libraries start with
 
 
 def engine() -> dict[str, str]:
@@ -83,6 +85,11 @@ def threads() -> int | None:
     import torch
 
     return torch.get_num_threads() if is_portable() else None
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions of packages, by name."""
+    return {name: version(name) for name in sorted(names)}
 
 
 def machine() -> dict[str, str | int]:

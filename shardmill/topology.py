@@ -12,8 +12,7 @@ from itertools import accumulate
 from math import isqrt, prod
 from typing import TYPE_CHECKING
 
-from portable_coreml.judge.placement.rules.shapes import MAX_EXTENT, STATE_WIDTH_MULTIPLE
-from portable_coreml.judge.placement.rules.weights import MAX_WEIGHT_BYTES
+from portable_coreml.judge.placement.limits import MAX_EXTENT, MAX_WEIGHT_BYTES, STATE_WIDTH_MULTIPLE
 
 from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Action
 
 Made = Mapping[str, Path]
 

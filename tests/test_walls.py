@@ -29,7 +29,9 @@ MAY_USE: dict[str, set[str]] = {
     "serve": {"decode", "runtime"},
     "bench": {"config", "decode", "plan", "runtime", "serve"},
     "report": {"gates"},
-    "pipeline": {"bench", "checkpoint", "config", "convert", "gates", "models", "plan", "report", "runtime", "serve"},
+    "pipeline": {
+        "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime", "serve",
+    },
     "commands": {
         "bench", "checkpoint", "config", "decode", "gates", "models", "pipeline", "plan", "runtime", "serve",
     },

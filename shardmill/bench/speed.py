@@ -25,7 +25,6 @@ from shardmill.bench.replay import replay
 from shardmill.bench.server import command, running
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
-from shardmill.pipeline.fingerprint import package_versions
 from shardmill.runtime.manifest import read_manifest
 
 Say = Callable[[str], None]
@@ -73,7 +72,7 @@ def benchmark(
     return {
         "engine": machine.engine(),
         "machine": machine.machine() | ({"threads": server.threads, "precision": precision} if server.threads else {}),
-        "versions": package_versions(PACKAGES),
+        "versions": machine.package_versions(PACKAGES),
         "settings": asdict(settings) | {"drafters": drafters, "widths": manifest["widths"]},
         "start": start,
         **figures,

@@ -9,7 +9,7 @@ what people edit in place. `source.json` holds nothing that varies with machine,
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,12 @@ def fetch(
     dest: Path,
     cache: HashCache | None,
     access: HubAccess | None = None,
+    before_change: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Fills `dest` from a local folder (`path`) or from a commit of a hub repository, and returns source.json.
 
-    `dest` appears at once or not at all, and is left alone if it holds the same files already.
+    `dest` appears at once or not at all, and is left alone if it holds the same files already; before other files take
+    their place, `before_change` is called.
     Raises CheckpointError if not exactly one source is given, or where the source is not a sound checkpoint.
     """
     if (path is None) == (repo is None):
@@ -51,6 +53,7 @@ def fetch(
         "files": described(folder, hashes),
     }
     if not _is_there(dest, record, cache):
+        before_change()
         _land(folder, dest, record, cache)
     return record
 

@@ -32,7 +32,7 @@ def why(
     for problem in snakefile.file_problems(settings):
         raise ConfigError(f"{settings.model}: {problem}")
     settings = settle(settings, str(file), build.parent / ".store")
-    verdicts = why.forecast(settings, snakefile.settings(settings), build, Store(build.parent / ".store"))
+    verdicts = why.forecast(settings, build, Store(build.parent / ".store"))
     table = Table(box=None, pad_edge=False)
     for column in ("step", "", "because of"):
         table.add_column(column)

@@ -20,7 +20,7 @@ from typing import Any
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, read_sealed
-from shardmill.pipeline.steptable import SOURCE
+from shardmill.pipeline.task import SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 ATTESTATION = "provenance.json"

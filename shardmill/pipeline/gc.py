@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill.convert.template import cache
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.files import SCRATCH, read_json
+from shardmill.files import SCRATCH, digest, read_json
+from shardmill.models import supported
+from shardmill.pipeline import fingerprint
 from shardmill.pipeline.store import TEMPLATES
+from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.users import users
 
 
@@ -51,8 +53,19 @@ def garbage(builds: Path) -> Iterator[Path]:
         is_entry = (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
         if folder.is_dir() and is_entry and folder.name not in keep:
             yield folder
-    yield from cache.outdated(store / TEMPLATES)
+    yield from _outdated_templates(store / TEMPLATES)
     yield from sorted(folder for folder in builds.rglob(f"{SCRATCH}*") if folder.is_dir())
+
+
+def current_templates() -> set[str]:
+    """Names of the folders in which the present tools keep templates, one for each model family."""
+    return {digest(fingerprint.tools(STEPS["convert"], family)) for family in supported()}
+
+
+def _outdated_templates(folder: Path) -> Iterator[Path]:
+    """What other tools left among the templates."""
+    current = current_templates()
+    yield from (path for path in sorted(folder.iterdir() if folder.is_dir() else ()) if path.name not in current)
 
 
 def collect(builds: Path, dry: bool = False) -> Collected:

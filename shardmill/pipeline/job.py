@@ -3,53 +3,57 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import logging
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
+from shardmill.machine import THREAD_VARIABLES, package_versions
+from shardmill.pipeline import dag, fingerprint, table
 from shardmill.pipeline.disk import full_at
+from shardmill.pipeline.fingerprint import model_type
 from shardmill.pipeline.lock import join_build
+from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_of, taken
+from shardmill.pipeline.step import Step
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Artifact, Task
 
 log = logging.getLogger("shardmill")
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-AFTER_THE_GATES = ("manifest", "benchmark", "provenance", "report")
 
 
-def execute(run: Callable[..., None], snakemake: Any) -> None:
-    """Calls `run` with the job's named inputs and outputs as Paths and its parameters as they are.
+def execute(task: Callable[..., Task], snakemake: Any) -> None:
+    """Does one job.
 
-    `tools` among the parameters only makes Snakemake notice a changed library and is not passed on; `threads` is for
-    steps that start some themselves.
+    The step's function gets the job's named inputs as Paths and its parameters as they are. An input whose receipt
+    the job waits for comes as an `Artifact`. The code digest of the result's key is the one that Snakemake recorded.
+
+    Args:
+        task: the step's function.
+        snakemake: the object that Snakemake gives a script.
     """
     terminal = redirect_output(Path(snakemake.log[0]))
-    job = f"shardmill {snakemake.rule} {' '.join(map(str, snakemake.wildcards))}".strip()
-    start_logging(terminal, job)
-    interrupt.ends_this_process(f"{job}: interrupted", terminal.fileno())
-    for name in THREADS:
-        os.environ[name] = str(snakemake.threads)  # with other threads sums come out otherwise in their last digits
-    arguments = {
-        name: as_paths(value) for files in (snakemake.input, snakemake.output) for name, value in files.items()
-    }
-    arguments |= {name: value for name, value in snakemake.params.items() if name != "tools"}
-    if "threads" in inspect.signature(run).parameters:
-        arguments["threads"] = snakemake.threads
+    name = f"shardmill {snakemake.rule} {' '.join(map(str, snakemake.wildcards))}".strip()
+    start_logging(terminal, name)
+    interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
+    build, step = Path("build") / snakemake.wildcards.model, table.STEPS[snakemake.rule]
+    withdrawal = partial(withdraw, build) if not dag.after_the_gates(table.STEPS, snakemake.rule) else _nothing
     try:
         join_build("build")
-        if snakemake.rule not in AFTER_THE_GATES:
-            withdraw(Path("build") / snakemake.wildcards.model)
-        run(**arguments)
+        _run(task, step, snakemake, withdrawal)
         if interrupt.happened():
             raise KeyboardInterrupt  # a library has swallowed it
     except (KeyboardInterrupt, Exception) as error:
+        withdrawal()
         log.debug("failed", exc_info=True)  # the log file has the traceback
         if isinstance(error, KeyboardInterrupt) or interrupt.happened():
             log.error("interrupted")
@@ -58,6 +62,45 @@ def execute(run: Callable[..., None], snakemake: Any) -> None:
         sys.exit(1)
     finally:
         log.debug("peak memory %d MB, declared %s MB", peak_mb(), snakemake.resources.get("mem_mb"))
+
+
+def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
+    params = dict(snakemake.params.items())
+    root, tools = Path(params.pop("store")), params.pop("tools")
+    tools = tools | {"packages": package_versions(tools["packages"])}  # conda may give jobs others than Snakemake has
+    record = Path("build") / snakemake.wildcards.model / "source.receipt.json"
+    store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record))
+    made = {key: as_paths(value) for key, value in snakemake.output.items()}
+    receipt = made.pop("receipt") if step.kept else None
+    assert receipt is None or isinstance(receipt, Path)
+    arguments = _given(snakemake.input.items()) | params
+    todo = describe(task, arguments, store, tools, snakemake.threads)
+    perform(todo, dag.flat(made), receipt, store, taken(arguments))
+
+
+def _given(inputs: Iterable[tuple[str, str | Sequence[str]]]) -> dict[str, Any]:
+    """A job's inputs by name: Paths, and Artifacts where the job waits for their receipts."""
+    files = {name: as_paths(value) for name, value in inputs}
+    waits = files.pop(dag.WAITS, [])
+    receipts = {waits} if isinstance(waits, Path) else set(waits)
+
+    def known(path: Path) -> Path | Artifact:
+        return read_artifact(path) if receipt_of(path) in receipts else path
+
+    return {
+        name: [known(path) for path in paths] if isinstance(paths, list) else known(paths)
+        for name, paths in files.items()
+    }
+
+
+def _check_code(step: Step, code: str, record: Path) -> None:
+    """Raises ShardmillError where the code that worked is not that which the result would be filed under."""
+    if fingerprint.tools(step, model_type(record))["code"] != code:
+        raise ShardmillError("shardmill's code was changed while it worked; run the same command again")
+
+
+def _nothing() -> None:
+    """What jobs after the gates withdraw."""
 
 
 def peak_mb() -> float:

@@ -1,7 +1,8 @@
 """What every job needs of memory, from the plan, so that Snakemake starts at once only what fits.
 
 A need is the process with its imports, and so many bytes for each parameter that the job has to do with. The numbers
-are upper bounds of what jobs log as their peak, for the demo and at the size of Phi-4-mini (docs/benchmarks.md).
+stand in the step table: upper bounds of what jobs log as their peak, for the demo and at the size of Phi-4-mini
+(docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -48,49 +49,31 @@ class Need:
         return ceil(self.base + sum(shares))
 
 
-NEEDS = {
-    "fetch": Need(300),
-    "split": Need(600),
-    "embedding": Need(400),
-    "convert stamped": Need(800, part=0.05),  # a few blocks of rows; the program grows with its layers
-    "convert plain": Need(700, part=6.5, largest=46),  # coremltools copies: fp32, fp16, int8
-    "compile": Need(600),
-    "residency": Need(600),
-    "reference": Need(600, layer=4, table=2),
-    "parity": Need(800, part=1.4, layer=3.5),
-    "parity_stack": Need(900, model=1.2, layer=3.5),
-    "benchmark": Need(1300, model=1.2),
-    "manifest": Need(300),
-    "provenance": Need(300),
-    "report": Need(500),
-}
+def declared(build: Path, step: str, need: Need, limit: int | None) -> Resource | int:
+    """What a step's rule declares as mem_mb: a number, or a function of a job's wildcards and input.
 
+    The function raises ShardmillError for a job that needs more than the limit, which Snakemake would start all the
+    same, and FileNotFoundError, which it shows as <TBD>, before there is a plan.
 
-def declared(build: Path, method: str, limit: int | None) -> Callable[[str], Resource | int]:
-    """What rules declare as mem_mb, by step: a number, or a function of a job's wildcards and input.
-
-    Args: build the folder of a model's build; method the config's convert.method; limit the MB that jobs may use
-    together, None for any. The function raises ShardmillError for a job that needs more than the limit, which
-    Snakemake would start all the same, and FileNotFoundError, which it shows as <TBD>, before there is a plan.
+    Args:
+        build: the folder of a model's build.
+        step: its name, for the error line.
+        need: what its jobs need.
+        limit: MB that jobs may use together; None for any.
     """
+    if need == Need(need.base):
+        return need.base
 
-    def of_step(step: str) -> Resource | int:
-        need = NEEDS[f"convert {method}" if step == "convert" else step]
-        if need == Need(need.base):
-            return need.base
+    def mem_mb(wildcards: Any, input: Any) -> int:
+        part = wildcards.get("part")
+        try:
+            mb = need.mb(sizes(json.loads((build / "plan.json").read_text()), part))
+        except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
+            raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
+        check(f"{step} {part}" if part else step, mb, limit)
+        return mb
 
-        def mem_mb(wildcards: Any, input: Any) -> int:
-            part = wildcards.get("part")
-            try:
-                mb = need.mb(sizes(json.loads((build / "plan.json").read_text()), part))
-            except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
-                raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
-            check(f"{step} {part}" if part else step, mb, limit)
-            return mb
-
-        return mem_mb
-
-    return of_step
+    return mem_mb
 
 
 def check(job: str, mb: int, limit: int | None) -> None:

@@ -16,7 +16,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, read_sealed, sealed
-from shardmill.pipeline.steptable import SOURCE
+from shardmill.pipeline.task import SOURCE
 from shardmill.runtime.manifest import COMPLETE, entries, read_manifest
 
 BUILD_TYPE = "urn:shardmill:build:v1"

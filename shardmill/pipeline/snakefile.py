@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
-from shardmill.pipeline import memory
+from shardmill.pipeline import dag, fingerprint, memory
+from shardmill.pipeline.configured import settings, source_files, split_settings, task_files
+from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock
 from shardmill.pipeline.settle import settle
-from shardmill.pipeline.steptable import watched
+from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.task import Tools
 from shardmill.yamlfile import read_yaml
 
 __all__ = [
     "all_receipts",
     "artifacts",
     "checked",
+    "drawn",
     "gate_receipts",
     "mem_mb",
     "only_build",
@@ -30,7 +31,8 @@ __all__ = [
     "split_settings",
     "source_files",
     "task_files",
-    "watched",
+    "tools",
+    "verdicts",
 ]
 
 
@@ -66,53 +68,61 @@ def file_problems(config: Config) -> list[str]:
 def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | int]:
     """What a step's rule declares as mem_mb, see `memory.declared`; the limit is what --resources mem_mb says."""
     limit = workflow.global_resources.get("mem_mb").value
-    return memory.declared(Path("build") / config.model, config.convert.method, limit)
+    build = Path("build") / config.model
+
+    def of_step(name: str) -> memory.Resource | int:
+        needs = STEPS[name].needs
+        need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
+        return memory.declared(build, name, need, limit)
+
+    return of_step
 
 
-def settings(config: Config) -> dict[str, Any]:
-    """The config as plain data, as Snakemake compares and passes parameters."""
-    plain: dict[str, Any] = json.loads(TypeAdapter(Config).dump_json(config))
-    return plain
+def tools(config: Config) -> dict[str, Tools | Callable[[Any], Tools]]:
+    """What decides each step's result besides its inputs, see `fingerprint.tools`.
 
+    It is given to Snakemake as a parameter, so that a change of the library reruns the step, and by it to the job,
+    so that what Snakemake recorded and what the store has are the same. Where the model's family counts, it is a
+    function that raises FileNotFoundError, which Snakemake shows as <TBD>, before there is a checkpoint.
+    """
+    record = Path("build") / config.model / "source.receipt.json"
 
-def split_settings(config: Config) -> dict[str, Any]:
-    """What of the config decides the plan: other settings must not make anything again."""
-    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark")}
+    def of_step(name: str) -> Tools | Callable[[Any], Tools]:
+        step = STEPS[name]
+        if not needs_family((step.task.__module__, *step.also)):
+            return fingerprint.tools(step, "")
+        return lambda wildcards: fingerprint.tools(step, model_type(record))
 
-
-def source_files(config: Config) -> list[str]:
-    """Files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
-    if config.source.path is None:
-        return []
-    return sorted(str(file) for file in Path(config.source.path).iterdir() if file.is_file())
-
-
-def task_files(config: Config) -> list[str]:
-    """The benchmark's prompts, so that Snakemake sees them change."""
-    folder, tasks = Path(config.benchmark.task_prompts), config.benchmark.tasks
-    return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))
+    return {name: of_step(name) for name in STEPS}
 
 
 def gate_receipts(config: Config) -> list[str]:
     """Receipts that exist only when every gate has passed; {model} is left as a wildcard."""
-    gates = [f"residency/{part}" for part in config.parts]
-    gates += [f"parity/{part}" for part in (*config.parts, "stack")]
-    return [f"build/{{model}}/{gate}.receipt.json" for gate in gates]
+    return _paths([step.receipt for step in STEPS.values() if step.is_gate], config)
+
+
+def verdicts(config: Config) -> list[str]:
+    """What the gates said."""
+    return _paths(dag.verdicts(STEPS), config)
 
 
 def all_receipts(config: Config) -> list[str]:
-    """Receipts of every step that has one."""
-    names = ["plan", "reference", "embedding"]
-    names += [f"{folder}/{part}" for folder in ("packages", "compiled") for part in config.parts]
-    return [f"build/{{model}}/{name}.receipt.json" for name in names] + gate_receipts(config)
+    """Receipts of every step up to the gates."""
+    return _paths(dag.receipts(STEPS), config)
 
 
 def artifacts(config: Config) -> list[str]:
-    """What a finished build consists of. Of files that are not asked for, Snakemake does not see that one is gone."""
-    names = ["report.html", "provenance.json", "model.json", "embedding.safetensors", "source.receipt.json"]
-    names += [f"packages/{part}.mlpackage" for part in config.parts]
-    names += [f"compiled/{part}.mlmodelc" for part in config.parts]
-    return [f"build/{{model}}/{name}" for name in names]
+    """What a finished build consists of."""
+    return [f"build/{{model}}/{path}" for path in dag.delivered(STEPS, config)]
+
+
+def drawn(config: Config) -> list[dict[str, Any]]:
+    """The pipeline as the report draws it."""
+    return dag.drawn(STEPS, config)
+
+
+def _paths(templates: Iterable[str], config: Config) -> list[str]:
+    return [f"build/{{model}}/{path}" for path in dag.expanded(tuple(templates), config.parts)]
 
 
 def only_build(build: str) -> None:

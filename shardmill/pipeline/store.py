@@ -15,7 +15,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +24,33 @@ from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, read_json, replacing, sealed, write_json
 from shardmill.pipeline.lock import using_store
+from shardmill.pipeline.task import Action, Work, paths_from
 from shardmill.pipeline.users import register
 
 log = logging.getLogger(__name__)
 
 ENTRY, STAMPS = "entry.json", "stamps.json"
 TEMPLATES = "templates"  # the folder in which stamped conversion keeps what all parts share
-Work = Callable[[Mapping[str, Path]], None]
 
 
-@dataclass(frozen=True)
-class Action:
-    """One piece of work and all that decides its result."""
-
-    step: str
-    inputs: Mapping[str, str] = field(default_factory=dict)  # name -> content hash
-    params: Mapping[str, Any] = field(default_factory=dict)
-    code: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """The action's name in the store."""
-        return digest(asdict(self))
+def _nothing() -> None:
+    """Nobody is told."""
 
 
 class Store:
-    """`build/.store`, shared by all models."""
+    """`build/.store`, shared by all models.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder.
+        before_change: called before an output gets, or may get, another content than the last time.
+        before_keeping: called before what was made is kept; it may raise.
+    """
+
+    def __init__(
+        self, root: Path, before_change: Callable[[], None] = _nothing, before_keeping: Callable[[], None] = _nothing
+    ) -> None:
         self.root = root
+        self.before_change, self.before_keeping = before_change, before_keeping
         self.hashes = HashCache(root / "hashes.sqlite")
 
     def perform(
@@ -81,6 +78,8 @@ class Store:
         with using_store(self.root):
             register(self.root)
             entry = self.root / action.key
+            if not intact(entry) or self.changes(action, receipt) != []:
+                self.before_change()
             worked = not (intact(entry) and restored(entry, outputs))
             if worked:
                 log.info("worked: %s", self.reason(action, receipt))
@@ -102,6 +101,7 @@ class Store:
         try:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
+            self.before_keeping()
             for file in files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
             write_json(scratch / ENTRY, {name: described(path) for name, path in made.items()})
@@ -114,14 +114,18 @@ class Store:
         """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job)."""
         return self.root / "last" / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
 
-    def reason(self, action: Action, receipt: Path) -> str:
-        """Why there is work: the ingredients of the key that differ from the last time."""
+    def changes(self, action: Action, receipt: Path) -> list[str] | None:
+        """The ingredients of the key that differ from the last time; None if there was no last time."""
         try:
             before = read_json(self.last(receipt))
         except UnreadableError:
-            return "not made before"
-        found = differences(before, json.loads(dumps(asdict(action))))
-        return ", ".join(found) or "its entry is gone or damaged"
+            return None
+        return differences(before, json.loads(dumps(asdict(action))))
+
+    def reason(self, action: Action, receipt: Path) -> str:
+        """Why there is work: the ingredients of the key that differ from the last time."""
+        found = self.changes(action, receipt)
+        return "not made before" if found is None else ", ".join(found) or "its entry is gone or damaged"
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -263,11 +267,6 @@ def write_receipt(
         "paths": paths_from(receipt, outputs),
     }
     write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
-
-
-def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
-    """Where outputs lie as seen from their receipt."""
-    return {name: Path(os.path.relpath(path, receipt.parent)).as_posix() for name, path in outputs.items()}
 
 
 def check_artifacts(receipts: Mapping[Path, Path]) -> None:

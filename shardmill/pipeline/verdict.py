@@ -11,16 +11,33 @@ from shardmill.errors import GateError
 from shardmill.files import write_json
 
 
+class Missed(GateError):
+    """A threshold was missed.
+
+    Attributes:
+        content: the whole verdict.
+    """
+
+    def __init__(self, message: str, content: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.content = content
+
+
 def failed(verdict: Path) -> Path:
     """Where a verdict that missed a threshold is kept: Snakemake removes the outputs of a job that fails."""
     return verdict.with_suffix(".failed.json")
 
 
-def settle(gate: str, content: Mapping[str, Any], made: Path, verdict: Path) -> None:
-    """Writes a verdict, whose `gate` are rows of thresholds.compare.
+def settle(gate: str, content: Mapping[str, Any], made: Path) -> None:
+    """Writes a verdict.
 
-    Args: made, the path to write to; verdict, the path at which it will appear.
-    Raises GateError where a number missed its threshold, once every number is in the file beside `verdict`.
+    Args:
+        gate: its name, for the error line.
+        content: the verdict; its `gate` are rows of thresholds.compare.
+        made: the path to write to.
+
+    Raises:
+        Missed: a number missed its threshold.
     """
     from shardmill.gates import thresholds
 
@@ -29,6 +46,5 @@ def settle(gate: str, content: Mapping[str, Any], made: Path, verdict: Path) -> 
     except GateError as error:
         rows = [row | {"value": row["value"] if math.isfinite(row["value"]) else str(row["value"])}
                 for row in content["gate"]]  # fmt: skip
-        write_json(failed(verdict), {**content, "gate": rows})
-        raise GateError(f"{error}; all numbers: {failed(verdict)}") from None
+        raise Missed(str(error), {**content, "gate": rows}) from None
     write_json(made, content)

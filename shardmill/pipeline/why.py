@@ -1,36 +1,30 @@
 """What the next `all` would work on, and why, found out without working.
 
-The steps' action keys are computed from what is on disk and looked up in the store, in the order of the pipeline. After
-a step that would work, what it would make is not known, so the steps that read it are reported as depending on it: they
-may turn out to be unchanged.
+The table is walked in a folder beside the build, into which whatever is known is linked: from the store, or from the
+build where the store no longer has it. Each job is described by its step as it would be in the build, and its action
+looked up. After a step that would work, what it would make is not known, so the steps that read it are reported as
+depending on it: they may turn out to be unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.config import Config
-from shardmill.files import read_json
-from shardmill.pipeline.snakefile import task_files
-from shardmill.pipeline.steps import (
-    benchmark,
-    convert,
-    embedding,
-    manifest,
-    parity,
-    parity_stack,
-    reference,
-    residency,
-    split,
-)
-from shardmill.pipeline.steps import compile as compiling
-from shardmill.pipeline.steptable import source_folder
-from shardmill.pipeline.store import Action, Store, intact, read_entry, read_receipt, stored
-from shardmill.plan import Part, load_part
+from shardmill.files import write_json
+from shardmill.pipeline import dag, fingerprint
+from shardmill.pipeline.dag import Job
+from shardmill.pipeline.perform import arguments, describe
+from shardmill.pipeline.step import RECEIPT
+from shardmill.pipeline.store import Store, intact, read_entry, read_receipt, write_receipt
+from shardmill.pipeline.table import RECORD, STEPS
+from shardmill.pipeline.task import Action, Task, source_folder
 from shardmill.quiet import quiet, quiet_transformers
 
 
@@ -43,130 +37,120 @@ class Verdict:
     reason: str = ""
 
 
-class Forecast:
-    """Looks actions up in the store and collects verdicts."""
+def forecast(config: Config, build: Path, store: Store) -> list[Verdict]:
+    """Verdicts on every job whose result is kept, in the order of the table.
 
-    def __init__(self, build: Path, store: Store) -> None:
-        self.build, self.store = build, store
-        self.verdicts: list[Verdict] = []
-        self.recorded: dict[str, dict[str, dict[str, Any]]] = {}  # what the store has of the steps that are unchanged
+    Args:
+        config: the model's.
+        build: the model's folder.
+        store: where results are kept.
+    """
+    record = _source_record(config, build, store)
+    if record is None:
+        return [Verdict("source", "works", "not fetched as the config has it; all else depends on what it brings")]
+    with TemporaryDirectory(prefix="shardmill-why-") as folder:
+        known = Path(folder)
+        write_json(known / RECORD, record)
+        checkpoint = Path(config.source.path) if config.source.path else source_folder(build / RECORD)
+        source_folder(known / RECORD).symlink_to(checkpoint.resolve())
+        walk = _Walk(config, build, store, known)
+        found = [walk.visit(job) for job in dag.jobs(STEPS, config) if job[0] != "fetch"]
+        return [verdict for verdict in found if verdict]
 
-    def expect(self, receipt: str, action: Action | None, waits_for: str = "") -> dict[str, str] | None:
-        """Hashes of the outputs by name if the action is in the store; None, with a verdict, if not."""
-        if action is None:
-            self.verdicts.append(Verdict(receipt, "depends", waits_for))
+
+def _source_record(config: Config, build: Path, store: Store) -> Any:
+    """source.receipt.json as the next fetch would write it; None where only a download can tell."""
+    if config.source.path is None:
+        receipt = build / RECORD
+        record = read_receipt(receipt) if receipt.is_file() else None
+        return record if record and record["commit"] == config.source.revision else None
+    folder = Path(config.source.path)
+    return {"repo": None, "commit": "local", "files": described(folder, hash_local(folder, store.hashes))}
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Goes through the jobs.
+
+    Attributes:
+        known: the folder into which what is known is linked.
+    """
+
+    config: Config
+    build: Path
+    store: Store
+    known: Path
+
+    def visit(self, job: Job) -> Verdict | None:
+        """The verdict on a job, None for one whose result is not kept; what it makes is known afterwards, or is not."""
+        step, label = STEPS[job[0]], self.label(job)
+        missing = self.missing(job)
+        if missing:
+            return Verdict(label, "depends", missing) if label else None
+        if not label and not step.on_the_side:
             return None
+        tools = fingerprint.tools(step, fingerprint.model_type(self.known / RECORD))
+        task = describe(step.task, arguments(STEPS, job, self.config, self.known), self.store, tools)
+        outputs = dag.outputs(STEPS, job, self.config, self.known)
+        if task.action is None:
+            task.work(outputs)
+            return None
+        receipt = f"{label}{RECEIPT}"
+        if self.linked_from_store(task, task.action, outputs, receipt):
+            return Verdict(label, "unchanged")
+        if self.linked_from_build(task.action, outputs, receipt):
+            return Verdict(label, "unchanged")
+        if step.on_the_side:
+            with quiet_transformers(), quiet("shardmill"):
+                _made_in_place(task, outputs)
+        return Verdict(label, "works", self.store.reason(task.action, self.build / receipt))
+
+    def label(self, job: Job) -> str:
+        """What a job's result is called: the path of its receipt without the suffix; empty where there is none."""
+        name, part = job
+        receipt = STEPS[name].receipt
+        return dag.expanded(receipt, self.config.parts, part)[0].removesuffix(RECEIPT) if receipt else ""
+
+    def missing(self, job: Job) -> str:
+        """The first input of a job that is not known, by what it is called as a result; empty if all are known."""
+        name, part = job
+        files = [*dag.inputs(STEPS, name).values(), dag.waits(STEPS, name)]
+        paths = [path for each in files for path in dag.expanded(each, self.config.parts, part)]
+        gone = next((path for path in paths if not (self.known / path).exists()), "")
+        plain = gone.removesuffix(RECEIPT).removesuffix(Path(gone).suffix)
+        return plain if plain in map(self.label, dag.jobs(STEPS, self.config)) else gone
+
+    def linked_from_store(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
+        """Links what the store has of an action; False if it has nothing."""
         entry = self.store.root / action.key
         if not intact(entry):
-            reason = self.store.reason(action, self.build / f"{receipt}.receipt.json")
-            self.verdicts.append(Verdict(receipt, "works", reason))
-            return None
-        self.verdicts.append(Verdict(receipt, "unchanged"))
-        self.recorded[receipt] = read_entry(entry)
-        return {name: made["sha256"] for name, made in self.recorded[receipt].items()}
+            return False
+        recorded = read_entry(entry)
+        for name, path in outputs.items():
+            _link(entry / recorded[name]["file"], path)
+        write_receipt(self.known / receipt, action, recorded, outputs, task.notes)
+        return True
+
+    def linked_from_build(self, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
+        """Links what lies in the build if it was made by an action; False if it was not, or is not all there."""
+        there = {path: self.build / path.relative_to(self.known) for path in (*outputs.values(), self.known / receipt)}
+        if not all(path.exists() for path in there.values()):
+            return False
+        if read_receipt(self.build / receipt).get("key") != action.key:
+            return False
+        for path, source in there.items():
+            _link(source, path)
+        return True
 
 
-def forecast(config: Config, settings: dict[str, Any], build: Path, store: Store) -> list[Verdict]:
-    """Verdicts on every cached step of a build, in the order of the pipeline.
-
-    Args: settings the config as plain data; build the model's folder.
-    """
-    found = Forecast(build, store)
-    files = source_files(config, build, store)
-    if files is None:
-        return [Verdict("source", "works", "not fetched as the config has it; all else depends on what it brings")]
-    todo = split.action(files, settings)
-    if found.expect("plan", todo):
-        parts, plan = planned(store.root / todo.key, config)
-    else:
-        source = Path(config.source.path) if config.source.path else source_folder(build / "source.receipt.json")
-        with quiet_transformers(), quiet("shardmill"):
-            parts, plan = split.split(source, config, store.hashes, files)
-    by_name = {part.name: part for part in parts}
-    compared = reference.action(plan, Path(config.parity.text), settings["parity"])
-    known = found.expect("reference", compared)
-    states = store.root / compared.key / stored("states", Path("reference.safetensors")) if known else None
-    table = found.expect("embedding", embedding.action(by_name["embedding"]))
-    programs = [list(program(found, by_name[name], settings, plan, states)) for name in config.parts]
-    stack(found, plan, programs, known, table, by_name["embedding"])
-    speed(found, plan, config, settings, files)
-    return found.verdicts
+def _made_in_place(task: Task, outputs: Mapping[str, Path]) -> None:
+    """Does a job's work, with no regard to what the store has."""
+    for path in outputs.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    task.work(outputs)
 
 
-def source_files(config: Config, build: Path, store: Store) -> Any:
-    """source.json's `files` as the next fetch would write them; None where only a download can tell."""
-    if config.source.path is None:
-        receipt = build / "source.receipt.json"
-        record = read_receipt(receipt) if receipt.is_file() else None
-        return record["files"] if record and record["commit"] == config.source.revision else None
-    folder = Path(config.source.path)
-    return described(folder, hash_local(folder, store.hashes))
-
-
-def planned(entry: Path, config: Config) -> tuple[Sequence[Part], dict[str, Any]]:
-    """The parts and the plan that a store entry of the split step holds."""
-    files = {name: entry / made["file"] for name, made in read_entry(entry).items()}
-    parts = [load_part(files[name]) for name in (*config.parts, "embedding")]
-    return parts, read_json(files["plan"])
-
-
-def program(
-    found: Forecast, part: Part, settings: dict[str, Any], plan: dict[str, Any], states: Path | None
-) -> Iterator[str | None]:
-    """Verdicts on one part; yields the hashes of package and bundle, None where unknown.
-
-    Args: states what the reference step wrote, None where that is not known.
-    """
-    made = found.expect(f"packages/{part.name}", convert.action(part, settings["convert"]))
-    package = made["package"] if made else None
-    yield package
-    waits = f"packages/{part.name}"
-    made = found.expect(f"compiled/{part.name}", compiling.action(package) if package else None, waits)
-    bundle = made["bundle"] if made else None
-    yield bundle
-    waits = f"compiled/{part.name}" if package else waits
-    judged = residency.action(part, package, bundle) if package and bundle else None
-    found.expect(f"residency/{part.name}", judged, waits)
-    compared = None
-    if package and bundle and states:
-        compared = parity.part_action(plan, part, package, bundle, reference.seen(states, part))
-    found.expect(f"parity/{part.name}", compared, waits if judged is None else "reference")
-
-
-def stack(
-    found: Forecast,
-    plan: dict[str, Any],
-    programs: Sequence[Sequence[str | None]],
-    known: dict[str, str] | None,
-    table: dict[str, str] | None,
-    embedding: Part,
-) -> None:
-    """Verdict on the whole stack."""
-    packages, bundles = ([p[i] for p in programs if p[i]] for i in (0, 1))
-    complete = known and table and len(bundles) == len(programs)
-    hashes = [str(p) for p in packages], [str(b) for b in bundles]
-    action = None
-    if complete and known and table:
-        action = parity_stack.action(plan, *hashes, known["states"], table["table"], embedding)
-    found.expect("parity/stack", action, "a part, the reference or the embedding")
-
-
-def speed(found: Forecast, plan: dict[str, Any], config: Config, settings: dict[str, Any], files: Any) -> None:
-    """Verdict on the benchmark, which measures what has passed every gate. Args: files source.json's."""
-    if any(verdict.status != "unchanged" for verdict in found.verdicts):
-        found.expect("benchmark/speed", None, "the gates")
-        return
-
-    def described(path: str, receipt: str, output: str) -> dict[str, Any]:
-        made = found.recorded[receipt][output]
-        return {"path": path} | ({"files": made["files"]} if made["files"] else {"sha256": made["sha256"]})
-
-    bundles, packages = (
-        {name: described(f"{folder}/{name}.{suffix}", f"{folder}/{name}", output) for name in config.parts}
-        for folder, suffix, output in (("compiled", "mlmodelc", "bundle"), ("packages", "mlpackage", "package"))
-    )
-    source = {"repo": config.source.repo, "commit": config.source.revision, "files": files}
-    table = described("embedding.safetensors", "embedding", "table")
-    model = manifest.model(plan, source, bundles, packages, table)
-    prompts = [Path(file) for file in (config.benchmark.text, *task_files(config))]
-    found.expect("benchmark/speed", benchmark.action(model, prompts, settings["benchmark"]))
+def _link(source: Path, target: Path) -> None:
+    """A symbolic link."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.symlink(source.resolve(), target)

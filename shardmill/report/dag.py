@@ -5,46 +5,45 @@ Plain SVG, built as text: every word in it is escaped, colours come from the pag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from shardmill.report.read import Json
 from shardmill.report.stages import STATES, Step
 
-# (rank along the flow, lane across it)
-PLACES = {
-    "fetch": (0, 1.5),
-    "split": (1, 1.5),
-    "embedding": (2, 0),
-    "reference": (2, 1),
-    "convert": (2, 2.5),
-    "compile": (3, 2.5),
-    "parity": (4, 0.75),
-    "residency": (4, 2.25),
-    "model.json": (5, 1.5),
-    "benchmark": (6, 0.75),
-    "provenance": (6, 2.25),
-    "report": (7, 0.75),
-}
-EDGES = (
-    ("fetch", "split"),
-    ("split", "embedding"),
-    ("split", "reference"),
-    ("split", "convert"),
-    ("embedding", "parity"),
-    ("reference", "parity"),
-    ("convert", "compile"),
-    ("compile", "parity"),
-    ("compile", "residency"),
-    ("parity", "model.json"),
-    ("residency", "model.json"),
-    ("model.json", "benchmark"),
-    ("benchmark", "report"),
-    ("model.json", "provenance"),
-)
-RANKS = 1 + max(rank for rank, _ in PLACES.values())
-LANES = 1 + max(lane for _, lane in PLACES.values())
+Rows = Sequence[Json]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a box stands: its rank along the flow, and its lane across it."""
+
+    rank: int
+    lane: float
+
+
+def places(rows: Rows) -> dict[str, Place]:
+    """Every step as far along as it must be to come after all that it reads from."""
+    found: dict[str, Place] = {}
+    for row in rows:
+        rank = 1 + max((found[name].rank for name in row["after"] if name in found), default=-1)
+        found[row["name"]] = Place(rank, row["lane"])
+    return found
+
+
+def edges(rows: Rows) -> list[tuple[str, str]]:
+    """From each step to those that come after it; none that goes without saying, as another way leads there."""
+    before: dict[str, set[str]] = {}  # every step that must be done
+    for row in rows:
+        before[row["name"]] = set(row["after"]).union(*(before.get(name, set()) for name in row["after"]))
+    return [
+        (name, row["name"])
+        for row in rows
+        for name in row["after"]
+        if not any(name in before.get(other, set()) for other in row["after"] if other != name)
+    ]
 
 
 @dataclass(frozen=True)
@@ -58,44 +57,45 @@ class Layout:
     along: float  # from one rank to the next
     across: float  # from one lane to the next
 
-    def corner(self, step: str) -> tuple[float, float]:
+    def corner(self, place: Place) -> tuple[float, float]:
         """Upper left corner of a step's box."""
-        rank, lane = PLACES[step]
-        return (
-            (lane * self.across + 4, rank * self.along + 4)
-            if self.down
-            else (rank * self.along + 4, lane * self.across + 4)
-        )
+        along, across = place.rank * self.along + 4, place.lane * self.across + 4
+        return (across, along) if self.down else (along, across)
 
-    @property
-    def extent(self) -> tuple[float, float]:
+    def extent(self, places: Collection[Place]) -> tuple[float, float]:
         """Width and height of the drawing."""
-        along, across = (RANKS - 1) * self.along, (LANES - 1) * self.across
-        x, y = (across, along) if self.down else (along, across)
-        return x + self.width + 8, y + self.height + 8
+        corners = [self.corner(place) for place in places]
+        x, y = (max(corner[i] for corner in corners) for i in (0, 1))
+        return x + self.width + 4, y + self.height + 4
 
 
 WIDE = Layout("wide", False, 122, 74, 144, 92)
 NARROW = Layout("narrow", True, 98, 70, 98, 104)
 
 
-def drawings(steps: Mapping[str, Step]) -> Markup:
-    """Both layouts; the style sheet shows the one that fits."""
-    return Markup("\n").join(draw(steps, layout) for layout in (WIDE, NARROW))
+def drawings(steps: Mapping[str, Step], rows: Rows) -> Markup:
+    """Both layouts; the style sheet shows the one that fits.
+
+    Args:
+        steps: with their states.
+        rows: the pipeline, see pipeline.dag.drawn.
+    """
+    return Markup("\n").join(draw(steps, rows, layout) for layout in (WIDE, NARROW))
 
 
-def draw(steps: Mapping[str, Step], layout: Layout) -> Markup:
+def draw(steps: Mapping[str, Step], rows: Rows, layout: Layout) -> Markup:
     """One drawing."""
-    width, height = layout.extent
+    where = places(rows)
+    width, height = layout.extent(where.values())
     label = "; ".join(f"{s.name}: {STATES[s.state]}" for s in steps.values())
-    lines = Markup("\n").join(edge(a, b, layout) for a, b in EDGES)
-    boxes = Markup("\n").join(box(step, layout) for step in steps.values())
+    lines = Markup("\n").join(edge(where[a], where[b], layout) for a, b in edges(rows))
+    boxes = Markup("\n").join(box(step, where[name], layout) for name, step in steps.items())
     return Markup(
         '<svg class="dag {}" viewBox="0 0 {:g} {:g}" role="img" aria-label="Pipeline. {}">\n{}\n{}\n</svg>'
     ).format(layout.name, width, height, label, lines, boxes)
 
 
-def edge(first: str, second: str, layout: Layout) -> Markup:
+def edge(first: Place, second: Place, layout: Layout) -> Markup:
     """A curve from the end of one box to the start of another."""
     (x1, y1), (x2, y2) = layout.corner(first), layout.corner(second)
     if layout.down:
@@ -108,9 +108,9 @@ def edge(first: str, second: str, layout: Layout) -> Markup:
     return Markup('<path class="edge" d="{}"/>').format(path)
 
 
-def box(step: Step, layout: Layout) -> Markup:
+def box(step: Step, place: Place, layout: Layout) -> Markup:
     """A step: name, amount, state, and a dot per artifact with its own state."""
-    x, y = layout.corner(step.name)
+    x, y = layout.corner(place)
     lines = ((18, "name", step.name), (33, "amount", step.amount), (49, "state", STATES[step.state]))
     texts = Markup("").join(
         Markup('<text class="{}" x="{:g}" y="{:g}">{}</text>').format(style, x + 10, y + down, text)

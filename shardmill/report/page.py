@@ -61,7 +61,7 @@ def context(build: Build) -> dict[str, Any]:
         "verdict": verdict(build, asked),
         "questions": asked,
         "engines": sorted({wording.engine(file["engine"]) for file in (*build.parity, *build.residency)}),
-        "dag": drawings(steps(build)),
+        "dag": drawings(steps(build), build.pipeline),
         "states": STATES,
         "pieces": build.pieces,
         "limit": build.plan["weight_file_limit"],

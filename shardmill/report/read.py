@@ -33,11 +33,21 @@ class Build:
     plan: Json
     source: Json  # source.receipt.json
     pieces: tuple[Piece, ...]
-    residency: tuple[Json, ...]
-    parity: tuple[Json, ...]
+    verdicts: Mapping[str, tuple[Json, ...]]  # the gates' files, by the folder that they lie in
     speed: Json
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
     settings: Json  # the config
+    pipeline: Sequence[Json]  # the steps, see pipeline.dag.drawn
+
+    @property
+    def residency(self) -> tuple[Json, ...]:
+        """What the residency gate said, part by part."""
+        return self.verdicts.get("residency", ())
+
+    @property
+    def parity(self) -> tuple[Json, ...]:
+        """What the parity gates said, part by part and of the stack."""
+        return self.verdicts.get("parity", ())
 
 
 def read_json(path: Path) -> Any:
@@ -50,10 +60,19 @@ def read_receipts(paths: Sequence[Path], root: Path) -> dict[str, Json]:
     return {path.relative_to(root).as_posix().removesuffix(".receipt.json"): read_json(path) for path in paths}
 
 
-def read_pieces(plan: Json, parts: Sequence[Path], packages: Sequence[Path], table: Path) -> tuple[Piece, ...]:
+def read_verdicts(paths: Sequence[Path], root: Path) -> dict[str, tuple[Json, ...]]:
+    """The gates' files by the folder under `root` that they lie in."""
+    found: dict[str, tuple[Json, ...]] = {}
+    for path in paths:
+        folder = path.relative_to(root).parent.as_posix()
+        found[folder] = (*found.get(folder, ()), read_json(path))
+    return found
+
+
+def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) -> tuple[Piece, ...]:
     """The plan's parts in its order, with the sizes of what was made of them."""
     described = {path.stem: read_json(path) for path in parts}
-    made = {package.stem: package for package in packages} | {"embedding": table}
+    made = {artifact.stem: artifact for artifact in artifacts}
     return tuple(piece(row, described[row["name"]], made.get(row["name"])) for row in plan["parts"])
 
 

@@ -9,6 +9,7 @@ from shardmill.report.read import Build, Json
 from shardmill.report.speed import described, groups, measured
 from shardmill.report.wording import plural
 
+RECEIPT = ".receipt.json"
 # In the order in which the worst is looked for: a step is as good as its worst artifact.
 STATES = {
     "failed": "failed",
@@ -40,23 +41,28 @@ class Step:
 
 def steps(build: Build) -> dict[str, Step]:
     """All steps by name."""
-    parts = [piece.name for piece in build.pieces if piece.kind != "embedding"]
-    source, gate = build.source["files"], "gate file"
-    found = (
-        Step("fetch", plural(len(source), "file"), tuple((name, "made") for name in sorted(source)) or none("source")),
-        receipts("split", ["plan"], build, f"{len(build.pieces)} parts"),
-        receipts("embedding", ["embedding"], build, "1 table"),
-        receipts("reference", ["reference"], build, "in fp32"),
-        receipts("convert", [f"packages/{part}" for part in parts], build, plural(len(parts), "program")),
-        receipts("compile", [f"compiled/{part}" for part in parts], build, plural(len(parts), "bundle")),
-        gates("parity", [*parts, "stack"], build.parity, gate),
-        gates("residency", parts, build.residency, gate),
-        benchmark(build),
-        Step("model.json", "for a runtime", (("model.json", "made"),)),
-        Step("report", "this page", (("report.html", "made"),)),
-        Step("provenance", "for a machine", (("provenance.json", "apart"),)),
-    )
-    return {step.name: step for step in found}
+    return {row["name"]: step(row, build) for row in build.pipeline}
+
+
+def step(row: Json, build: Build) -> Step:
+    """The state of one row of the pipeline. What is measured, and what is fetched, are told by their own files."""
+    name: str = row["name"]
+    if name in OF_THEIR_OWN:
+        return OF_THEIR_OWN[name](build)
+    amount = row["amount"].removeprefix("# ")
+    if amount != row["amount"]:
+        amount = plural(row["count"], amount)
+    if row["gate"]:
+        return gate(name, row["files"], build, amount)
+    if row["files"][0].endswith(RECEIPT):
+        return receipts(name, row["files"], build, amount)
+    return Step(name, amount, tuple((path, "apart" if name == "provenance" else "made") for path in row["files"]))
+
+
+def fetch(build: Build) -> Step:
+    """The checkpoint's files."""
+    files = build.source["files"]
+    return Step("fetch", plural(len(files), "file"), tuple((name, "made") for name in sorted(files)) or none("source"))
 
 
 def none(name: str) -> tuple[tuple[str, str], ...]:
@@ -71,22 +77,24 @@ def receipts(name: str, expected: Iterable[str], build: Build, amount: str) -> S
         receipt = build.receipts.get(path)
         return "missing" if receipt is None else "unverified" if receipt.get("note") else "made"
 
-    return Step(name, amount, tuple((path.split("/")[-1], state(path)) for path in expected))
+    names = [path.removesuffix(RECEIPT) for path in expected]
+    return Step(name, amount, tuple((path.split("/")[-1], state(path)) for path in names))
 
 
-def gates(name: str, expected: Sequence[str], files: Iterable[Json], unit: str) -> Step:
+def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> Step:
     """A gate: failed, predicted to pass, or passed, part by part."""
-    known = {file["part"]: file for file in files}
+    names = [path.removesuffix(RECEIPT).split("/") for path in expected]
+    known = {(folder, file["part"]): file for folder, files in build.verdicts.items() for file in files}
 
-    def state(part: str) -> str:
-        file = known.get(part)
+    def state(folder: str, part: str) -> str:
+        file = known.get((folder, part))
         if file is None:
             return "missing"
         if not all(row["passed"] for row in file["gate"]):
             return "failed"
         return "predicted" if file.get("evidence") == "predicted" else "passed"
 
-    return Step(name, plural(len(known), unit), tuple((part, state(part)) for part in expected))
+    return Step(name, amount, tuple((part, state("/".join(folder), part)) for *folder, part in names))
 
 
 def benchmark(build: Build) -> Step:
@@ -98,3 +106,6 @@ def benchmark(build: Build) -> Step:
     lengths, tasks = len(groups(build.speed["sweep"])), len(groups(build.speed["tasks"]))
     amount = f"{plural(lengths, 'length')}, {plural(tasks, 'task')}"
     return Step("benchmark", amount, tuple(found.items()) or (("benchmark", "not_run"),))
+
+
+OF_THEIR_OWN = {"fetch": fetch, "benchmark": benchmark}

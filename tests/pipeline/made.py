@@ -11,8 +11,10 @@ from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import sealed, write_json
+from shardmill.pipeline.perform import read_artifact
 from shardmill.pipeline.steps import manifest, provenance
-from shardmill.pipeline.store import Action, Store, paths_from
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Action, paths_from
 
 PLAN: dict[str, Any] = {
     "model": "tiny",
@@ -81,18 +83,14 @@ def make_file(path: Path) -> None:
 
 
 def written(build: Path) -> dict[str, Any]:
-    manifest.run(
+    task = manifest.task(
         summary=build / "plan.json",
         record=build / "source.receipt.json",
-        packages=programs(build, "packages"),
-        packaged=[receipt(path) for path in programs(build, "packages")],
-        bundles=programs(build, "compiled"),
-        compiled=[receipt(path) for path in programs(build, "compiled")],
-        table=build / "embedding.safetensors",
-        tabled=build / "embedding.receipt.json",
-        made=build / "model.json",
-        gates=[],
+        packages=[read_artifact(path) for path in programs(build, "packages")],
+        bundles=[read_artifact(path) for path in programs(build, "compiled")],
+        table=read_artifact(build / "embedding.safetensors"),
     )
+    task.work({"manifest": build / "model.json"})
     attest(build)
     content: dict[str, Any] = json.loads((build / "model.json").read_text())
     return content
@@ -101,7 +99,8 @@ def written(build: Path) -> dict[str, Any]:
 def attest(build: Path) -> None:
     """Writes provenance.json."""
     receipts = sorted(path for path in build.rglob("*.receipt.json") if path.parent != build or path.name in ROOT)
-    provenance.run(build / "source.receipt.json", build / "model.json", receipts, build / "provenance.json")
+    task = provenance.task(build / "source.receipt.json", build / "model.json", receipts)
+    task.work({"provenance": build / "provenance.json"})
 
 
 def judge(build: Path) -> None:

@@ -50,7 +50,8 @@ class Project:
         return [sys.executable, "-m", "snakemake", "--cores", "2", *(targets or TARGETS), "--configfile", "tiny.yaml"]
 
     def environment(self) -> dict[str, str]:
-        own = {"PYTHONPATH": str(self.folder), "PYTHONHASHSEED": str(self.hash_seed), "OMP_NUM_THREADS": "1"}
+        code = os.pathsep.join((str(self.folder), str(ROOT / "portable")))
+        own = {"PYTHONPATH": code, "PYTHONHASHSEED": str(self.hash_seed), "OMP_NUM_THREADS": "1"}
         return os.environ | own | {"XDG_CACHE_HOME": str(self.folder / ".cache")}
 
     def start(self, log: Path) -> subprocess.Popen[bytes]:
@@ -77,6 +78,18 @@ class Project:
             check=False,
             timeout=1200,
         )
+
+    def why(self) -> str:
+        """What `shardmill why` says."""
+        command = [sys.executable, "-c", "from shardmill.cli import main; main()", "why", "build/tiny"]
+        return subprocess.run(
+            [*command, "--configfile", "tiny.yaml"],
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
 
     def finish(self) -> str:
         """Runs to success and returns what was said."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tiny
 from safetensors.torch import load_file, save_file
 
 from shardmill import config
-from shardmill.pipeline import fingerprint, snakefile, store, why
+from shardmill.pipeline import fingerprint, store, why
 from shardmill.pipeline.store import Store
 
 from . import driver
@@ -54,8 +55,6 @@ def loosen(patch: pytest.MonkeyPatch) -> None:
 
 def accepting(threshold: Any) -> Any:
     """The threshold with a limit that every number meets."""
-    from dataclasses import replace
-
     return replace(threshold, limit=-1e9 if threshold.at_least else 1e9)
 
 
@@ -88,7 +87,7 @@ def verdicts(root: Path, content: dict[str, Any]) -> list[why.Verdict]:
     """All that `shardmill why` says."""
     parsed = config.parse(content)
     build = root / "build" / parsed.model
-    return why.forecast(parsed, snakefile.settings(parsed), build, Store(root / "build/.store"))
+    return why.forecast(parsed, build, Store(root / "build/.store"))
 
 
 def test_nothing_changed(root: Path) -> None:
@@ -166,16 +165,16 @@ def test_the_benchmark_is_foreseen(root: Path, monkeypatch: pytest.MonkeyPatch) 
     (last,) = (v for v in verdicts(root, settings(benchmark=BENCHMARK | {"new_tokens": 3})) if v.status != "unchanged")
     assert last == why.Verdict("benchmark/speed", "works", "params.settings.new_tokens")
     (root / "sample.txt").write_text("another text" * 99)
-    assert verdicts(root, settings())[-1] == why.Verdict("benchmark/speed", "depends", "the gates")
+    assert verdicts(root, settings())[-1] == why.Verdict("benchmark/speed", "depends", "model.json")
 
 
 def test_converter_changed_with_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another line in the converter converts everything; where the bytes come out the same, nothing after it works."""
     read = fingerprint.read_module
 
-    def edited(file: Path) -> tuple[str, tuple[str, ...]]:
-        code, imported = read(file)
-        return (f"{code} edited" if file.parts[-2:] == ("convert", "stamped.py") else code), imported
+    def edited(file: Path, wording: bool = False) -> fingerprint.Module:
+        found = read(file, wording)
+        return replace(found, code="edited") if file.parts[-2:] == ("convert", "stamped.py") else found
 
     monkeypatch.setattr(fingerprint, "read_module", edited)
     worked = driver.run(root, settings())
@@ -191,3 +190,13 @@ def test_quantisation_changed(root: Path) -> None:
     """fp16 instead of INT8 is another package each, and no new reference or embedding."""
     worked = set(driver.run(root, settings(convert={"weights": "fp16"})))
     assert worked == {"plan", "parity/stack"} | steps_of(*config.parse(settings()).parts)
+
+
+def test_without_a_store_what_is_in_place_is_unchanged(root: Path) -> None:
+    """As for Snakemake: there is nothing to do. What was made of something else, or is gone, would be worked on."""
+    shutil.rmtree(root / "build/.store")
+    assert forecast(root, settings()) == set()
+    (root / "build/tiny/residency/head_0.json").unlink()
+    assert forecast(root, settings()) == {"residency/head_0"}
+    changed = settings(convert={"weights": "fp16"})
+    assert {"plan", *(f"packages/{part}" for part in config.parse(settings()).parts)} <= forecast(root, changed)

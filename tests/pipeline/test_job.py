@@ -21,21 +21,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from shardmill.errors import GateError
 from shardmill.pipeline.job import execute
+from shardmill.pipeline.task import Task
 
-def step(part, packages, receipt, store{more}):
-    logging.getLogger("shardmill.pipeline.steptable").info("half way")
-    print("chatter of a library")
-    Path("given.json").write_text(json.dumps([str(part), [str(p) for p in packages], str(receipt), store]))
-    assert isinstance(part, Path) and all(isinstance(p, Path) for p in packages)
-    {body}
+def step(part, packages, settings{more}):
+    def work(made):
+        logging.getLogger("shardmill.pipeline.task").info("half way")
+        print("chatter of a library")
+        Path("given.json").write_text(json.dumps([str(part), [str(p) for p in packages], settings, str(made["page"])]))
+        assert isinstance(part, Path) and all(isinstance(p, Path) for p in packages)
+        {body}
+
+    return Task(work)
 
 class Wildcards(list):
     model = "tiny"
 
 job = SimpleNamespace(
     input={{"part": "a.json", "packages": ["b", "c"]}},
-    output={{"receipt": "d.json"}},
-    params={{"store": "build/.store", "tools": "abc"}},
+    output={{"page": "d.html"}},
+    params={{"store": "build/.store", "tools": {{"code": "c", "packages": {{}}}}, "settings": "e"}},
     log=["logs/step.log"], rule="convert", wildcards=Wildcards(["head_0"]),
     threads={threads}, resources={{"mem_mb": 800}},
 )
@@ -51,7 +55,7 @@ def run(folder: Path, body: str, more: str = "", threads: int = 3) -> subprocess
 def test_a_step_gets_paths_and_parameters_and_says_what_it_does(tmp_path: Path) -> None:
     done = run(tmp_path, "pass")
     assert done.returncode == 0
-    assert json.loads((tmp_path / "given.json").read_text()) == ["a.json", ["b", "c"], "d.json", "build/.store"]
+    assert json.loads((tmp_path / "given.json").read_text()) == ["a.json", ["b", "c"], "e", "d.html"]
     assert (done.stdout, done.stderr) == ("", "shardmill convert head_0: half way\n")
     assert "chatter of a library" in (tmp_path / "logs/step.log").read_text()
 
@@ -63,6 +67,21 @@ def test_a_failure_is_one_line_and_the_log_has_the_traceback(tmp_path: Path) -> 
     log = (tmp_path / "logs/step.log").read_text()
     assert "Traceback" in log
     assert "GateError" in log
+
+
+def test_what_changed_code_made_is_not_kept(tmp_path: Path) -> None:
+    """The key names the code that Snakemake found; under it there must be no result of another."""
+    script = SCRIPT.replace("return Task(work)", 'return Task(work, Action("convert"))')
+    script = script.replace('{{"page": "d.html"}}', '{{"page": "d.html", "receipt": "d.receipt.json"}}')
+    script = script.replace("import Task", "import Action, Task")
+    script = script.format(body='made["page"].write_text("p")', more="", threads=3)
+    (tmp_path / "build/tiny/source").mkdir(parents=True)
+    (tmp_path / "build/tiny/source/config.json").write_text('{"model_type": "phi3"}')
+    (tmp_path / "build/tiny/model.json").write_text("{}")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("code was changed while it worked; run the same command again")
+    assert not (tmp_path / "d.html").exists() and not (tmp_path / "build/tiny/model.json").exists()
 
 
 def test_libraries_are_told_how_many_threads_the_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +118,10 @@ def test_ctrl_c_ends_the_job_with_one_line(tmp_path: Path, moment: str) -> None:
         f"""{INTERRUPT}"""
         if not after
         else f"""
-    try:
-        {INTERRUPT}
-    except:
-        {after}"""
+        try:
+            {INTERRUPT}
+        except:
+            {after}"""
     )
     done = run(tmp_path, body)
     assert done.returncode == 130

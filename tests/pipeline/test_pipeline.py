@@ -208,7 +208,7 @@ def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path, be
     if before == "a finished build":
         shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
         shutil.copytree(finished.build, project.build)
-    project.replace("shardmill/runtime/engine.py", 'np.float32(rope["scale"])', "np.float32(1.0)")
+    project.replace("shardmill/models/contract.py", 'np.float32(rope["scale"])', "np.float32(1.0)")
     done = project.run()
     assert done.returncode != 0
     missed = [line for line in said(done.stdout) if "program_error is" in line]
@@ -218,6 +218,24 @@ def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path, be
     assert "Traceback" not in done.stdout
     assert not (project.build / "model.json").exists()
     assert not [gate[1] for gate in gates if gate and (project.build / f"parity/{gate[1]}.receipt.json").exists()]
+
+
+def test_a_job_with_nothing_to_do_leaves_the_finished_build(finished: Project, tmp_path: Path) -> None:
+    """It makes what model.json speaks for, byte for byte; and `why` and Snakemake agree once the store is gone."""
+    project = copied(finished, tmp_path / "standing")
+    shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
+    shutil.copytree(finished.build, project.build)
+    before = project.records()
+    done = project.run("build/tiny/packages/head_0.receipt.json", "build/tiny/residency/head_0.json", "--forceall")
+    assert done.returncode == 0, done.stdout
+    assert jobs(done.stdout) >= {"fetch", "split", "convert", "compile", "residency"}
+    assert not [line for line in said(done.stdout) if "worked" in line]
+    assert project.records() == before
+    project.finish()
+    shutil.rmtree(project.folder / "build/.store")
+    assert "Nothing to be done" in project.finish()
+    told = project.why()  # of all, which the benchmark belongs to
+    assert "benchmark/speed" in told and "1 of 17 cached steps would work" in told
 
 
 def test_a_wrong_config_is_one_line_and_no_work(finished: Project, tmp_path: Path) -> None:

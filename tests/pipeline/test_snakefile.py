@@ -12,8 +12,8 @@ import tiny
 
 from shardmill import config
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import snakefile
-from shardmill.pipeline.steptable import TOOLS
+from shardmill.pipeline import fingerprint, snakefile
+from shardmill.pipeline.table import STEPS
 
 
 @pytest.fixture
@@ -115,7 +115,17 @@ def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
     assert len(receipts) == len(set(receipts)) == 3 + 2 * 5 + 11
 
 
-def test_every_step_is_watched() -> None:
-    watched = snakefile.watched()
-    assert set(watched) == set(TOOLS)
-    assert all(len(digest) == 16 for digest in watched.values())
+def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: dict[str, Any]) -> None:
+    """Before there is a checkpoint, Snakemake is told so by an error that names an input of the job."""
+    parsed = config.parse(settings)
+    watched = snakefile.tools(parsed)
+    assert set(watched) == set(STEPS)
+    assert {name for name, known in watched.items() if callable(known)} == {"split"}
+    known = watched["split"]
+    assert callable(known)
+    with pytest.raises(FileNotFoundError) as raised:
+        known({})
+    assert raised.value.filename == "build/tiny/source.receipt.json"
+    Path("build/tiny/source").mkdir(parents=True)
+    Path("checkpoint/config.json").rename("build/tiny/source/config.json")
+    assert known({}) == fingerprint.tools(STEPS["split"], "phi3") != fingerprint.tools(STEPS["split"], "")

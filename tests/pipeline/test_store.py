@@ -232,3 +232,36 @@ def test_work_on_what_is_not_what_was_made_is_refused(shop: Store, tmp_path: Pat
     shop.perform(Action("convert"), {"package": package}, receipt, convert)
     assert run() is True
     assert (bundle / "weights").read_text() == "weights"
+
+
+def test_who_must_know_is_told_before_an_output_changes_and_only_then(tmp_path: Path) -> None:
+    """A finished build stands while its jobs find what they made before, and falls before anything else is there."""
+    told: list[bool] = []
+    here = Outcome(tmp_path / "here")
+    shop = Store(tmp_path / "store", before_change=lambda: told.append(here.outputs["file"].exists()))
+    here.perform(shop, params={"topology": "old"})
+    assert told == [False]
+    here.outputs["file"].unlink()  # as Snakemake does before a job
+    here.receipt.unlink()
+    here.perform(shop, params={"topology": "old"})
+    assert told == [False]
+    here.perform(shop, params={"topology": "new"})
+    assert told == [False, True]
+    here.perform(shop, params={"topology": "old"})  # from the store, but it is another output
+    assert told == [False, True, True]
+    shutil.rmtree(entry(shop, params={"topology": "old"}))
+    here.perform(shop, params={"topology": "old"})
+    assert told == [False, True, True, True]
+
+
+def test_work_that_may_not_be_kept_leaves_nothing(tmp_path: Path) -> None:
+    """Its code changed while it ran, say: under that key there must be no result of other code."""
+
+    def refuse() -> None:
+        raise ShardmillError("not the code that the key names")
+
+    here, shop = Outcome(tmp_path / "here"), Store(tmp_path / "store", before_keeping=refuse)
+    with pytest.raises(ShardmillError, match="not the code"):
+        here.perform(shop)
+    assert not entry(shop).exists()
+    assert here.names() == set()

@@ -11,18 +11,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.pipeline import store
-from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Action
 
+TESTS = Path(__file__).parents[1]
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Action
 root = Path(sys.argv[1])
 def work(made):
     made["file"].write_text("half")
@@ -47,7 +51,8 @@ def test_killed_work_leaves_no_entry_and_no_output(tmp_path: Path) -> None:
 SAME_KEY = """
 import sys, time
 from pathlib import Path
-from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Action
 root, name = Path(sys.argv[1]), sys.argv[2]
 def work(made):
     (root / f"{name} works").touch()
@@ -129,45 +134,56 @@ def test_a_full_disk_leaves_nothing_half_written(
 
 
 RESTORED = """
-import json, sys, time
+import sys
 from pathlib import Path
-import shardmill.pipeline.steps.{step} as step
-step.run(**{{k: Path(v) if k in {paths!r} else v for k, v in json.loads(sys.argv[1]).items()}})
-print(json.dumps(sorted(set(sys.modules) & {{"torch", "coremltools", "transformers"}})))
+from pipeline.test_store_faults import restore
+restore(Path(sys.argv[1]))
+print(sorted(set(sys.modules) & {"torch", "coremltools", "transformers", "pydantic"}))
 """
+
+
+def converting(folder: Path) -> tuple[Any, dict[str, Path], Path, Store]:
+    """What the convert step says of a part, where its package and receipt go, and the store."""
+    from shardmill.pipeline.perform import describe
+    from shardmill.pipeline.steps import convert
+
+    arguments = {
+        "part": folder / "part.json",
+        "record": folder / "source.receipt.json",
+        "settings": {"method": "stamped", "weights": "int8"},
+    }
+    store = Store(folder / "store")
+    task = describe(convert.task, arguments, store, {"code": "c", "packages": {}})
+    return task, {"package": folder / "head_0.mlpackage"}, folder / "head_0.receipt.json", store
+
+
+def restore(folder: Path) -> None:
+    """Runs the step."""
+    from shardmill.pipeline.perform import perform
+
+    assert not perform(*converting(folder))
 
 
 def test_restoring_a_package_imports_nothing_heavy(tmp_path: Path) -> None:
     """The convert step on a hit, in a process of its own."""
     from shardmill import plan
     from shardmill.models.architecture import Graph
-    from shardmill.pipeline.steps import convert
 
     graph = Graph("phi3", 96, 3, 1, 32, 24, 128, 1e-5)
-    part = plan.Part("head_0", "head", 0, 1, 0, 4, graph, ())
-    plan.write_part(tmp_path / "head_0.json", part)
-    settings = {"method": "stamped", "weights": "int8"}
-    arguments = {
-        "part": tmp_path / "head_0.json",
-        "record": tmp_path / "source.receipt.json",
-        "package": tmp_path / "head_0.mlpackage",
-        "receipt": tmp_path / "head_0.receipt.json",
-    }
+    plan.write_part(tmp_path / "part.json", plan.Part("head_0", "head", 0, 1, 0, 4, graph, ()))
 
     def work(made: Made) -> None:
         made["package"].mkdir()
         (made["package"] / "Manifest.json").write_text("{}")
 
-    outputs = {"package": arguments["package"]}
-    Store(tmp_path / "store").perform(convert.action(part, settings), outputs, arguments["receipt"], work)
-    before = arguments["receipt"].read_text()
-    shutil.rmtree(arguments["package"])
-    arguments["receipt"].unlink()
-
-    plain = {name: str(path) for name, path in arguments.items()} | {"store": str(tmp_path / "store")}
-    script = RESTORED.format(step="convert", paths=sorted(arguments))
-    command = [sys.executable, "-c", script, json.dumps(plain | {"settings": settings})]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
-    assert (arguments["package"] / "Manifest.json").read_text() == "{}"
-    assert arguments["receipt"].read_text() == before
+    task, outputs, receipt, store = converting(tmp_path)
+    store.perform(task.action, outputs, receipt, work)
+    before = receipt.read_text()
+    shutil.rmtree(outputs["package"])
+    receipt.unlink()
+    command = [sys.executable, "-c", RESTORED, str(tmp_path)]
+    tests = {"PYTHONPATH": os.pathsep.join(map(str, [TESTS, *filter(None, sys.path)]))}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | tests)
+    assert done.stdout == "[]\n"
+    assert (outputs["package"] / "Manifest.json").read_text() == "{}"
+    assert receipt.read_text() == before

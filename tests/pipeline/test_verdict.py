@@ -9,6 +9,9 @@ import pytest
 
 from shardmill.errors import GateError
 from shardmill.gates.thresholds import Measurement, compare
+from shardmill.pipeline.perform import perform
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Action, Task
 from shardmill.pipeline.verdict import failed, settle
 
 
@@ -16,19 +19,28 @@ def content(kl: float) -> dict[str, object]:
     return {"part": "stack", "gate": compare([Measurement("kl", kl), Measurement("psnr", 50.0)])}
 
 
+def judge(folder: Path, kl: float) -> Path:
+    """Lets a gate's job say so; the verdict's path."""
+    verdict = folder / "stack.json"
+    task = Task(lambda made: settle("parity stack", content(kl), made["verdict"]), Action("parity_stack"))
+    perform(task, {"verdict": verdict}, folder / "stack.receipt.json", Store(folder / "store"))
+    return verdict
+
+
 def test_a_verdict_that_passed_is_the_output(tmp_path: Path) -> None:
-    made, verdict = tmp_path / "made.json", tmp_path / "stack.json"
-    settle("parity stack", content(0.001), made, verdict)
-    assert json.loads(made.read_text()) == content(0.001)
+    failed(tmp_path / "stack.json").write_text("an older one")
+    verdict = judge(tmp_path, 0.001)
+    assert json.loads(verdict.read_text()) == content(0.001)
     assert not failed(verdict).exists()
 
 
 @pytest.mark.parametrize(("kl", "written"), [(0.5, 0.5), (float("nan"), "nan")])
 def test_one_that_missed_lies_beside_it_with_every_number(tmp_path: Path, kl: float, written: object) -> None:
     """NaN has no spelling in JSON, and the numbers of a gate that met one are what a person needs."""
-    made, verdict = tmp_path / "made.json", tmp_path / "stack.json"
+    verdict = tmp_path / "stack.json"
     with pytest.raises(GateError, match=r"parity stack: kl is (0.5|nan), must be <= 0.02; .*stack.failed.json"):
-        settle("parity stack", content(kl), made, verdict)
-    assert not made.exists()
+        judge(tmp_path, kl)
+    assert not verdict.exists()
+    assert not (tmp_path / "stack.receipt.json").exists()
     rows = json.loads(failed(verdict).read_text())["gate"]
     assert [(row["name"], row["value"], row["passed"]) for row in rows] == [("kl", written, False), ("psnr", 50, True)]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from shardmill.config import Config
+from shardmill.pipeline import dag
+from shardmill.pipeline.table import STEPS
 from shardmill.report.read import Build, Piece
 
 PARTS = ("layers_00_02", "head_0")
@@ -166,8 +170,6 @@ def build(**changes: Any) -> Build:
             Piece("head_0", "head", 0, 1024, 2, 98400, 3 * 2**29, 2**31),
             Piece("embedding", "embedding", 0, 1024, 1, 98304, None, None),
         ),
-        "residency": tuple(residency(part) for part in PARTS),
-        "parity": tuple(parity(part) for part in (*PARTS, "stack")),
         "speed": speed(),
         "receipts": receipts(),
         "settings": {
@@ -176,4 +178,13 @@ def build(**changes: Any) -> Build:
             "convert": {"weights": "int8"},
         },
     }
-    return Build(**copy.deepcopy(files | changes))
+    verdicts = {
+        "residency": changes.pop("residency", tuple(residency(part) for part in PARTS)),
+        "parity": changes.pop("parity", tuple(parity(part) for part in (*PARTS, "stack"))),
+    }
+    return Build(**copy.deepcopy({"verdicts": verdicts, "pipeline": pipeline()} | files | changes))
+
+
+def pipeline() -> list[dict[str, Any]]:
+    """The steps of a model of these parts."""
+    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS)))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from report import sample
-from shardmill.report.dag import EDGES, PLACES, drawings
+from shardmill.report.dag import drawings, edges, places
 from shardmill.report.stages import Step, steps
 
 RULES = Path(__file__).parents[2] / "rules"
@@ -17,8 +17,22 @@ def test_every_rule_of_the_workflow_is_drawn() -> None:
     """A step that is added to the rules must appear here, or the drawing lies."""
     text = "\n".join(file.read_text() for file in RULES.glob("*.smk"))
     rules = {NAMES.get(name, name) for name in re.findall(r"^rule (\w+):", text, re.MULTILINE)}
-    assert rules == set(PLACES) == set(steps(sample.build()))
-    assert {name for edge in EDGES for name in edge} == rules
+    assert rules == set(places(sample.pipeline())) == set(steps(sample.build()))
+    assert {name for edge in edges(sample.pipeline()) for name in edge} == rules
+
+
+def test_steps_come_after_those_that_they_read_from_and_no_box_lies_on_another() -> None:
+    where = places(sample.pipeline())
+    assert all(where[first].rank < where[second].rank for first, second in edges(sample.pipeline()))
+    assert len(set(where.values())) == len(where)
+    assert all(abs(a.lane - b.lane) >= 1 for a in where.values() for b in where.values() if a.rank == b.rank and a != b)
+
+
+def test_no_edge_is_drawn_that_goes_without_saying() -> None:
+    """Conversion reads the checkpoint, but comes after the plan, which does so too."""
+    found = edges(sample.pipeline())
+    assert ("split", "convert") in found and ("fetch", "convert") not in found
+    assert ("model.json", "report") not in found and ("benchmark", "report") in found
 
 
 def test_states_are_those_of_the_files() -> None:
@@ -42,7 +56,7 @@ def test_a_gate_file_that_is_not_there_is_missing() -> None:
 
 def test_artifacts_without_room_are_counted() -> None:
     many = Step("fetch", "40 files", tuple((f"file_{i}", "made") for i in range(40)))
-    wide, narrow = drawings(steps(sample.build()) | {"fetch": many}).split("</svg>")[:2]
+    wide, narrow = drawings(steps(sample.build()) | {"fetch": many}, sample.pipeline()).split("</svg>")[:2]
     for drawing in (wide, narrow):
         (more,) = re.findall(r">\+(\d+)<", drawing)
         assert drawing.count("<title>file_") + int(more) == 40

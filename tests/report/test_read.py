@@ -42,7 +42,7 @@ def test_a_piece_weighs_what_its_files_weigh(tmp_path: Path) -> None:
     """Rule W1 limits a single file, so the largest counts, not their sum."""
     part = write(tmp_path / "parts" / "head_0.json", {"tensors": TENSORS})
     made = package(tmp_path / "head_0.mlpackage", first=3000, second=5000)
-    (piece,) = read_pieces(plan_with("head_0"), [part], [made], tmp_path / "embedding.safetensors")
+    (piece,) = read_pieces(plan_with("head_0"), [part], [made, tmp_path / "embedding.safetensors"])
     assert (piece.weight_file, piece.total) == (5000, 9000)
     assert (piece.tensors, piece.parameters) == (2, 96 + 1024 * 96)
 
@@ -50,7 +50,7 @@ def test_a_piece_weighs_what_its_files_weigh(tmp_path: Path) -> None:
 def test_what_is_not_there_has_no_size(tmp_path: Path) -> None:
     part = write(tmp_path / "parts" / "head_0.json", {"tensors": TENSORS})
     gone = tmp_path / "head_0.mlpackage"
-    (piece,) = read_pieces(plan_with("head_0"), [part], [gone], tmp_path / "embedding.safetensors")
+    (piece,) = read_pieces(plan_with("head_0"), [part], [gone])
     assert (piece.weight_file, piece.total) == (None, None)
 
 
@@ -66,15 +66,19 @@ def build_folder(root: Path) -> dict[str, Any]:
         "summary": write(root / "plan.json", {**build.plan, "parts": rows}),
         "record": write(root / "source.receipt.json", build.source),
         "parts": [write(root / "parts" / f"{name}.json", {"tensors": TENSORS}) for name in names],
-        "packages": [package(root / "packages" / f"{part}.mlpackage", weight=4096) for part in sample.PARTS],
-        "table": root / "embedding.safetensors",
-        "residency": [write(root / "residency" / f"{file['part']}.json", file) for file in build.residency],
-        "parity": [write(root / "parity" / f"{file['part']}.json", file) for file in build.parity],
+        "artifacts": [
+            *(package(root / "packages" / f"{part}.mlpackage", weight=4096) for part in sample.PARTS),
+            root / "embedding.safetensors",
+        ],
+        "verdicts": [
+            write(root / folder / f"{file['part']}.json", file)
+            for folder, files in build.verdicts.items()
+            for file in files
+        ],
         "speed": write(root / "benchmark" / "speed.json", build.speed),
         "receipts": [write(root / f"{name}.receipt.json", content) for name, content in build.receipts.items()],
-        "page": root / "report.html",
-        "receipt": root / "report.receipt.json",
         "settings": build.settings,
+        "pipeline": build.pipeline,
     }
 
 
@@ -82,12 +86,13 @@ def test_the_step_writes_the_same_page_from_the_same_files_anywhere(tmp_path: Pa
     """No path of the machine may get onto the page."""
     pages = []
     for name in ("here", "there"):
-        arguments = build_folder(tmp_path / name)
-        report.run(**arguments)
-        pages.append(arguments["page"].read_text(encoding="utf-8"))
-        drawn = read_sealed(arguments["receipt"])
+        arguments, root = build_folder(tmp_path / name), tmp_path / name
+        made = {"page": root / "report.html", "receipt": root / "report.receipt.json"}
+        report.task(**arguments).work(made)
+        pages.append(made["page"].read_text(encoding="utf-8"))
+        drawn = read_sealed(made["receipt"])
         assert drawn["paths"] == {"page": "report.html", "speed": "benchmark/speed.json"}
-        assert drawn["outputs"] == {"page": hash_file(arguments["page"]), "speed": hash_file(arguments["speed"])}
+        assert drawn["outputs"] == {"page": hash_file(made["page"]), "speed": hash_file(arguments["speed"])}
     assert pages[0] == pages[1]
     assert str(tmp_path) not in pages[0]
     assert "packages/head_0" in pages[0] and "2\u00a0KiB" in pages[0]

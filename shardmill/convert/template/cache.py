@@ -1,7 +1,7 @@
 """Keeps samples between processes: one makes those of a kind, whoever else needs them at that time waits for it.
 
-The file of a kind of part lies in a folder named by the tools that decide its samples, so what other tools left there
-can be told by its name (`shardmill gc`). Samples are small (0.2 MB) and belong to no build.
+The folder is named by the tools that decide the samples, by whoever hands it in. Samples are small (0.2 MB) and belong
+to no build.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ import fcntl
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from shardmill.files import digest, write_json
-from shardmill.pipeline.fingerprint import code_digest, package_versions
-
-CODE = ("shardmill.convert.template.sample",)
-PACKAGES = ("coremltools", "numpy", "torch")
-
-
-def tools() -> str:
-    """Digest of what decides samples besides their kind."""
-    return digest({"code": code_digest(CODE), "packages": package_versions(PACKAGES)})
 
 
 def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[bytes]:
-    """The samples of a kind: those that are kept, else what `make` gives. A kind is plain data."""
-    file = cache / tools() / f"{digest(kind)}.json"
+    """The samples of a kind: those that are kept, else what `make` gives.
+
+    Args:
+        cache: a folder for samples that the present tools make.
+        kind: plain data.
+        make: makes them.
+    """
+    file = cache / f"{digest(kind)}.json"
     specs = read(file)
     if specs is None:
         with locked(file.with_suffix(".lock")):
@@ -38,12 +35,6 @@ def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[byte
                 specs = make()
                 write(file, specs)
     return specs
-
-
-def outdated(cache: Path) -> Iterable[Path]:
-    """What tools other than the present ones left in the cache."""
-    current = tools()
-    return (path for path in sorted(cache.iterdir() if cache.is_dir() else ()) if path.name != current)
 
 
 @contextmanager

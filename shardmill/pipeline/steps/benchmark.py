@@ -4,46 +4,41 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardmill import machine
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import digest, write_json
-from shardmill.pipeline.job import THREADS
-from shardmill.pipeline.steptable import ingredients
-from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.task import Action, Task, Tools
+
+NOT_MEASURED = ("source", "texts")  # where the weights came from, and chat templates, of which prompts have none
 
 
-def run(
-    manifest: Path, text: Path, tasks: list[Path], speed: Path, receipt: Path, store: str, settings: Mapping[str, Any]
-) -> None:
-    """Args: manifest model.json, which there is only once every gate has passed; speed the result.
+def task(manifest: Path, text: Path, tasks: list[Path], settings: Mapping[str, Any], tools: Tools) -> Task:
+    """A speed depends on the programs, wherever their weights came from, on what is asked, and on the machine.
 
-    `text` and `tasks`, the files of prompts, are named by the settings and are inputs so that Snakemake sees them
-    change. What was measured of these very programs on this machine stands: `shardmill bench` measures anew.
+    What was measured of these very programs on this machine stands: `shardmill bench` measures anew.
+
+    Args:
+        manifest: model.json, which there is only once every gate has passed.
+        text: the file that the settings name for the sweep over prompt lengths.
+        tasks: the prompts of the tasks that the settings name.
+        settings: the config's `benchmark`.
+        tools: what decides the result besides.
     """
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.bench.speed import benchmark
         from shardmill.config import Benchmark
 
-        for name in THREADS:
+        for name in machine.THREAD_VARIABLES:
             os.environ.pop(name, None)  # the job's, for sums alike everywhere; the server takes what is quickest
         write_json(made["speed"], benchmark(manifest.parent, Benchmark(**settings)))
 
-    todo = action(json.loads(manifest.read_text()), [text, *tasks], settings)
-    Store(Path(store)).perform(todo, {"speed": speed}, receipt, work, engine=machine.engine())
-
-
-def action(manifest: Mapping[str, Any], prompts: Sequence[Path], settings: Mapping[str, Any]) -> Action:
-    """A speed depends on the programs, wherever their weights came from, on what is asked, and on the machine.
-
-    Args: manifest model.json's content.
-    """
-    model = {key: value for key, value in manifest.items() if key not in ("source", "texts")}  # prompts are no chats
-    asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in prompts}
+    model = {key: value for key, value in json.loads(manifest.read_text()).items() if key not in NOT_MEASURED}
+    asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in (text, *tasks)}
     inputs = {"model": digest(model), "prompts": digest(asked)}
     params = {"settings": settings, "engine": machine.engine(), "machine": machine.machine()}
-    return Action("benchmark", inputs, params, **ingredients("benchmark"))
+    return Task(work, Action("benchmark", inputs, params, **tools), {"engine": machine.engine()})

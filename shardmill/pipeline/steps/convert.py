@@ -7,22 +7,29 @@ from pathlib import Path
 
 from shardmill import plan
 from shardmill.files import digest
-from shardmill.pipeline.steptable import ingredients, source_folder
-from shardmill.pipeline.store import TEMPLATES, Action, Store
+from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
-def run(
-    part: Path, record: Path, package: Path, receipt: Path, store: str, settings: Mapping[str, str], threads: int = 1
-) -> None:
-    """Args: part parts/P.json; record source.receipt.json; settings the config's `convert`."""
+def task(
+    part: Path, record: Path, settings: Mapping[str, str], tools: Tools, templates: Path, threads: int = 1
+) -> Task:
+    """A package depends on its part's content and on how it is converted.
+
+    Args:
+        part: parts/P.json.
+        record: source.receipt.json, beside which the checkpoint lies.
+        settings: the config's `convert`.
+        tools: what decides the result besides.
+        templates: a folder for what all parts share, made by these tools.
+        threads: how many encode weights.
+    """
     piece, source = plan.load_part(part), source_folder(record)
 
     def work(made: Mapping[str, Path]) -> None:
         if settings["method"] == "stamped":
             from shardmill.convert.stamped import convert_stamped
 
-            cache = Path(store) / TEMPLATES
-            convert_stamped(piece, source, settings["weights"], made["package"], cache, threads)
+            convert_stamped(piece, source, settings["weights"], made["package"], templates, threads)
         else:
             from shardmill.convert import package as packages
             from shardmill.convert import trace
@@ -30,9 +37,4 @@ def run(
 
             packages.save(trace.convert(piece, PartWeights(piece, source), settings["weights"]), made["package"])
 
-    Store(Path(store)).perform(action(piece, settings), {"package": package}, receipt, work)
-
-
-def action(part: plan.Part, settings: Mapping[str, str]) -> Action:
-    """A package depends on its part's content and on how it is converted."""
-    return Action("convert", {"part": digest(part.content)}, settings, **ingredients("convert"))
+    return Task(work, Action("convert", {"part": digest(piece.content)}, settings, **tools))

@@ -1,31 +1,38 @@
-"""fetch: the checkpoint's files, linked into the build, and source.json."""
+"""fetch: the checkpoint's files, linked into the build, and source.receipt.json."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.fetch import fetch
 from shardmill.files import write_json
-from shardmill.pipeline.steptable import source_folder
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Task, source_folder
 
 log = logging.getLogger(__name__)
 
 
-def run(record: Path, store: str, source: Mapping[str, str | None], files: Any = None) -> None:
-    """Fills source/ beside `record` (source.receipt.json) from the config's `source`, a local folder or the hub.
+def task(source: Mapping[str, str | None], hashes: HashCache, before_change: Callable[[], None]) -> Task:
+    """Fills source/ beside the record (source.receipt.json) from a local folder or the hub.
 
-    `files` are inputs only for Snakemake, which sees by them that a local checkpoint changed.
+    Args:
+        source: the config's.
+        hashes: of files that are known.
+        before_change: called before other files take the place of those in source/.
     """
-    content = fetch(
-        path=Path(source["path"]) if source["path"] else None,
-        repo=source["repo"],
-        revision=source["revision"],
-        dest=source_folder(record),
-        cache=Store(Path(store)).hashes,
-    )
-    write_json(record, content)
-    log.info("%d files at %s", len(content["files"]), content["commit"])
+
+    def work(made: Mapping[str, Path]) -> None:
+        content = fetch(
+            path=Path(source["path"]) if source["path"] else None,
+            repo=source["repo"],
+            revision=source["revision"],
+            dest=source_folder(made["record"]),
+            cache=hashes,
+            before_change=before_change,
+        )
+        write_json(made["record"], content)
+        log.info("%d files at %s", len(content["files"]), content["commit"])
+
+    return Task(work)

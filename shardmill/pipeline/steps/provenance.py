@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill.files import write_json
 from shardmill.pipeline.provenance import statement
+from shardmill.pipeline.task import Task
 
 
-def run(record: Path, manifest: Path, receipts: list[Path], made: Path) -> None:
-    """Args: record source.json; manifest model.json; receipts of all steps; made provenance.json."""
-    write_json(made, statement(record, manifest, receipts))
+def task(record: Path, manifest: Path, receipts: list[Path]) -> Task:
+    """provenance.json.
+
+    Args:
+        record: source.receipt.json.
+        manifest: model.json.
+        receipts: of all steps.
+    """
+
+    def work(made: Mapping[str, Path]) -> None:
+        write_json(made["provenance"], statement(record, manifest, receipts))
+
+    return Task(work)

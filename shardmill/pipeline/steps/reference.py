@@ -10,20 +10,21 @@ from typing import Any
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.pipeline.steptable import ingredients, source_folder
-from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.plan import Part
 
-BLOCK = 1 << 20  # bytes hashed at a time: a vocabulary's logits are hundreds of MB
+BLOCK = 1 << 22  # bytes that are hashed at a time
 
 
-def run(
-    summary: Path, record: Path, text: Path, states: Path, receipt: Path, store: str, parity: Mapping[str, Any]
-) -> None:
-    """Writes `states`, a safetensors file, where n covers the perplexity positions.
+def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
+    """A safetensors file of tokens [n], hidden [layers + 1, positions, d] and logits [n, vocab].
 
-    It holds tokens [n], hidden [layers + 1, positions, d] and logits [n, vocab].
-    Args: summary plan.json; record source.receipt.json; text the parity text; parity the config's.
+    Args:
+        summary: plan.json.
+        record: source.receipt.json, beside which the checkpoint lies.
+        text: the parity text; its first n tokens cover the perplexity positions.
+        parity: the config's.
+        tools: what decides the result besides.
     """
     plan = json.loads(summary.read_text())
 
@@ -47,21 +48,21 @@ def run(
         hidden = trace["hidden"][:, : parity["positions"]].contiguous()
         save_file({"tokens": torch.tensor(tokens), "hidden": hidden, "logits": trace["logits"]}, made["states"])
 
-    Store(Path(store)).perform(action(plan, text, parity), {"states": states}, receipt, work)
-
-
-def action(plan: Mapping[str, Any], text: Path, parity: Mapping[str, Any]) -> Action:
-    """Args: plan plan.json's content; parity the config's."""
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
-    return Action("reference", inputs, params, **ingredients("reference"))
+    return Task(work, Action("reference", inputs, params, **tools))
 
 
 def seen(states: Path, part: Part) -> str:
     """Content hash of what a part is compared with: the hidden states at its own edges; the last and logits for a head.
 
-    So what changes in one layer leaves the parts before it alone. Args: states what this step wrote.
+    So what changes in one layer leaves the parts before it alone.
+
+    Args:
+        states: what this step wrote, or a link to it.
+        part: the part.
     """
+    states = states.resolve()
     held = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
     hidden, logits = held["hidden"], held["logits"]
     edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes

@@ -2,52 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import sealed, write_json, write_text
-from shardmill.pipeline.store import paths_from
-from shardmill.report.read import Build, read_json, read_pieces, read_receipts
+from shardmill.pipeline.task import Task, paths_from
+from shardmill.report.read import Build, read_json, read_pieces, read_receipts, read_verdicts
 
 
-def run(
+def task(
     manifest: Path,
     summary: Path,
     record: Path,
     parts: list[Path],
-    packages: list[Path],
-    table: Path,
-    residency: list[Path],
-    parity: list[Path],
+    artifacts: list[Path],
+    verdicts: list[Path],
     speed: Path,
     receipts: list[Path],
-    page: Path,
-    receipt: Path,
     settings: Mapping[str, Any],
-) -> None:
-    """Writes report.html (`page`), and a receipt that holds its hash and that of the figures in it.
+    pipeline: Sequence[Mapping[str, Any]],
+) -> Task:
+    """report.html, and a receipt that holds its hash and that of the figures in it.
 
-    Args: manifest model.json; summary plan.json; record source.receipt.json; parts parts/*.json; packages and table
-    for their sizes; residency and parity the gates' files; speed benchmark/speed.json; receipts of all steps;
-    settings the config as plain data.
+    Args:
+        manifest: model.json.
+        summary: plan.json.
+        record: source.receipt.json.
+        parts: every parts/P.json.
+        artifacts: the packages and the embedding table, for their sizes.
+        verdicts: what the gates said.
+        speed: benchmark/speed.json.
+        receipts: of all steps up to the gates.
+        settings: the config as plain data.
+        pipeline: the steps as `dag.drawn` has them.
     """
-    from shardmill.report.page import render
 
-    plan = read_json(summary)
-    build = Build(
-        model=read_json(manifest),
-        plan=plan,
-        source=read_json(record),
-        pieces=read_pieces(plan, parts, packages, table),
-        residency=tuple(read_json(path) for path in residency),
-        parity=tuple(read_json(path) for path in parity),
-        speed=read_json(speed),
-        receipts=read_receipts(receipts, manifest.parent),
-        settings=settings,
-    )
-    write_text(page, render(build))
-    files = {"page": page, "speed": speed}
-    hashes = {name: hash_file(path) for name, path in files.items()}
-    write_json(receipt, sealed({"step": "report", "outputs": hashes, "paths": paths_from(receipt, files)}))
+    def work(made: Mapping[str, Path]) -> None:
+        from shardmill.report.page import render
+
+        plan, root = read_json(summary), manifest.parent
+        build = Build(
+            model=read_json(manifest),
+            plan=plan,
+            source=read_json(record),
+            pieces=read_pieces(plan, parts, artifacts),
+            verdicts=read_verdicts(verdicts, root),
+            speed=read_json(speed),
+            receipts=read_receipts(receipts, root),
+            settings=settings,
+            pipeline=pipeline,
+        )
+        write_text(made["page"], render(build))
+        files = {"page": made["page"], "speed": speed}
+        hashes = {name: hash_file(path) for name, path in files.items()}
+        paths = paths_from(made["receipt"], files)
+        write_json(made["receipt"], sealed({"step": "report", "outputs": hashes, "paths": paths}))
+
+    return Task(work)

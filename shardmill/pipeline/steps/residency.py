@@ -8,26 +8,25 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shardmill import machine, plan
-from shardmill.pipeline.steptable import ingredients
-from shardmill.pipeline.store import Action, Store, read_receipt
-from shardmill.pipeline.verdict import failed, settle
+from shardmill.pipeline.task import Action, Artifact, Task, Tools
+from shardmill.pipeline.verdict import settle
 
 
-def run(
-    part: Path, package: Path, bundle: Path, made: Path, compiled: Path, verdict: Path, receipt: Path, store: str
-) -> None:
-    """Writes residency/P.json (`verdict`).
+def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
+    """A verdict depends on the bytes that were judged, the range of T, and who judged.
 
-    Args: part parts/P.json; package the .mlpackage and bundle the .mlmodelc, with made and compiled their receipts.
+    Args:
+        part: parts/P.json.
+        package: the .mlpackage.
+        bundle: the .mlmodelc.
+        tools: what decides the result besides.
     """
-    piece = plan.load_part(part)
-    engine = machine.engine()
-    hashes = read_receipt(made)["outputs"]["package"], read_receipt(compiled)["outputs"]["bundle"]
+    piece, engine = plan.load_part(part), machine.engine()
 
-    def work(out: Mapping[str, Path]) -> None:
+    def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import residency, thresholds
 
-        rows, findings = residency.inspect(package, bundle, piece.tokens)
+        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens)
         gate = thresholds.compare(residency.measurements(rows, findings))
         content = {
             "part": piece.name,
@@ -38,14 +37,8 @@ def run(
             "findings": findings,
             "rows": [asdict(row) for row in rows],
         }
-        settle(f"residency {piece.name}", content, out["verdict"], verdict)
+        settle(f"residency {piece.name}", content, made["verdict"])
 
-    failed(verdict).unlink(missing_ok=True)
-    reads = {package: made, bundle: compiled}
-    Store(Path(store)).perform(action(piece, *hashes), {"verdict": verdict}, receipt, work, reads, engine=engine)
-
-
-def action(part: plan.Part, package: str, bundle: str) -> Action:
-    """A verdict depends on the bytes that were judged, the range of T, and who judged."""
-    params = {"tokens": part.tokens, "engine": machine.engine()}
-    return Action("residency", {"package": package, "bundle": bundle}, params, **ingredients("residency"))
+    inputs = {"package": package.sha256, "bundle": bundle.sha256}
+    params = {"tokens": piece.tokens, "engine": engine}
+    return Task(work, Action("residency", inputs, params, **tools), {"engine": engine})

@@ -6,53 +6,50 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardmill import config, plan
+from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, write_json
 from shardmill.models.architecture import PREFIX, Model
-from shardmill.pipeline.steptable import ingredients, source_folder
-from shardmill.pipeline.store import Action, Store
+from shardmill.pipeline.task import Action, Task, Tools, source_folder
+
+if TYPE_CHECKING:
+    from shardmill.config import Config
 
 log = logging.getLogger(__name__)
+DECIDING = ("model", "context", "topology", "tokens", "head", "convert")  # keys of the config
 
 EMBEDDING = "embed_tokens.weight"
 
 
-def run(
-    record: Path,
-    summary: Path,
-    parts: list[Path],
-    receipt: Path,
-    store: str,
-    settings: Mapping[str, Any],
-    threads: int = 1,
-) -> None:
-    """Args: record source.receipt.json; summary plan.json; parts the parts/*.json; settings the whole config."""
-    shop = Store(Path(store))
+def task(record: Path, settings: Mapping[str, Any], hashes: HashCache, tools: Tools, threads: int = 1) -> Task:
+    """A plan depends on the checkpoint's files and on the config but for what is measured later.
+
+    Args:
+        record: source.receipt.json, beside which the checkpoint lies.
+        settings: the config.
+        hashes: of files that are known.
+        tools: what decides the result besides.
+        threads: how many hash.
+    """
     files = json.loads(record.read_text())["files"]
-    todo = action(files, settings)
-    outputs = {"plan": summary} | {part.stem: part for part in parts}
 
     def work(made: Mapping[str, Path]) -> None:
-        made_parts, content = split(source_folder(record), config.checked(settings), shop.hashes, files, threads)
-        for part in made_parts:
+        from shardmill.config import checked
+
+        parts, content = split(source_folder(record), checked(settings), hashes, files, threads)
+        for part in parts:
             plan.write_part(made[part.name], part)
-        write_json(made["plan"], content)
+        write_json(made["summary"], content)
 
-    shop.perform(todo, outputs, receipt, work)
-
-
-def action(files: Any, settings: Mapping[str, Any]) -> Action:
-    """Args: files source.json's; settings the whole config."""
-    relevant = {name: settings[name] for name in ("model", "context", "topology", "tokens", "head", "convert")}
-    return Action("split", {"files": digest(files)}, relevant, **ingredients("split"))
+    relevant = {name: settings[name] for name in DECIDING}
+    return Task(work, Action("split", {"files": digest(files)}, relevant, **tools))
 
 
 def split(
-    source: Path, settings: config.Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
+    source: Path, settings: Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
     """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
     from shardmill import topology

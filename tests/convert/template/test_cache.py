@@ -82,14 +82,3 @@ def test_whoever_waits_for_a_killed_process_makes_them(tmp_path: Path) -> None:
             killed.send_signal(signal.SIGKILL)
             output, _ = waiting.communicate(timeout=60)
     assert output == "making\n[b'waiting']\n"
-
-
-def test_what_other_tools_left_is_outdated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(cache.outdated(tmp_path / "nothing yet")) == []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "package_versions", lambda names: {"coremltools": "8.0"})
-        cache.shared(tmp_path, KIND, lambda: [b"old"])
-    assert cache.shared(tmp_path, KIND, lambda: SAMPLES) == SAMPLES
-    old, new = ({path for path in tmp_path.iterdir() if (path.name == cache.tools()) == now} for now in (0, 1))
-    assert set(cache.outdated(tmp_path)) == old
-    assert (len(old), len(new)) == (1, 1)

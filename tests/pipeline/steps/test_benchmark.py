@@ -12,7 +12,9 @@ import pytest
 from shardmill import machine
 from shardmill.bench import speed
 from shardmill.files import write_json
+from shardmill.pipeline.perform import perform
 from shardmill.pipeline.steps import benchmark
+from shardmill.pipeline.store import Store
 
 SETTINGS = {"new_tokens": 8}
 MODEL = {"model": "tiny", "parts": [{"program": {"files": {"a": "0"}}}], "source": {"repo": None, "commit": "local"}}
@@ -40,9 +42,10 @@ class Build:
     def run(self) -> int:
         """The number of the measurement that speed.json holds."""
         text, tasks = self.folder / "code.txt", [self.folder / "tasks/copying/1.txt"]
-        made = self.folder / "benchmark/speed.json", self.folder / "benchmark/speed.receipt.json"
-        benchmark.run(self.folder / "model.json", text, tasks, *made, str(self.folder / ".store"), self.settings)
-        found: int = json.loads(made[0].read_text())["measurement"]
+        speed, receipt = self.folder / "benchmark/speed.json", self.folder / "benchmark/speed.receipt.json"
+        task = benchmark.task(self.folder / "model.json", text, tasks, self.settings, {})
+        perform(task, {"speed": speed}, receipt, Store(self.folder / ".store"))
+        found: int = json.loads(speed.read_text())["measurement"]
         return found
 
 

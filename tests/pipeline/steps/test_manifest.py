@@ -10,6 +10,7 @@ import pytest
 
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps
+from shardmill.runtime.manifest import COMPLETE
 
 from ..made import PARTS, PLAN, write_parts, written
 
@@ -93,7 +94,7 @@ def test_it_carries_what_a_runtime_needs(build: Path) -> None:
 
 def test_it_holds_nothing_that_nobody_reads(build: Path) -> None:
     """Beside its format and its origin, for a person."""
-    assert set(written(build)) - {"format", "source"} == set(COMPLETE)
+    assert set(written(build)) - {"format", "source", "window"} == set(COMPLETE)
 
 
 def test_it_is_the_same_wherever_it_is_written(build: Path, tmp_path: Path) -> None:

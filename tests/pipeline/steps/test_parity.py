@@ -2,42 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 
+from shardmill.files import write_json
 from shardmill.pipeline.steps import parity, parity_stack
-from shardmill.plan import Part
+from shardmill.pipeline.task import Artifact
+from shardmill.plan import Part, write_part
+
+Key = Callable[..., str]
 
 
-def key(plan: Any, part: Part, package: str = "p", bundle: str = "b", reference: str = "r") -> str:
-    return parity.part_action(plan, part, package, bundle, reference).key
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The action key of a part's job."""
+
+    def of(plan: Any, part: Part, package: str = "p", bundle: str = "b", reference: str = "r") -> str:
+        monkeypatch.setattr(parity, "seen", lambda states, part: reference)
+        write_json(tmp_path / "plan.json", dict(plan))
+        write_part(tmp_path / "part.json", part)
+        artifacts = (Artifact(tmp_path, sha, {}) for sha in ("states", package, bundle))
+        task = parity.task(tmp_path / "plan.json", tmp_path / "part.json", tmp_path / "record", *artifacts, {})
+        assert task.action is not None
+        return task.action.key
+
+    return of
 
 
 @pytest.mark.parametrize("change", [{"package": "q"}, {"bundle": "q"}, {"reference": "q"}])
-def test_other_programs_and_another_reference_are_measured_anew(built: tiny.Build, change: dict[str, str]) -> None:
+def test_other_programs_and_another_reference_are_measured_anew(
+    built: tiny.Build, key: Key, change: dict[str, str]
+) -> None:
     part = built.parts["head_0"]
     assert key(built.plan, part, **change) != key(built.plan, part)
 
 
-def test_other_weights_are_measured_anew_even_if_they_gave_the_same_package(built: tiny.Build) -> None:
+def test_other_weights_are_measured_anew_even_if_they_gave_the_same_package(built: tiny.Build, key: Key) -> None:
     """The package's weights are compared with the checkpoint's."""
     part = built.parts["layers_02_03"]
     tensors = (replace(part.tensors[0], sha256="0" * 64), *part.tensors[1:])
     assert key(built.plan, replace(part, tensors=tensors)) != key(built.plan, part)
 
 
-def test_where_the_weights_lie_does_not_count(built: tiny.Build) -> None:
+def test_where_the_weights_lie_does_not_count(built: tiny.Build, key: Key) -> None:
     part = built.parts["layers_02_03"]
     moved = replace(part, tensors=tuple(replace(tensor, file="other", start=0) for tensor in part.tensors))
     assert key(built.plan, moved) == key(built.plan, part)
 
 
-def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_the_same_table(built: tiny.Build) -> None:
+def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_the_same_table(
+    built: tiny.Build, tmp_path: Path
+) -> None:
     """The stack's gate compares the table with the checkpoint's rows, most of which no other input depends on."""
     part = built.parts["embedding"]
     other = replace(part, tensors=(replace(part.tensors[0], sha256="0" * 64),))
-    keys = {parity_stack.action(built.plan, ["p"], ["b"], "r", "t", piece).key for piece in (part, other)}
+    write_json(tmp_path / "plan.json", dict(built.plan))
+    keys = set()
+    for piece in (part, other):
+        write_part(tmp_path / "embedding.json", piece)
+        known = Artifact(tmp_path, "same", {})
+        parts, record = [tmp_path / "embedding.json"], tmp_path / "record"
+        task = parity_stack.task(tmp_path / "plan.json", parts, record, known, [], [], known, {})
+        assert task.action is not None
+        keys.add(task.action.key)
     assert len(keys) == 2

@@ -15,7 +15,9 @@ from shardmill import config
 from shardmill.checkpoint.headers import read_header
 from shardmill.errors import CheckpointError, ConfigError, ShardmillError
 from shardmill.files import write_json
+from shardmill.pipeline.perform import perform
 from shardmill.pipeline.steps import reference
+from shardmill.pipeline.store import Store
 
 POSITIONS = {"positions": 16, "perplexity_positions": 40}
 
@@ -32,15 +34,12 @@ def build(built: tiny.Build, tmp_path: Path) -> Path:
 
 
 def run(build: Path, **parity: Any) -> dict[str, torch.Tensor]:
-    reference.run(
-        build / "plan.json",
-        build / "source.receipt.json",
-        build / "text.txt",
-        build / "reference.safetensors",
-        build / "reference.receipt.json",
-        str(build / ".store"),
-        {**POSITIONS, **parity},
+    settings = {**POSITIONS, **parity}
+    task = reference.task(
+        build / "plan.json", build / "source.receipt.json", build / "text.txt", settings, {"code": "", "packages": {}}
     )
+    outputs = {"states": build / "reference.safetensors"}
+    perform(task, outputs, build / "reference.receipt.json", Store(build / ".store"))
     return load_file(build / "reference.safetensors")
 
 

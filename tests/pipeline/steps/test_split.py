@@ -16,8 +16,9 @@ from shardmill import config, plan
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import dumps, write_json
 from shardmill.pipeline import snakefile
+from shardmill.pipeline.perform import perform
 from shardmill.pipeline.steps import split as step
-from shardmill.pipeline.store import read_receipt
+from shardmill.pipeline.store import Store, read_receipt
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 INDEX = "model.safetensors.index.json"
@@ -195,10 +196,11 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
     names = ["layers_00_02", "head_0", "head_1", "embedding"]
     files = [build / "parts" / f"{name}.json" for name in names]
     settings = snakefile.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]])))
-    receipt = build / "plan.receipt.json"
-    step.run(record, build / "plan.json", files, receipt, str(build / ".store"), settings)
+    receipt, store = build / "plan.receipt.json", Store(build / ".store")
+    task = step.task(record, settings, store.hashes, {})
+    perform(task, {"summary": build / "plan.json"} | {path.stem: path for path in files}, receipt, store)
     parts, content = tiny.split(source, topology=[[0, 2]])
     assert {path.stem: plan.load_part(path) for path in files} == parts
     assert json.loads((build / "plan.json").read_text()) == json.loads(dumps(content))
-    assert set(read_receipt(receipt)["outputs"]) == {"plan", *names}
+    assert set(read_receipt(receipt)["outputs"]) == {"summary", *names}
     assert str(tmp_path) not in (build / "plan.json").read_text() + receipt.read_text() + files[0].read_text()

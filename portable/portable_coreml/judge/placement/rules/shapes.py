@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from portable_coreml.dtypes import BY_NAME
+from portable_coreml.judge.placement.limits import MAX_EXTENT, STATE_WIDTH_MULTIPLE
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
@@ -14,11 +15,9 @@ _ANEFORGE_CAPS = Source("ANEForge", "docs/capabilities.md")
 DISPATCH = Source("751K", "notes/coreml_dispatch.md")
 
 _MAX_RANK = 5
-MAX_EXTENT = 65536
 _MAX_SPATIAL_BEFORE_M4 = 16384
 _MAX_CONTRACTION = 32768
 _ALIGNMENT_BYTES = 64
-STATE_WIDTH_MULTIPLE = 32
 _FIRST_WIDE_CHIP = 4
 _COMPUTE = frozenset({"conv", "matmul", "linear", "scaled_dot_product_attention", "softmax", "layer_norm"})
 

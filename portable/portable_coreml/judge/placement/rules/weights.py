@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from portable_coreml.judge.placement.limits import MAX_WEIGHT_BYTES
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
-MAX_WEIGHT_BYTES = 1 << 31
 _MAX_IOS_WEIGHT_BYTES = 1 << 30
 _LARGE_WEIGHT_BYTES = 1_400_000_000
 _SMALL_WEIGHT_BYTES = 14_000_000

@@ -1,0 +1,5 @@
+"""Numbers of the placement rules that a plan must know, too. Nothing is imported here."""
+
+MAX_EXTENT = 65536
+STATE_WIDTH_MULTIPLE = 32
+MAX_WEIGHT_BYTES = 1 << 31  # of one weight file

@@ -1,0 +1,36 @@
+"""What of the config a step is given: its settings, as plain data, and the files that the config names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardmill.config import Config
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """The config as plain data, as Snakemake compares and passes parameters."""
+    from pydantic import TypeAdapter
+
+    plain: dict[str, Any] = json.loads(TypeAdapter(type(config)).dump_json(config))
+    return plain
+
+
+def split_settings(config: Config) -> dict[str, Any]:
+    """What of the config decides the plan: other settings must not make anything again."""
+    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark")}
+
+
+def source_files(config: Config) -> list[str]:
+    """Files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
+    if config.source.path is None:
+        return []
+    return sorted(str(file) for file in Path(config.source.path).iterdir() if file.is_file())
+
+
+def task_files(config: Config) -> list[str]:
+    """The benchmark's prompts, so that Snakemake sees them change."""
+    folder, tasks = Path(config.benchmark.task_prompts), config.benchmark.tasks
+    return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))

@@ -1,0 +1,120 @@
+"""What follows from the step table: jobs and their files, and which step comes after which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardmill.pipeline.step import Files, Found, Step, receipt_of
+
+if TYPE_CHECKING:
+    from shardmill.config import Config
+
+Steps = Mapping[str, Step]
+WAITS = "waits"  # the input that a job only waits for
+Job = tuple[str, str | None]  # a step and, where it has a job for each part, the part
+
+
+def jobs(steps: Steps, config: Config) -> Iterator[Job]:
+    """Every job of a build, each after those that it reads from."""
+    for name, step in steps.items():
+        yield from ((name, part) for part in (config.parts if step.per_part else (None,)))
+
+
+def receipts(steps: Steps) -> tuple[str, ...]:
+    """What is written of every result up to the gates."""
+    return tuple(step.receipt for name, step in steps.items() if step.receipt and not after_the_gates(steps, name))
+
+
+def verdicts(steps: Steps) -> tuple[str, ...]:
+    """Every gate's."""
+    return tuple(str(step.makes["verdict"]) for step in steps.values() if step.is_gate)
+
+
+def delivered(steps: Steps, config: Config) -> list[str]:
+    """What a finished build is asked for. Of other files, Snakemake does not see that one is gone."""
+    files = [template for step in steps.values() if step.delivered for template in _listed(*step.makes.values())]
+    return [path for template in files for path in expanded(template, config.parts)]
+
+
+def waits(steps: Steps, name: str) -> tuple[str, ...]:
+    """Receipts that a job waits for."""
+    taken = tuple(receipt_of(template) for template in _listed(*steps[name].takes.values()))
+    gates = tuple(step.receipt for step in steps.values() if step.is_gate) if steps[name].gated else ()
+    return taken + gates
+
+
+def inputs(steps: Steps, name: str) -> dict[str, Files]:
+    """Files of the build by the names under which a step reads or takes them."""
+    found: dict[str, Files | Found] = {**steps[name].reads, **steps[name].takes}
+    return {key: files(steps) if callable(files) else files for key, files in found.items()}
+
+
+def _before(steps: Steps, name: str) -> list[str]:
+    """The steps that a step reads from or waits for, in the table's order."""
+    wanted = {*_listed(*inputs(steps, name).values()), *waits(steps, name)}
+    return [
+        other
+        for other, step in steps.items()
+        if other != name and wanted & {*_listed(*step.makes.values()), step.receipt}
+    ]
+
+
+def after_the_gates(steps: Steps, name: str) -> bool:
+    """Whether a step's jobs run only once every gate has passed."""
+    step = steps[name]
+    made = {template for other in steps.values() if other.gated for template in _listed(*other.makes.values())}
+    read = {template for files in step.reads.values() if not callable(files) for template in _listed(files)}
+    return step.gated or bool(made & read)
+
+
+def expanded(files: Files, parts: Sequence[str], part: str | None = None) -> list[str]:
+    """Paths, given the part of a job that has one, else those of all parts."""
+    return [
+        template.format(part=each)
+        for template in _listed(files)
+        for each in ((part,) if part else parts if "{part}" in template else ("",))
+    ]
+
+
+def bound(files: Files, parts: Sequence[str], part: str | None, build: Path) -> Path | list[Path]:
+    """What a name stands for in a job: a path or, where there may be several, a list."""
+    paths = [build / path for path in expanded(files, parts, part)]
+    several = not isinstance(files, str) or (part is None and "{part}" in files)
+    return paths if several else paths[0]
+
+
+def outputs(steps: Steps, job: Job, config: Config, build: Path) -> dict[str, Path]:
+    """Paths that a job makes, by output name; where a name stands for several, by the files' own."""
+    name, part = job
+    return flat({key: bound(files, config.parts, part, build) for key, files in steps[name].makes.items()})
+
+
+def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
+    """Outputs by name, those in lists by their own."""
+    found: dict[str, Path] = {}
+    for name, paths in files.items():
+        found |= {path.stem: path for path in paths} if isinstance(paths, list) else {name: paths}
+    return found
+
+
+def drawn(steps: Steps, config: Config) -> list[dict[str, Any]]:
+    """The table as the report draws it, as plain data: a row for each box, in the table's order."""
+    names = {name: step.drawn or name for name, step in steps.items()}
+    boxes: dict[str, dict[str, Any]] = {}
+    for name, step in steps.items():
+        made = expanded(_listed(*step.makes.values())[-1], config.parts)
+        shown = [step.receipt or template for template in _listed(next(iter(step.makes.values())))]
+        box = boxes.setdefault(
+            names[name],
+            {"lane": step.lane, "amount": step.amount, "gate": step.is_gate, "after": [], "files": [], "count": 0},
+        )
+        box["after"] += [names[other] for other in _before(steps, name) if names[other] != names[name]]
+        box["files"] += [path for template in shown for path in expanded(template, config.parts)]
+        box["count"] += len(made)
+    return [{"name": name, **box, "after": sorted(set(box["after"]))} for name, box in boxes.items()]
+
+
+def _listed(*files: Files) -> tuple[str, ...]:
+    return tuple(path for each in files for path in ((each,) if isinstance(each, str) else each))

@@ -1,0 +1,84 @@
+"""What a row of the step table holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardmill.pipeline.memory import Need
+from shardmill.pipeline.task import Task
+
+if TYPE_CHECKING:
+    from shardmill.config import Config
+
+RECEIPT = ".receipt.json"
+# A path in a model's build folder, or several. {part} is the job's part or, in a step that has one job, every part.
+Files = str | tuple[str, ...]
+Found = Callable[[Mapping[str, "Step"]], tuple[str, ...]]  # paths that depend on what steps there are
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row.
+
+    Attributes:
+        task: says what a job does; its module and all that it imports decide the result. Its parameters are the names
+            in `reads`, `takes`, `outside` and `params`.
+        makes: files by output name. A gate is a step whose output is a `verdict`.
+        reads: files of the build by input name.
+        takes: artifacts of other steps by input name: known by their receipts, for which the job waits.
+        outside: files that are not of the build, as the config names them.
+        params: what else the task is given, from the config.
+        packages: distributions whose versions decide the result.
+        needs: of memory; by `convert.method` where that decides.
+        also: modules of what the step runs in another process.
+        wording: whether texts that the code says get into the result.
+        kept: whether the store keeps the result; False for what is made in no time.
+        on_the_side: whether `shardmill why` makes it, for itself, to see what comes after.
+        gated: whether a job waits for every gate.
+        delivered: whether a finished build is asked for what it makes.
+        drawn: the step's name in the report's drawing; its own if empty.
+        lane: its place across the drawing.
+        amount: what the drawing says below the name; "# program" counts what is made.
+    """
+
+    task: Callable[..., Task]
+    makes: Mapping[str, Files]
+    needs: Need | Mapping[str, Need]
+    reads: Mapping[str, Files | Found] = field(default_factory=dict)
+    takes: Mapping[str, Files] = field(default_factory=dict)
+    outside: Mapping[str, Callable[[Config], str | list[str]]] = field(default_factory=dict)
+    params: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    wording: bool = False
+    kept: bool = True
+    on_the_side: bool = False
+    gated: bool = False
+    delivered: bool = False
+    drawn: str = ""
+    lane: float = 1.5
+    amount: str = ""
+
+    @property
+    def per_part(self) -> bool:
+        """Whether there is a job for each part."""
+        first = next(iter(self.makes.values()))
+        return isinstance(first, str) and "{part}" in first
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether a job may fail for what it finds."""
+        return "verdict" in self.makes
+
+    @property
+    def receipt(self) -> str:
+        """The receipt's path, beside the first output; empty where none is written."""
+        first = next(iter(self.makes.values()))
+        return receipt_of(first) if self.kept and isinstance(first, str) else ""
+
+
+def receipt_of(artifact: str) -> str:
+    """Where the receipt of an artifact stands: beside it."""
+    return artifact[: artifact.rindex(".")] + RECEIPT

@@ -1,0 +1,79 @@
+"""What a step says of one of its jobs: the work, and all that decides its result.
+
+A step only describes. Whether the work is done is decided elsewhere (`perform`, `why`), so that nothing of that is
+part of a step's own code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardmill.files import digest
+
+SOURCE = "source"  # the folder of a build in which the checkpoint's files lie
+Tools = Mapping[str, Any]  # "code" and "packages" of an action, see `table.tools`
+Work = Callable[[Mapping[str, Path]], None]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What another step made, and what its receipt says of it.
+
+    Attributes:
+        path: where it lies.
+        sha256: of the file, or of the folder as a tree.
+        files: sha256 by relative path of the files in a folder; empty for a file.
+    """
+
+    path: Path
+    sha256: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One piece of work and all that decides its result."""
+
+    step: str
+    inputs: Mapping[str, str] = field(default_factory=dict)  # name -> content hash
+    params: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The action's name in the store."""
+        return digest(asdict(self))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One job.
+
+    Attributes:
+        work: gets a path to write to for each output, by name.
+        action: all that decides the result, so that it may be kept; None for work too quick to be worth it.
+        notes: what else the receipt says (the engine, say).
+    """
+
+    work: Work
+    action: Action | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def source_folder(record: Path) -> Path:
+    """Where the checkpoint's files lie, given source.receipt.json.
+
+    The receipt stands beside the folder, not in it: Snakemake removes a job's outputs before it runs, and the folder
+    must not lose its source.json by that.
+    """
+    return record.parent / SOURCE
+
+
+def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
+    """Where outputs lie as seen from their receipt."""
+    return {name: Path(os.path.relpath(path, receipt.parent)).as_posix() for name, path in outputs.items()}

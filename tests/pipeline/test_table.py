@@ -1,0 +1,263 @@
+"""The step table: the rules say the same, nothing runs in circles, and whatever deals with steps takes a new row."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+from snakemake.io import expand, flag
+
+from shardmill import config
+from shardmill.files import write_json
+from shardmill.pipeline import dag, fingerprint, snakefile, why
+from shardmill.pipeline.memory import Need
+from shardmill.pipeline.step import Step
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.task import Action, Artifact, Task, Tools
+from shardmill.report.dag import edges, places
+
+RULES = Path(__file__).parents[2] / "rules"
+BUILD = "build/{model}/"
+JOBS_OWN = {"store", "tools"}  # parameters that every rule has
+Section = dict[str, Any]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.Config:
+    """A config whose checkpoint and prompts are there."""
+    monkeypatch.chdir(tmp_path)
+    tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "tasks/copying").mkdir(parents=True)
+    (tmp_path / "tasks/copying/1.txt").touch()
+    return config.parse(tiny.settings("checkpoint", benchmark={"task_prompts": "tasks", "tasks": ["copying"]}))
+
+
+def rules(settings: config.Config) -> dict[str, dict[str, Section]]:
+    """Every rule's sections as Snakemake would evaluate them: positional arguments under "", others by name."""
+    scope = {
+        "C": settings,
+        "sm": snakefile,
+        "STORE": "build/.store",
+        "TOOLS": {name: f"tools of {name}" for name in STEPS},
+        "MB": lambda name: f"memory of {name}",
+        "expand": expand,
+        "directory": lambda value: value,
+        "ancient": lambda value: flag(value, "ancient"),
+        "workflow": SimpleNamespace(cores=1),
+    }
+    collect = eval("lambda *values, **named: {'': values, **named}")
+    found = {}
+    for file in sorted(RULES.glob("*.smk")):
+        for name, body in re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", file.read_text(), re.MULTILINE):
+            sections = re.findall(r"^    (\w+):(.*\n(?:        .*\n)*)", body, re.MULTILINE)
+            plain = {key: re.sub("  # .*", "", text) for key, text in sections}
+            found[name] = {key: eval(f"collect({text})", scope | {"collect": collect}) for key, text in plain.items()}
+    return found
+
+
+def flat(value: Any) -> list[str]:
+    """A file, or files in lists of lists."""
+    return [value] if isinstance(value, str) else [path for each in value for path in flat(each)]
+
+
+def paths(files: Any, settings: config.Config, step: Step) -> list[str]:
+    """What a rule should name for files of the table: {part} stays where Snakemake fills it in."""
+    part = "{part}" if step.per_part else None
+    return [BUILD + path for path in dag.expanded(files, settings.parts, part)]
+
+
+def test_every_rule_is_a_row(settings: config.Config) -> None:
+    assert sorted(rules(settings)) == sorted(STEPS)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_rule_reads_what_its_row_says(name: str, settings: config.Config) -> None:
+    step, rule = STEPS[name], rules(settings)[name]["input"]
+    named = {key: flat(value) for key, value in rule.items() if key}
+    expected = {key: paths(files, settings, step) for key, files in dag.inputs(STEPS, name).items()}
+    expected |= {key: flat(files(settings)) for key, files in step.outside.items()}
+    waits = paths(dag.waits(STEPS, name), settings, step)
+    if waits:
+        expected[dag.WAITS] = waits
+    assert named == expected
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_has_a_receipt_is_waited_for_by_that(name: str, settings: config.Config) -> None:
+    """The time of a folder, or of a file that came out the same, must not run a job again."""
+    rule = rules(settings)[name]["input"]
+    for key in STEPS[name].takes:
+        assert all("ancient" in getattr(path, "flags", {}) for path in tree(rule[key])), key
+
+
+def tree(value: Any) -> Iterator[Any]:
+    """The leaves of lists of lists, with their flags."""
+    if isinstance(value, list):
+        for each in value:
+            yield from tree(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_rule_makes_what_its_row_says(name: str, settings: config.Config) -> None:
+    step, rule = STEPS[name], rules(settings)[name]["output"]
+    expected = {key: paths(files, settings, step) for key, files in step.makes.items()}
+    if step.receipt:
+        expected["receipt"] = [BUILD + step.receipt]
+    assert {key: flat(value) for key, value in rule.items() if key} == expected
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_rule_passes_on_what_its_row_says(name: str, settings: config.Config) -> None:
+    step, rule = STEPS[name], rules(settings)[name]
+    params = {key: value for key, value in rule["params"].items() if key}
+    assert params.pop("store") == "build/.store"
+    assert params.pop("tools") == f"tools of {name}"
+    assert params == {key: value(settings) for key, value in step.params.items()}
+    assert rule["resources"]["mem_mb"] == f"memory of {name}"
+    assert rule["script"][""] == (f"../scripts/{name}.py",)
+    script = (RULES.parent / "scripts" / f"{name}.py").read_text()
+    assert f"import {name}\n" in script and f"execute({name}.task, snakemake)" in script
+    assert step.task.__module__ == f"shardmill.pipeline.steps.{name}"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_steps_function_takes_what_its_row_says(name: str) -> None:
+    import inspect
+
+    step = STEPS[name]
+    offered = {"tools", "threads", "hashes", "before_change", "templates"}
+    given = {*step.reads, *step.takes, *step.outside, *step.params} - {dag.WAITS}
+    assert set(inspect.signature(step.task).parameters) - offered == given
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_no_step_stands_on_what_stands_on_it(name: str) -> None:
+    """Nor on commands, whose options and help have no part in a result."""
+    step = STEPS[name]
+    reached = fingerprint.closure((step.task.__module__, *step.also), "phi3")
+    judges = ("table", "dag", "step", "job", "why", "snakefile", "perform", "store", "fingerprint")
+    above = [f"shardmill.pipeline.{module}" for module in judges]
+    assert [m for m in reached if m in above or m.startswith(("shardmill.commands", "shardmill.cli"))] == []
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_module_that_a_row_names_is_there(name: str) -> None:
+    assert all(fingerprint.module_file(module) for module in STEPS[name].also)
+
+
+# Packages that the code of a step imports and that can't change a byte of its result.
+HARMLESS = {
+    "split": {
+        "numpy": "finds NaN and Inf",
+        "pydantic": "checks settings, which are in the key as they are",
+        "PyYAML": "reads config files, for commands",
+    },
+    "embedding": {"coremltools": "weight files of programs", "protobuf": "programs"},
+    "compile": {
+        "numpy": "runs programs",
+        "pillow": "runs programs",
+        "torch": "runs programs",
+    },
+    "residency": {"pillow": "runs programs"},
+    "parity": {"pillow": "inputs that are images", "tokenizers": "the text, which reference reads"},
+    "parity_stack": {
+        "llguidance": "answers in a grammar",
+        "pillow": "inputs that are images",
+        "tokenizers": "the text, which reference reads",
+    },
+    "benchmark": {
+        "llguidance": "answers in a grammar",
+        "pillow": "inputs that are images",
+        "prometheus_client": "counts requests",
+        "PyYAML": "reads config files, for commands",
+        "rich": "progress bars",
+        "transformers": "config.json, which split reads",
+    },
+}
+
+
+@pytest.mark.parametrize("name", [name for name, step in STEPS.items() if step.kept])
+def test_the_packages_that_a_step_names_are_those_that_its_code_imports(name: str) -> None:
+    step = STEPS[name]
+    found = set(imported(fingerprint.closure((step.task.__module__, *step.also), "phi3")))
+    assert set(step.packages) & set(HARMLESS.get(name, {})) == set()
+    assert {*step.packages, *HARMLESS.get(name, {})} == found
+
+
+def imported(modules: Mapping[str, Path]) -> Iterator[str]:
+    """Distributions that modules import from."""
+    distributions = packages_distributions()
+    for file in modules.values():
+        for node in ast.walk(fingerprint.Normalizer(False).visit(ast.parse(file.read_text()))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            tops = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - set(fingerprint.OURS)
+            yield from (distributions[top][0] for top in tops)
+
+
+def listening(part: Path, bundle: Artifact, tools: Tools) -> Task:
+    """A step that nobody wrote yet."""
+    return Task(lambda made: write_json(made["verdict"], {}), Action("listen", {"bundle": bundle.sha256}, **tools))
+
+
+@pytest.fixture
+def listen(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A row for it: a gate between compilation and model.json."""
+    row = Step(
+        listening,
+        makes={"verdict": "listen/{part}.json"},
+        reads={"part": "parts/{part}.json"},
+        takes={"bundle": "compiled/{part}.mlmodelc"},
+        needs=Need(123, part=1),
+        lane=3.5,
+        amount="# gate file",
+    )
+    monkeypatch.setitem(STEPS, "listen", row)
+    return "listen"
+
+
+def test_a_new_row_is_waited_for_listed_drawn_and_given_memory(
+    listen: str, settings: config.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "build/{model}/listen/head_0.receipt.json" in snakefile.gate_receipts(settings)
+    assert "build/{model}/listen/head_0.json" in snakefile.verdicts(settings)
+    assert "build/{model}/listen/head_0.receipt.json" in snakefile.all_receipts(settings)
+    assert "listen/{part}.receipt.json" in dag.waits(STEPS, "manifest")
+    assert set(snakefile.tools(settings)) == set(STEPS)
+    drawn = dag.drawn(STEPS, settings)
+    assert {("compile", "listen"), ("listen", "model.json")} <= set(edges(drawn))
+    assert len(set(places(drawn).values())) == len(drawn)
+    limit = SimpleNamespace(global_resources={"mem_mb": SimpleNamespace(value=None)})
+    write_json(Path("build/tiny/plan.json"), PLAN)
+    mem_mb = snakefile.mem_mb(settings, limit)(listen)
+    assert callable(mem_mb) and mem_mb({"part": "head_0"}, ["a"]) == 123 + 7
+
+
+PLAN = {
+    "architecture": {"layers": 1},
+    "parts": [
+        {"name": "head_0", "kind": "head", "parameters": 7_000_000, "largest_tensor": 1},
+        {"name": "embedding", "kind": "embedding", "parameters": 1, "largest_tensor": 1},
+    ],
+}
+
+
+def test_why_foresees_a_new_row(listen: str, settings: config.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on compilation, of which nothing is known."""
+    monkeypatch.setattr(why, "_source_record", lambda *_: {"files": {}})
+    monkeypatch.setattr(why, "_made_in_place", lambda task, outputs: None)
+    found = why.forecast(settings, Path("build/tiny"), Store(Path("build/.store")))
+    listened = [verdict for verdict in found if verdict.step.startswith("listen/")]
+    assert [v.step for v in listened] == [f"listen/{part}" for part in settings.parts]
+    assert {v.status for v in listened} == {"depends"}
