@@ -22,11 +22,8 @@ def describe(config: Any, context: int, prefix: str = "model.", ignored: tuple[s
         prefix: begins the names of the checkpoint's tensors.
         ignored: tensors of a multimodal checkpoint that no program needs.
     """
-    window = config.sliding_window
-    tables = {
-        ROPE: rope(config, context, "full_attention"),
-        LOCAL_ROPE: rope(config, context, "sliding_attention"),
-    }
+    window, types = config.sliding_window, {ROPE: "full_attention", LOCAL_ROPE: "sliding_attention"}
+    tables = {name: rope(config, context, kind) for name, kind in types.items() if kind in config.layer_types}
     return decoder(
         config,
         context,
