@@ -26,7 +26,7 @@ def known(source: Path) -> dict[str, Tensor]:
     """What the reference step writes: hidden [layers + 1, n, d] and logits [n, vocab] with the original weights."""
     weights = reference.checkpoint_weights(source)
     table = weights("model.embed_tokens.weight")
-    return reference.run(reference.Reference(source, tiny.CONTEXT), list(text(source)), table, [table], weights)
+    return reference.Reference(source, tiny.CONTEXT).run(text(source), lambda ids: table[ids], [table], weights)
 
 
 @cache
@@ -38,21 +38,22 @@ def text(source: Path) -> tuple[int, ...]:
 def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
-    judge, original = reference.Reference(build.source, tiny.CONTEXT), reference.part_weights(piece, build.source)
+    judge = reference.Reference(build.source, tiny.CONTEXT)
     stored, states = PackageWeights(program, piece), known(build.source)
     if piece.kind == "layers":
-        runner = parity.Runner(program, piece, engine.rope_tables(build.plan["architecture"]["rope"], tiny.CONTEXT))
-        found = parity.layers_parity(runner, judge, states["hidden"][:, :POSITIONS], original, stored)
+        runner = parity.Runner(program, piece, build.plan)
+        found = parity.layers_parity(runner, judge, states["hidden"][:, :POSITIONS], build.source, stored)
     else:
         pair = states["hidden"][-1], states["logits"]
-        found = parity.head_parity(program, piece, judge, pair, original, stored)
+        found = parity.head_parity(program, piece, judge, pair, build.source, stored)
     return thresholds.judge(name, found)
 
 
 def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None) -> Rows:
     """The rows of parity/stack.json. Raises GateError."""
     programs = {**build.packages, **(packages or {})}
-    weights, head = stack.stored_weights({name: (build.parts[name], path) for name, path in programs.items()})
+    pieces = {name: (build.parts[name], path) for name, path in programs.items()}
+    weights, head = stack.stored_weights(pieces, build.plan["prefix"])
     states = known(build.source)
     short = {
         "tokens": torch.tensor(text(build.source)),
@@ -63,8 +64,8 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None) -> Rows
     def load() -> engine.Engine:
         return engine.Engine(in_place(build.plan, programs, build.table), Path("/"))
 
-    judge = reference.Reference(build.source, tiny.CONTEXT)
-    return thresholds.judge("stack", stack.stack_parity(load, judge, weights, short, head))
+    judge, scale = reference.Reference(build.source, tiny.CONTEXT), build.plan["architecture"]["embedding_scale"]
+    return thresholds.judge("stack", stack.stack_parity(load, stack.Stored(judge, weights, head, scale), short))
 
 
 def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,

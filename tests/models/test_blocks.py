@@ -92,7 +92,7 @@ def test_a_part_has_the_contract_s_constants_inputs_states_and_output(model_type
         arguments = {name: torch.zeros([3 if n == -1 else n for n in shape]) for name, shape in inputs(form).items()}
         with torch.no_grad():
             made = part(*arguments.values())
-        assert made.shape == (1, 32 if form.kind == "head" else 64, 3, 1)
+        assert made.shape == (1, 32 if form.kind == "head" else architecture.graph.hidden, 3, 1)
         assert output(form) == ("logits" if form.kind == "head" else "hidden")
         kept = {name: tuple(buffer.shape) for name, buffer in part.named_buffers() if "." not in name}
         assert kept == states(form)

@@ -151,8 +151,8 @@ def test_what_the_graph_has_no_place_for_is_refused(change: dict[str, Any], mess
 def test_heads_that_are_narrower_than_what_turns_are_refused() -> None:
     from shardmill.models.architecture import Rope
 
-    with pytest.raises(CheckpointError, match="turn 18 dimensions of heads that have 16"):
-        described(ropes={"rope": Rope((1.0,) * 9, 1.0, "default")})
+    with pytest.raises(CheckpointError, match="turn 34 dimensions of heads that have 32"):
+        described(ropes={"rope": Rope((1.0,) * 17, 1.0, "default")})
 
 
 @pytest.mark.parametrize(
