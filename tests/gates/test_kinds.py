@@ -14,7 +14,7 @@ from convert.small import write_family
 
 from shardmill.gates.fp16_range import audit
 from shardmill.machine import load_programs_as
-from shardmill.models import blocks, contract
+from shardmill.models import contract
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
@@ -81,17 +81,6 @@ def test_an_embedding_without_its_scale(gemma: tiny.Build) -> None:
         judged.whole(replace(gemma, plan={**gemma.plan, "architecture": architecture}))
 
 
-def test_a_stream_scale_left_out_of_the_epsilon(
-    gemma: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Norms that read the scaled stream would have 64 times the epsilon; only small activations show it."""
-    part = gemma.parts[FIRST]
-    wrong = replace(part.graph, rms_norm_eps=part.graph.rms_norm_eps / contract.RING)
-    package = judged.converted(gemma, FIRST, tmp_path / "p.mlpackage", graph=replace(wrong, rms_norm_eps=1e-2))
-    with caught("program_error"):
-        judged.part(gemma, FIRST, package)
-
-
 def shifted(patch: pytest.MonkeyPatch, change: Any) -> None:
     """Changes the ring's masks of every pass."""
     real = contract.Host._ring_masks
@@ -128,19 +117,6 @@ def test_a_ring_that_keeps_the_last_inputs_written(lfm: tiny.Build, monkeypatch:
     with caught("rejected_draft_error") as error:
         judged.part(lfm, FIRST)
     assert "program_error" not in str(error.value) and "width_error is" not in str(error.value)
-
-
-def test_a_tap_left_out(lfm: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = blocks.ShortConv.forward
-
-    def forward(self: Any, x: Any, shared: Any, ring: Any) -> Any:
-        shared.ring_read = [mask * 0.5 for mask in shared.ring_read]
-        return real(self, x, shared, ring)
-
-    monkeypatch.setattr(blocks.ShortConv, "forward", forward)
-    package = judged.converted(lfm, FIRST, tmp_path / "p.mlpackage")
-    with caught("program_error"):
-        judged.part(lfm, FIRST, package)
 
 
 def test_what_either_mask_hides_is_no_activation(gemma: tiny.Build) -> None:
