@@ -172,8 +172,12 @@ def write_table(part: plan.Part, source: Path, path: Path) -> Path:
 
 def build(folder: Path, *, tied: bool = True, known: Mapping[str, Path] | None = None) -> Build:
     """Writes, splits and converts a checkpoint; packages in `known` are taken as they are."""
-    source = fetched(write_checkpoint(folder / "checkpoint", tied=tied), folder / "source")
-    parts, content = split(source)
+    return converted(fetched(write_checkpoint(folder / "checkpoint", tied=tied), folder / "source"), folder, known)
+
+
+def converted(source: Path, folder: Path, known: Mapping[str, Path] | None = None, **changes: Any) -> Build:
+    """Splits and converts a fetched checkpoint; `changes` go into the config."""
+    parts, content = split(source, **changes)
     programs = {name: part for name, part in parts.items() if part.kind != "embedding"}
     packages = {
         name: (known or {}).get(name) or convert(part, source, folder / f"{name}.mlpackage")
@@ -204,10 +208,10 @@ def relabelled(build: Build, folder: Path, original: int) -> Build:
 
 
 def transformers_model(source: Path, weights: Mapping[str, Tensor] | None = None) -> Any:
-    """Phi3ForCausalLM in fp32 with eager attention; `weights` replace the checkpoint's, and untie the head."""
-    from transformers import Phi3ForCausalLM
+    """transformers' model in fp32 with eager attention; `weights` replace the checkpoint's, and untie the head."""
+    from transformers import AutoModelForCausalLM
 
-    model = Phi3ForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
     if weights is not None:
         model.lm_head.weight = torch.nn.Parameter(weights["lm_head.weight"])  # no longer the embedding table
         model.load_state_dict(dict(weights), assign=True)
@@ -227,8 +231,7 @@ def dequantised(build: Build) -> dict[str, Tensor]:
             rows.append(stored["lm_head_weight"].flatten(1))
         else:
             for tensor in part.tensors:
-                values = stored[tensor.name.removeprefix("model.").replace(".", "_")]
-                weights[tensor.name] = values.reshape(tensor.shape)
+                weights[tensor.source.tensor] = stored[tensor.path.replace(".", "_")].reshape(tensor.stored)
     return weights | {"lm_head.weight": torch.cat(rows)}
 
 

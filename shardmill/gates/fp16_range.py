@@ -20,10 +20,11 @@ from portable_coreml.program import Function
 from portable_coreml.run.fp16_range import RangeAudit, RangeRow
 
 from shardmill.gates.passes import cut
+from shardmill.models.architecture import MASK, SLIDING_MASK
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.program import Program
 
-MASKS = ("attn_mask",)
+MASKS = (MASK, SLIDING_MASK)
 WEIGHT = re.compile(r"layers_(\d+)_")  # how a converted program names what belongs to layer N
 
 
@@ -68,7 +69,7 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
         starts.append(step.tokens[0])
         shared = engine.host.arrays(step.positions, step.positions)
         for seen in audits:
-            seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS})
+            seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS if name in shared})
         engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)
     found: list[Row] = []
     for program, function, seen in zip(programs, functions, audits, strict=True):

@@ -54,8 +54,9 @@ class Reference:
         """
         from transformers import AutoModelForCausalLM
 
+        options = {"attn_implementation": "eager", "dtype": torch.float32}  # the config's dtype would round buffers
         with _without_weights():
-            self.model = AutoModelForCausalLM.from_config(load_hf_config(source), attn_implementation="eager")  # type: ignore[no-untyped-call]
+            self.model = AutoModelForCausalLM.from_config(load_hf_config(source), **options)  # type: ignore[no-untyped-call]
         self.model.eval()
         self.decoder = self.model.model
         for module in self.model.modules():

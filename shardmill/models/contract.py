@@ -206,14 +206,14 @@ class Host:
             ValueError: where a convolution would need a token that its ring no longer holds.
         """
         at, where = np.asarray(positions), np.asarray(slots)
-        self.held[where] = at
         found = self._rotary(at)
+        if self.taps:
+            found |= self._ring_masks(at)  # first, since it may refuse: then no slot counts as written
+        self.held[where] = at
         found["attn_mask"] = attention_mask(self.held, at)
         if self.window is not None:
             found["attn_mask_sliding"] = attention_mask(self.held, at, self.window)
         found["kv_write_mask"] = write_mask(self.slots, where)
-        if self.taps:
-            found |= self._ring_masks(at)
         return found
 
     def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:
@@ -232,18 +232,19 @@ class Host:
 
     def _ring_masks(self, at: NDArray[np.int64]) -> dict[str, Floats]:
         """conv_write_mask [1, 1, T, R] and conv_read_mask [1, L - 1, R, T]: slot = position mod R."""
-        self.ring[at % RING] = at
-        count = len(at)
+        ring, count = self.ring.copy(), len(at)
+        ring[at % RING] = at
         write = np.zeros((1, 1, count, RING), np.float32)
         write[0, 0, np.arange(count), at % RING] = 1
         read = np.zeros((1, self.taps - 1, RING, count), np.float32)
         for back in range(1, self.taps):
             wanted = at - back
             columns = np.flatnonzero(wanted >= 0)  # before the text a convolution reads zeros
-            lost = wanted[columns][self.ring[wanted[columns] % RING] != wanted[columns]]
+            lost = wanted[columns][ring[wanted[columns] % RING] != wanted[columns]]
             if len(lost):
                 raise ValueError(f"position {lost[0]} is no longer in the convolutions' ring of {RING}; feed it again")
             read[0, back - 1, wanted[columns] % RING, columns] = 1
+        self.ring = ring
         return {"conv_write_mask": write, "conv_read_mask": read}
 
 

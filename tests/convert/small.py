@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
+from models.small_configs import small_config
 from transformers import Phi3Config, Phi3ForCausalLM
 
-from shardmill import plan
+from shardmill import config, plan
 from shardmill.checkpoint.headers import read_tensors
-from shardmill.models import phi3
-from shardmill.models.architecture import load_hf_config
+from shardmill.models import family
+from shardmill.models.architecture import Model
+from shardmill.models.hf_config import load_hf_config
 
-LAYERS, SLOTS = 6, 64
+LAYERS, SLOTS, VOCAB = 6, 64, 128
 
 
 def write_checkpoint(folder: Path) -> Path:
@@ -24,7 +28,7 @@ def write_checkpoint(folder: Path) -> Path:
         num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=32,
-        vocab_size=128,
+        vocab_size=VOCAB,
         tie_word_embeddings=True,
         max_position_embeddings=256,
         original_max_position_embeddings=256,
@@ -42,18 +46,44 @@ def write_checkpoint(folder: Path) -> Path:
     return folder
 
 
+def write_family(folder: Path, model_type: str, **changes: Any) -> Path:
+    """A small checkpoint of a family in which every constant matters, and coremltools drops or merges none."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    # The usual 0.02 would hide attention and convolutions behind the residual stream.
+    config = small_config(model_type, **{"initializer_range": 0.125, **changes})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                gain = "norm" in name and not model_type.startswith("gemma")
+                weight.copy_(gain + 0.2 * torch.randn_like(weight))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def described(folder: Path) -> Model:
+    """What the checkpoint's config says of it."""
+    hf = load_hf_config(folder)
+    model: Model = family(hf.model_type).describe(hf, SLOTS)
+    return model
+
+
+def draft(folder: Path, layers: list[list[int]], slices: int = 1) -> dict[str, plan.Part]:
+    """The checkpoint's parts by name; nothing is hashed."""
+    settings = {"model": "small", "source": {"path": str(folder)}, "context": SLOTS, "topology": layers}
+    chosen = config.parse(settings | {"tokens": {"max": 4}, "head": {"slices": slices}})
+    return {part.name: part for part in plan.draft_parts(chosen, described(folder), read_tensors(folder))}
+
+
 def layers_part(folder: Path, start: int, end: int) -> plan.Part:
     """The part of layers [start, end)."""
-    a = phi3.architecture(load_hf_config(folder), SLOTS)
-    tensors = read_tensors(folder)
-    names = [name for i in range(start, end) for name in phi3.layer_tensor_shapes(a.graph, i)]
-    chosen = tuple(plan.whole(tensors[name]) for name in names)
-    return plan.Part(f"layers_{start:02d}_{end:02d}", "layers", start, end, SLOTS, 4, a.graph, chosen)
+    edges = sorted({0, start, end, described(folder).architecture.layers})
+    return draft(folder, [list(pair) for pair in pairwise(edges)])[f"layers_{start:02d}_{end:02d}"]
 
 
 def head_part(folder: Path, start: int, end: int) -> plan.Part:
-    """The head of vocabulary rows [start, end)."""
-    a = phi3.architecture(load_hf_config(folder), SLOTS)
-    tensors = read_tensors(folder)
-    chosen = (plan.whole(tensors[phi3.FINAL_NORM]), plan.slice_rows(tensors[phi3.EMBEDDING], start, end))
-    return plan.Part("head_1", "head", start, end, 0, 4, a.graph, chosen)
+    """The head of vocabulary rows [start, end), one of some of equal size."""
+    rows = end - start
+    return draft(folder, [[0, LAYERS]], described(folder).architecture.vocab // rows)[f"head_{start // rows}"]

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 
-from shardmill import plan
-from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert import stream
 from shardmill.convert.table import write_table
 from shardmill.convert.weights import PartWeights
-from shardmill.models import phi3
 
-from .small import head_part, write_checkpoint
+from .small import LAYERS, draft, write_checkpoint
 
 
 @pytest.mark.parametrize("rows", [128, 100, 7])
 def test_table_is_the_file_that_safetensors_writes(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "BLOCK", 640)  # ten rows at a time
     source = write_checkpoint(tmp_path / "checkpoint")
-    tensor = plan.slice_rows(read_tensors(source)[phi3.EMBEDDING], 0, rows)
-    part = plan.Part("embedding", "embedding", 0, rows, 0, 4, head_part(source, 0, 32).graph, (tensor,))
+    whole = draft(source, [[0, LAYERS]])["embedding"]
+    (tensor,) = whole.tensors
+    size = (tensor.end - tensor.start) // tensor.stored[0]  # bytes of a row
+    cut = replace(tensor, end=tensor.start + rows * size, stored=(rows, *tensor.stored[1:]))
+    part = replace(whole, end=rows, tensors=(cut,))
     (values,) = PartWeights(part, source).values()
     save_file({"embedding": values.half()}, tmp_path / "theirs")
     write_table(part, source, tmp_path / "ours", threads=2)

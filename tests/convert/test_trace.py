@@ -11,6 +11,7 @@ import tiny
 from coremltools.proto import FeatureTypes_pb2
 
 from shardmill.convert import package, trace
+from shardmill.models.contract import T, inputs
 
 FP16 = FeatureTypes_pb2.ArrayFeatureType.FLOAT16
 
@@ -128,14 +129,14 @@ def test_fp16_weights_stay_as_they_are(built: tiny.Build, tmp_path: Path) -> Non
     path = tiny.convert(part, built.source, tmp_path / "p.mlpackage", "fp16")
     assert "constexpr_blockwise_shift_scale" not in {op.type for op in operations(package.load_spec(path))}
     stored = tiny.constants(path)["lm_head_weight"].flatten(1)
-    original = PartWeights(part, built.source)["model.embed_tokens.weight"]
+    original = PartWeights(part, built.source)["lm_head.weight"]
     assert torch.equal(stored, original.half().float())
 
 
 @pytest.mark.parametrize(("kind", "count"), [("layers", 5), ("head", 1)])
 def test_input_shapes_leave_room_for_any_number_of_tokens(built: tiny.Build, kind: str, count: int) -> None:
     part = next(part for part in built.parts.values() if part.kind == kind)
-    shapes = trace.input_shapes(part)
+    shapes = inputs(part.form)
     assert len(shapes) == count
-    assert all(shape.count(trace.T) == 1 for shape in shapes.values())
-    assert trace.sized((1, trace.T, 3), 4) == (1, 4, 3)
+    assert all(shape.count(T) == 1 for shape in shapes.values())
+    assert trace.sized((1, T, 3), 4) == (1, 4, 3)

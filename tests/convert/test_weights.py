@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import CheckpointError
 
-NAME = "model.layers.0.self_attn.o_proj.weight"
+PATH = "layers.0.self_attn.o_proj.weight"
+NAME = f"model.{PATH}"
 
 
 def together(folder: Path) -> dict[str, torch.Tensor]:
@@ -26,30 +27,30 @@ def together(folder: Path) -> dict[str, torch.Tensor]:
 def test_they_are_what_safetensors_reads(built: tiny.Build) -> None:
     expected = together(built.source)
     weights = PartWeights(built.parts["layers_00_02"], built.source)
-    assert set(weights) == {name for name in expected if ".layers.0." in name or ".layers.1." in name}
-    for name, values in weights.items():
+    assert {f"model.{path}" for path in weights} == {n for n in expected if ".layers.0." in n or ".layers.1." in n}
+    for path, values in weights.items():
         assert values.dtype == torch.float32
-        assert torch.equal(values, expected[name].float())
+        assert torch.equal(values, expected[f"model.{path}"].float())
 
 
-def test_rows_of_a_table_go_by_the_table_s_name(built: tiny.Build) -> None:
+def test_rows_of_a_table_are_the_head_s(built: tiny.Build) -> None:
     table = together(built.source)["model.embed_tokens.weight"].float()
     for j, name in enumerate(("head_0", "head_1")):
         weights = PartWeights(built.parts[name], built.source)
-        assert list(weights) == ["model.norm.weight", "model.embed_tokens.weight"]
-        assert torch.equal(weights["model.embed_tokens.weight"], table[128 * j : 128 * (j + 1)])
+        assert list(weights) == ["norm.weight", "lm_head.weight"]
+        assert torch.equal(weights["lm_head.weight"], table[128 * j : 128 * (j + 1)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_other_dtypes_are_read_too(tmp_path: Path, dtype: torch.dtype) -> None:
     weights, expected = one_layer(tmp_path, dtype, 1.5)
-    assert torch.equal(weights[NAME], expected.float())
+    assert torch.equal(weights[PATH], expected.float())
 
 
 def test_a_weight_over_fp16_s_range_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{NAME}: holds values over 65504"):
-        one_layer(tmp_path, torch.float32, -65600.0)[0][NAME]
-    assert one_layer(tmp_path / "edge", torch.float32, -65504.0)[0][NAME].min() == -65504
+        one_layer(tmp_path, torch.float32, -65600.0)[0][PATH]
+    assert one_layer(tmp_path / "edge", torch.float32, -65504.0)[0][PATH].min() == -65504
 
 
 def one_layer(folder: Path, dtype: torch.dtype, value: float) -> tuple[PartWeights, torch.Tensor]:

@@ -34,7 +34,7 @@ def known(source: Path) -> dict[str, Tensor]:
     """What the reference step writes: hidden [layers + 1, n, d] and logits [n, vocab] with the original weights."""
     weights = reference.checkpoint_weights(source)
     table = weights("model.embed_tokens.weight")
-    return reference.run(reference.Reference(source, tiny.CONTEXT), list(text(source)), table, [table], weights)
+    return reference.Reference(source, tiny.CONTEXT).run(text(source), lambda ids: table[ids], [table], weights)
 
 
 @cache
@@ -46,14 +46,14 @@ def text(source: Path) -> tuple[int, ...]:
 def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
-    known_model, original = reference.Reference(build.source, tiny.CONTEXT), reference.part_weights(piece, build.source)
+    known_model = reference.Reference(build.source, tiny.CONTEXT)
     stored, states = PackageWeights(program, piece), known(build.source)
     if piece.kind == "layers":
-        runner = parity.Runner(program, piece, engine.rope_tables(build.plan["architecture"]["rope"], tiny.CONTEXT))
-        found = parity.layers_parity(runner, known_model, states["hidden"][:, :POSITIONS], original, stored)
+        runner = parity.Runner(program, piece, build.plan)
+        found = parity.layers_parity(runner, known_model, states["hidden"][:, :POSITIONS], build.source, stored)
     else:
         pair = states["hidden"][-1], states["logits"]
-        found = parity.head_parity(program, piece, known_model, pair, original, stored)
+        found = parity.head_parity(program, piece, known_model, pair, build.source, stored)
     return judge(name, found)
 
 
@@ -61,7 +61,8 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt:
     """The rows of parity/stack.json, with other packages or a spoilt embedding table. Raises GateError."""
     table = spoilt or build.table
     programs = {**build.packages, **(packages or {})}
-    weights, head = stack.stored_weights({name: (build.parts[name], path) for name, path in programs.items()})
+    pieces = {name: (build.parts[name], path) for name, path in programs.items()}
+    weights, head = stack.stored_weights(pieces, build.plan["prefix"])
     states = known(build.source)
     short = {
         "tokens": torch.tensor(text(build.source)),
@@ -72,10 +73,10 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt:
     def load() -> engine.Engine:
         return engine.Engine(in_place(build.plan, programs, table), Path("/"))
 
-    known_model = reference.Reference(build.source, tiny.CONTEXT)
-    stored = table_parity(build.parts["embedding"], build.source, table)
-    found = stack.stack_parity(load, known_model, weights, short, head)
-    return judge("stack", [stored, *found])
+    known_model, scale = reference.Reference(build.source, tiny.CONTEXT), build.plan["architecture"]["embedding_scale"]
+    stored = stack.Stored(known_model, weights, head, scale)
+    row = table_parity(build.parts["embedding"], build.source, table)
+    return judge("stack", [row, *stack.stack_parity(load, stored, short)])
 
 
 def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:

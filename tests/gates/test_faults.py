@@ -22,8 +22,7 @@ from torch import Tensor
 
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates import parity
-from shardmill.models import phi3
-from shardmill.runtime import engine
+from shardmill.models import blocks, contract, decoder
 
 from . import judged
 
@@ -41,13 +40,12 @@ def caught(*measurements: str) -> Any:
 
 
 def host_mask(patch: Patch, mask: Any) -> None:
-    """Replaces the attention mask wherever a gate or the engine builds it."""
-    patch.setattr(engine, "attention_mask", mask)
-    patch.setattr(parity, "attention_mask", mask)
+    """Replaces the attention mask that the host builds for gates and engine alike."""
+    patch.setattr(contract, "attention_mask", mask)
 
 
 def as_mask(visible: NDArray[np.bool_]) -> Mask:
-    return np.where(visible, np.float32(0), engine.MASKED)[None, None]
+    return np.where(visible, np.float32(0), contract.MASKED)[None, None]
 
 
 # What is not at fault passes.
@@ -78,8 +76,8 @@ def test_a_sound_part_over_the_original_length_passes(built: tiny.Build, tmp_pat
 
 
 def test_longrope_attention_factor_left_out(built: tiny.Build, monkeypatch: Patch) -> None:
-    real = engine.rope_tables
-    monkeypatch.setattr(engine, "rope_tables", lambda rope, positions: real({**rope, "scale": 1.0}, positions))
+    real = contract.rope_tables
+    monkeypatch.setattr(contract, "rope_tables", lambda rope, positions: real({**rope, "scale": 1.0}, positions))
     with caught("program_error"):
         judged.part(built, LAYER)
     with caught("program_error"):
@@ -87,25 +85,25 @@ def test_longrope_attention_factor_left_out(built: tiny.Build, monkeypatch: Patc
 
 
 def test_longrope_attention_factor_left_out_of_the_plan(built: tiny.Build, monkeypatch: Patch) -> None:
-    real = phi3.rope
-    monkeypatch.setattr(phi3, "rope", lambda *arguments: replace(real(*arguments), scale=1.0))
+    real = decoder.rope
+    monkeypatch.setattr(decoder, "rope", lambda *arguments: replace(real(*arguments), scale=1.0))
     parts, plan = tiny.split(built.source)
-    assert plan["architecture"]["rope"]["scale"] == 1.0
+    assert plan["architecture"]["ropes"]["rope"]["scale"] == 1.0
     with caught("program_error"):
         judged.part(replace(built, parts=parts, plan=plan), LAYER)
 
 
 def test_short_factors_where_long_are_due(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
-    real = phi3.rope
-    monkeypatch.setattr(phi3, "rope", lambda config, context: real(config, 1))
+    real = decoder.rope
+    monkeypatch.setattr(decoder, "rope", lambda config, context: real(config, 1))
     long = tiny.relabelled(built, tmp_path, original=tiny.CONTEXT // 2)
-    assert long.plan["architecture"]["rope"]["factors"] == "short"
+    assert long.plan["architecture"]["ropes"]["rope"]["factors"] == "short"
     with caught("program_error"):
         judged.part(long, LAYER)
 
 
 def test_rotary_on_all_dimensions(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
-    real = phi3.rope
+    real = decoder.rope
 
     def unaware(config: Any, context: int) -> Any:
         """As if partial_rotary_factor were not known."""
@@ -113,7 +111,7 @@ def test_rotary_on_all_dimensions(built: tiny.Build, tmp_path: Path, monkeypatch
         exponents = np.arange(0, tiny.HEAD_DIM, 2) / tiny.HEAD_DIM
         return replace(sane, inv_freq=tuple((10000.0**-exponents).tolist()))
 
-    monkeypatch.setattr(phi3, "rope", unaware)
+    monkeypatch.setattr(decoder, "rope", unaware)
     parts, plan = tiny.split(built.source)
     assert parts[LAYER].graph.rope_dim == tiny.HEAD_DIM
     faulty = replace(built, parts=parts, plan=plan)
@@ -127,7 +125,7 @@ def test_rotary_on_all_dimensions(built: tiny.Build, tmp_path: Path, monkeypatch
 def test_attention_output_flattened_token_first(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
     """[head, token, dim] instead of [head, dim, token]: the same at T=1, so only question 2 can see it."""
 
-    def forward(self: phi3.Attention, x: Tensor, shared: phi3.Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(self: blocks.Attention, x: Tensor, shared: blocks.Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         g, out = self.g, self.o_proj
         self.o_proj = torch.nn.Identity()  # the real one's input is its output
         y = real(self, x, shared, k_cache, v_cache).reshape(1, g.heads, g.head_dim, -1)
@@ -135,8 +133,8 @@ def test_attention_output_flattened_token_first(built: tiny.Build, tmp_path: Pat
         result: Tensor = out(y.transpose(2, 3).reshape(1, g.heads * g.head_dim, -1, 1))
         return result
 
-    real = phi3.Attention.forward
-    monkeypatch.setattr(phi3.Attention, "forward", forward)
+    real = blocks.Attention.forward
+    monkeypatch.setattr(blocks.Attention, "forward", forward)
     package = judged.converted(built, LAYER, tmp_path / "p.mlpackage")
     with caught("width_error") as error:
         judged.part(built, LAYER, package)
@@ -145,32 +143,32 @@ def test_attention_output_flattened_token_first(built: tiny.Build, tmp_path: Pat
 
 def test_rmsnorm_without_its_weight(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
     """The package holds it, but the program divides it out again."""
-    real = phi3.RMSNorm.forward
+    real = blocks.RMSNorm.forward
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return real(self, x) / self.weight
 
-    monkeypatch.setattr(phi3.RMSNorm, "forward", forward)
+    monkeypatch.setattr(blocks.RMSNorm, "forward", forward)
     package = judged.converted(built, "head_0", tmp_path / "p.mlpackage")
     with caught("program_error"):
         judged.part(built, "head_0", package)
 
 
 def test_rmsnorm_s_weight_left_out_of_the_package(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
-    real = phi3.RMSNorm.forward
+    real = blocks.RMSNorm.forward
 
     def forward(self: Any, x: Tensor) -> Tensor:
         self.weight = torch.nn.Parameter(torch.ones_like(self.weight), requires_grad=False)
         return real(self, x)
 
-    monkeypatch.setattr(phi3.RMSNorm, "forward", forward)
+    monkeypatch.setattr(blocks.RMSNorm, "forward", forward)
     package = judged.converted(built, "head_0", tmp_path / "p.mlpackage")
-    with pytest.raises(GateError, match=r"weight_steps is .*norm|does not hold model\.norm\.weight"):
+    with pytest.raises(GateError, match=r"weight_steps is .*norm|does not hold (model\.)?norm\.weight"):
         judged.part(built, "head_0", package)
 
 
 def test_final_norm_applied_twice(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(phi3.HeadPart, "forward", lambda self, hidden: self.lm_head(self.norm(self.norm(hidden))))
+    monkeypatch.setattr(blocks.HeadPart, "forward", lambda self, hidden: self.lm_head(self.norm(self.norm(hidden))))
     package = judged.converted(built, "head_0", tmp_path / "p.mlpackage")
     with caught("program_error"):
         judged.part(built, "head_0", package)
@@ -181,8 +179,8 @@ def test_final_norm_applied_twice(built: tiny.Build, tmp_path: Path, monkeypatch
 
 def test_a_part_s_weights_swapped_with_its_neighbour_s(built: tiny.Build, tmp_path: Path) -> None:
     """Layer 2 made from layer 3's tensors, under layer 2's names."""
-    neighbour = {t.name.replace(".3.", ".2."): t for t in built.parts["layers_03_04"].tensors}
-    swapped = tuple(replace(neighbour[t.name], name=t.name) for t in built.parts[LAYER].tensors)
+    neighbour = {t.path.replace(".3.", ".2."): t for t in built.parts["layers_03_04"].tensors}
+    swapped = tuple(replace(neighbour[t.path], path=t.path) for t in built.parts[LAYER].tensors)
     package = judged.converted(built, LAYER, tmp_path / "p.mlpackage", tensors=swapped)
     with caught("weight_steps"):
         judged.part(built, LAYER, package)
@@ -270,9 +268,8 @@ def test_a_token_that_sees_the_next_one(built: tiny.Build, monkeypatch: Patch) -
 
 
 def test_a_key_written_into_the_wrong_slot(built: tiny.Build, monkeypatch: Patch) -> None:
-    real = engine.write_mask
-    for module in (engine, parity):
-        monkeypatch.setattr(module, "write_mask", lambda slots, where: real(slots, (where + 1) % slots))
+    real = contract.write_mask
+    monkeypatch.setattr(contract, "write_mask", lambda slots, where: real(slots, (where + 1) % slots))
     with caught("program_error"):
         judged.part(built, LAYER)
     with caught("program_error"):
@@ -280,15 +277,14 @@ def test_a_key_written_into_the_wrong_slot(built: tiny.Build, monkeypatch: Patch
 
 
 def test_a_pass_that_writes_only_its_first_token(built: tiny.Build, monkeypatch: Patch) -> None:
-    real = engine.write_mask
+    real = contract.write_mask
 
     def first_only(slots: int, where: NDArray[np.int64]) -> Mask:
         mask = real(slots, where)
         mask[..., 1:] = 0
         return mask
 
-    for module in (engine, parity):
-        monkeypatch.setattr(module, "write_mask", first_only)
+    monkeypatch.setattr(contract, "write_mask", first_only)
     with caught("width_error", "width_state_error"):
         judged.part(built, LAYER)
 
@@ -297,7 +293,7 @@ def test_a_rejected_slot_left_exposed(built: tiny.Build, monkeypatch: Patch) -> 
     """Within a pass all is well; what earlier passes wrote is seen by everyone, rejected or not."""
 
     def exposed(held: NDArray[np.int64], positions: NDArray[np.int64]) -> Mask:
-        earlier = (held != engine.NEVER) & ~np.isin(held, positions)
+        earlier = (held != contract.NEVER) & ~np.isin(held, positions)
         return as_mask((held[None, :] <= positions[:, None]) | earlier)
 
     host_mask(monkeypatch, exposed)

@@ -1,33 +1,140 @@
-"""The reference is transformers, whichever way its weights come."""
+"""The reference is transformers' own forward pass, whichever way its weights come, one layer's at a time."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import tiny
 import torch
+from convert.small import write_family
+from torch import Tensor
 
-from shardmill.gates import reference
+from shardmill.gates.reference import HEAD_ROWS, Reference, Weights, checkpoint_weights
 
 from . import judged
 
+FAMILIES = ("llama", "gemma2", "gemma3_text", "granite", "lfm2", "smollm3")
+TOKENS = torch.randint(0, 256, (24,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("reference") / "checkpoint", request.param)
+
+
+def plain_model(source: Path) -> Any:
+    """transformers' model as anyone would load it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def plain_run(model: Any, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """Hidden states at every layer's edge [layers + 1, n, d] and logits [n, vocab] of an ordinary forward pass."""
+    last: list[Tensor] = []
+    hook = model.model.layers[-1].register_forward_hook(
+        lambda module, args, out: last.append(out if isinstance(out, Tensor) else out[0])
+    )
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), output_hidden_states=True)
+    hook.remove()
+    edges = [*out.hidden_states[:-1], last[0]]  # transformers' own last one is after the norm
+    return torch.stack([edge[0] for edge in edges]), out.logits[0]
+
+
+def run(judge: Reference, source: Path, tokens: list[int], weights: Weights | None = None) -> dict[str, Tensor]:
+    """The reference's pass with the checkpoint's weights, the LM head in blocks."""
+    weights = weights or checkpoint_weights(source)
+    table = weights("model.embed_tokens.weight")
+    head = table if judge.model.config.tie_word_embeddings else weights("lm_head.weight")
+    return judge.run(tokens, lambda ids: table[ids], torch.split(head, 100), weights)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_layer_and_the_logits_are_those_of_an_ordinary_pass(source: Path) -> None:
+    hidden, logits = plain_run(plain_model(source), TOKENS)
+    found = run(Reference(source, 64), source, TOKENS)
+    close(found["hidden"], hidden)
+    close(found["logits"], logits)
+
+
+@pytest.mark.parametrize("indices", [range(0, 2), range(1, 3), range(2, 4), range(3, 4), range(0, 4)])
+def test_a_range_of_layers_takes_over_in_the_middle(source: Path, indices: range) -> None:
+    """Given the input of the first of them, each gives what it does in the whole model."""
+    hidden, _ = plain_run(plain_model(source), TOKENS)
+    found = Reference(source, 64).layers(hidden[indices.start], indices, checkpoint_weights(source))
+    close(torch.stack(found), hidden[indices.start + 1 : indices.stop + 1])
+
+
+def test_the_head_takes_over_after_the_last_layer(source: Path) -> None:
+    hidden, logits = plain_run(plain_model(source), TOKENS)
+    judge, weights = Reference(source, 64), checkpoint_weights(source)
+    name = "model.embed_tokens.weight" if judge.model.config.tie_word_embeddings else "lm_head.weight"
+    close(judge.logits(hidden[-1], torch.split(weights(name), 100), weights), logits)
+    close(judge.logits(hidden[-1], [weights(name)[100:150]], weights), logits[:, 100:150])
+
+
+def resident(judge: Reference) -> set[str]:
+    """Modules right below the decoder, or single layers, that hold weights now."""
+    held = [name for name, weight in judge.decoder.named_parameters() if not weight.is_meta]
+    return {".".join(name.split(".")[: 2 if name.startswith("layers.") else 1]) for name in held}
+
+
+def test_one_layer_s_weights_are_in_memory_at_a_time(source: Path) -> None:
+    """A model of any depth takes the memory of one layer; afterwards none is left."""
+    judge, weights = Reference(source, 64), checkpoint_weights(source)
+    assert all(weight.is_meta for weight in judge.model.parameters())
+    asked, norm = list[str](), judge.final_norm
+
+    def watched(name: str) -> Tensor:
+        module = ".".join(name.split(".")[1 : 3 if ".layers." in name else 2])
+        if name.startswith("model.") and "embed_tokens" not in name:
+            assert resident(judge) - {"embed_tokens"} <= {module, norm}
+            asked.append(name)
+        return weights(name)
+
+    run(judge, source, TOKENS, watched)
+    expected = [
+        name for name, _ in judge.model.named_parameters() if "embed_tokens" not in name and "lm_head" not in name
+    ]
+    assert sorted(asked) == sorted(expected)  # each once
+    assert all(weight.is_meta for weight in judge.model.parameters())
+    judge.layers(torch.zeros(4, 128), [1, 2], watched)
+    assert all(weight.is_meta for weight in judge.model.parameters())
+
+
+def test_numbers_of_its_own_are_fp32_whatever_the_checkpoint_s_dtype(source: Path) -> None:
+    """Such as Gemma's factor of the embeddings, which bf16 would round by up to 0.4 %."""
+    assert {buffer.dtype for buffer in Reference(source, 64).model.buffers()} == {torch.float32}
+
+
+def test_it_runs_as_often_as_wanted(source: Path) -> None:
+    """Nothing of a pass is left in the model: neither hooks nor replaced modules nor a cache."""
+    judge, weights = Reference(source, 64), checkpoint_weights(source)
+    first = run(judge, source, TOKENS)
+    judge.layers(first["hidden"][1], [1, 2], weights)
+    again = run(judge, source, TOKENS[:9])
+    close(again["logits"], first["logits"][:9])
+    assert torch.equal(run(judge, source, TOKENS)["logits"], first["logits"])
+
+
+# The small Phi-3, with LongRoPE.
+
 
 def test_layer_by_layer_is_the_whole_model(built: tiny.Build) -> None:
-    with torch.no_grad():
-        model = tiny.transformers_model(built.source)
-        out = model(torch.tensor([built.text]), output_hidden_states=True)
+    hidden, logits = plain_run(tiny.transformers_model(built.source), list(built.text))
     known = judged.known(built.source)
-    torch.testing.assert_close(known["logits"], out.logits[0], rtol=1e-5, atol=1e-5)
-    edges = torch.stack([h[0] for h in out.hidden_states[:-1]])  # the last one is after the norm
-    torch.testing.assert_close(known["hidden"][:-1], edges, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(known["logits"], logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(known["hidden"], hidden, rtol=1e-5, atol=1e-5)
 
 
 def test_an_untied_head_is_its_own(untied: tiny.Build) -> None:
-    weights = reference.checkpoint_weights(untied.source)
-    judge = reference.Reference(untied.source, tiny.CONTEXT)
-    found = reference.run(
-        judge, untied.text, weights("model.embed_tokens.weight"), [weights("lm_head.weight")], weights
-    )
+    found = run(Reference(untied.source, tiny.CONTEXT), untied.source, list(untied.text))
     with torch.no_grad():
         expected = tiny.transformers_model(untied.source)(torch.tensor([untied.text])).logits[0]
     torch.testing.assert_close(found["logits"], expected, rtol=1e-5, atol=1e-5)
@@ -36,18 +143,39 @@ def test_an_untied_head_is_its_own(untied: tiny.Build) -> None:
 def test_the_context_decides_the_factors_however_little_is_fed(built: tiny.Build, tmp_path: Path) -> None:
     """As for a whole sequence of that length: a test may feed fewer tokens."""
     long = tiny.relabelled(built, tmp_path, original=tiny.CONTEXT // 2)
-    judge, full = reference.Reference(long.source, tiny.CONTEXT), tiny.transformers_model(long.source).model
-    cos, _ = full.rotary_emb(torch.zeros(1), torch.arange(tiny.CONTEXT)[None])
-    assert torch.equal(judge.cos, cos)
-    short, _ = full.rotary_emb(torch.zeros(1), torch.arange(tiny.CONTEXT // 2)[None])
-    assert not torch.allclose(judge.cos[:, : tiny.CONTEXT // 2], short)
+    whole, _ = plain_run(tiny.transformers_model(long.source), list(long.text))  # over the original length
+    few = list(long.text[:8])
+    found = run(Reference(long.source, tiny.CONTEXT), long.source, few)
+    torch.testing.assert_close(found["hidden"], whole[:, :8], rtol=1e-5, atol=1e-5)
+    short, _ = plain_run(tiny.transformers_model(long.source), few)
+    assert not torch.allclose(short[-1], whole[-1, :8], rtol=1e-3)
+    alone = run(Reference(long.source, tiny.CONTEXT // 2), long.source, few)
+    torch.testing.assert_close(alone["hidden"], short, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_may_be_others(built: tiny.Build) -> None:
     """The dequantised ones of a package, say: nothing is left of the checkpoint's."""
-    judge, x = reference.Reference(built.source, tiny.CONTEXT), judged.known(built.source)["hidden"][2][:4]
-    plain = reference.checkpoint_weights(built.source)
+    judge, x = Reference(built.source, tiny.CONTEXT), judged.known(built.source)["hidden"][2][:4]
+    plain = checkpoint_weights(built.source)
     first = judge.layers(x, [2], plain)[-1]
     doubled = judge.layers(x, [2], lambda name: 2 * plain(name))[-1]
     assert not torch.allclose(first, doubled)
     assert torch.equal(judge.layers(x, [2], plain)[-1], first)
+
+
+def test_a_checkpoint_may_call_the_decoder_otherwise(built: tiny.Build, tmp_path: Path) -> None:
+    """As multimodal models do; the names asked for are transformers'."""
+    from safetensors.torch import load_file, save_file
+
+    renamed = {}
+    for file in built.source.glob("*.safetensors"):
+        renamed |= {name.replace("model.", "language_model.model.", 1): t for name, t in load_file(file).items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    plain, other = checkpoint_weights(built.source), checkpoint_weights(tmp_path, "language_model.model.")
+    for name in ("model.norm.weight", "model.layers.3.mlp.down_proj.weight"):
+        assert torch.equal(plain(name), other(name))
+
+
+def test_a_head_of_a_real_vocabulary_comes_in_more_than_one_block() -> None:
+    """In fp32 the whole of it would take gigabytes."""
+    assert HEAD_ROWS * 4 * 5120 < 400e6

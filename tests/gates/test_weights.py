@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,7 +13,9 @@ import torch
 
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
+from shardmill.gates import weights
 from shardmill.gates.weights import PackageWeights, weight_steps
+from shardmill.models.architecture import Source
 
 
 @pytest.fixture(scope="module")
@@ -25,60 +28,76 @@ def original(built: tiny.Build) -> dict[str, torch.Tensor]:
     return dict(PartWeights(built.parts["layers_02_03"], built.source))
 
 
-PROJECTION, NORM = "model.layers.2.mlp.down_proj.weight", "model.layers.2.input_layernorm.weight"
+PROJECTION, NORM = "layers.2.mlp.down_proj.weight", "layers.2.input_layernorm.weight"
+NOWHERE = Path("nowhere")
+
+
+def steps_from(
+    patch: pytest.MonkeyPatch, stored: PackageWeights, original: dict[str, torch.Tensor]
+) -> tuple[float, str]:
+    """`weight_steps` of a checkpoint that holds these values."""
+    patch.setattr(weights, "read", lambda tensor, source: original[tensor.path])
+    return weight_steps(stored, NOWHERE)
 
 
 def test_every_tensor_is_there_in_the_checkpoint_s_shape(
     stored: PackageWeights, original: dict[str, torch.Tensor], built: tiny.Build
 ) -> None:
     dequantised = tiny.dequantised(built)
-    for name, values in original.items():
+    for path, values in original.items():
+        name = f"model.{path}"
         assert stored(name).shape == values.shape
         torch.testing.assert_close(stored(name), dequantised[name], rtol=0, atol=0)
 
 
-def test_rounding_is_half_a_step(stored: PackageWeights, original: dict[str, torch.Tensor]) -> None:
-    worst, name = weight_steps(stored, original.__getitem__)
+def test_rounding_is_half_a_step(stored: PackageWeights, original: dict[str, torch.Tensor], built: tiny.Build) -> None:
+    worst, name = weight_steps(stored, built.source)
     assert 0.4 < worst < 0.6
-    assert name in original
+    assert name.removeprefix("model.") in original
 
 
 @pytest.mark.parametrize("name", [PROJECTION, NORM])
 def test_one_weight_off_by_two_steps_is_named(
-    stored: PackageWeights, original: dict[str, torch.Tensor], name: str
+    stored: PackageWeights, original: dict[str, torch.Tensor], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = original[name].clone()
     step = stored.stored(name)[1]
     moved.view(-1)[5] += 2.1 * (float(step[0]) if step is not None else float(moved.view(-1)[5]) * 2**-10)
-    worst, where = weight_steps(stored, {**original, name: moved}.__getitem__)
+    worst, where = steps_from(monkeypatch, stored, {**original, name: moved})
     assert worst > 1
-    assert where == name
+    assert where == f"model.{name}"
 
 
-def test_a_nan_is_no_small_distance(stored: PackageWeights, original: dict[str, torch.Tensor]) -> None:
+def test_a_nan_is_no_small_distance(
+    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In whichever tensor it is: those that are looked at later must not hide it."""
     for name in original:
         spoilt = original[name].clone()
         spoilt.view(-1)[0] = math.nan
-        worst, where = weight_steps(stored, {**original, name: spoilt}.__getitem__)
+        worst, where = steps_from(monkeypatch, stored, {**original, name: spoilt})
         assert math.isnan(worst)
-        assert where == name
+        assert where == f"model.{name}"
 
 
-def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance() -> None:
+def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     """A padding row of a vocabulary is: its scale is 0."""
     values = torch.tensor([[1.0, -0.5], [0, 0], [1e-8, 0]])
     scale = torch.tensor([[1 / 127], [0.0], [0.0]])
     quantised = torch.tensor([[127, -64], [0, 0], [0, 0]], dtype=torch.int8)
-    kept = SimpleNamespace(names={"w": "w"}, stored=lambda _: (quantised, scale))
-    worst, _ = weight_steps(cast("PackageWeights", kept), lambda _: values)
+    tensor = SimpleNamespace(path="w", source=Source("w"), label="w")
+    kept = SimpleNamespace(tensors={"w": tensor}, stored=lambda _: (quantised, scale))
+    worst, _ = steps_from(monkeypatch, cast("PackageWeights", kept), {"w": values})
     assert 0.4 < worst < 0.6
 
 
 def test_a_package_of_another_part_does_not_hold_it(built: tiny.Build) -> None:
     other = PackageWeights(built.packages["layers_03_04"], built.parts["layers_02_03"])
-    with pytest.raises(GateError, match=r"layers_03_04\.mlpackage does not hold model\.layers\.2\."):
-        other(NORM)
+    with pytest.raises(GateError, match=r"layers_03_04\.mlpackage does not hold layers\.2\."):
+        other(f"model.{NORM}")
+    own = PackageWeights(built.packages["layers_02_03"], built.parts["layers_02_03"])
+    with pytest.raises(GateError, match=r"layers_02_03\.mlpackage does not hold model\.layers\.3\."):
+        own("model.layers.3.input_layernorm.weight")
 
 
 def test_a_package_is_read_one_tensor_at_a_time(built: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +114,9 @@ def test_a_package_is_read_one_tensor_at_a_time(built: tiny.Build, monkeypatch: 
     monkeypatch.setattr(load, "_load_file_value", counted)
     stored = PackageWeights(built.packages["layers_02_03"], built.parts["layers_02_03"])
     assert not offsets
-    stored(PROJECTION)
+    stored.values(PROJECTION)
     assert len(offsets) == 2  # values and scales
-    stored(NORM)
+    stored.values(NORM)
     assert len(set(offsets)) == 3
 
 
@@ -107,7 +126,7 @@ def test_rows_are_the_tensor_s(stored: PackageWeights, monkeypatch: pytest.Monke
     for name in (PROJECTION, NORM):
         blocks = [rows.clone() for rows in stored.rows(name)]
         assert [len(b) for b in blocks] == [40, 40, 16]
-        assert torch.equal(torch.cat(blocks), stored(name))
+        assert torch.equal(torch.cat(blocks), stored.values(name))
 
 
 def test_every_row_counts(
@@ -115,9 +134,9 @@ def test_every_row_counts(
 ) -> None:
     """Of whatever block it is."""
     monkeypatch.setattr("shardmill.gates.weights.ROWS", 40)
-    assert weight_steps(stored, original.__getitem__)[0] < 0.6
+    assert steps_from(monkeypatch, stored, original)[0] < 0.6
     for row in (0, 50, 95):
         moved = original[PROJECTION].clone()
         moved[row] += 1
-        worst, where = weight_steps(stored, {**original, PROJECTION: moved}.__getitem__)
-        assert worst > 10 and where == PROJECTION
+        worst, where = steps_from(monkeypatch, stored, {**original, PROJECTION: moved})
+        assert worst > 10 and where == f"model.{PROJECTION}"

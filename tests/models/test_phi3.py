@@ -13,9 +13,15 @@ import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer, Phi3RotaryEmbedding
 
+from shardmill import plan
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.models import family, phi3
-from shardmill.models.architecture import load_hf_config
+from shardmill.models import family
+from shardmill.models.architecture import SLIDING_MASK
+from shardmill.models.blocks import build
+from shardmill.models.contract import Form
+from shardmill.models.families import phi3
+from shardmill.models.hf_config import load_hf_config
+from shardmill.models.rope import rope
 
 
 def numbers(**changes: Any) -> dict[str, Any]:
@@ -43,7 +49,7 @@ def numbers(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("tied", [True, False])
 def test_tensors_are_those_that_transformers_saves(tied: bool) -> None:
     config = tiny.hf_config(tied=tied)
-    shapes = phi3.tensor_shapes(phi3.architecture(config, 64))
+    shapes = plan.tensor_shapes(phi3.describe(config, 64))
     state = {name: tuple(t.shape) for name, t in Phi3ForCausalLM(config).state_dict().items()}
     if tied:
         del state["lm_head.weight"]
@@ -53,57 +59,62 @@ def test_tensors_are_those_that_transformers_saves(tied: bool) -> None:
 @pytest.mark.parametrize(("context", "factors"), [(64, "short"), (65, "long"), (200, "long")])
 def test_longrope_is_transformers_for_a_sequence_of_that_length(context: int, factors: str) -> None:
     config = tiny.hf_config()
-    rope = phi3.rope(config, context)
+    found = rope(config, context)
     rotary = Phi3RotaryEmbedding(config)
     cos, sin = rotary(torch.zeros(1), torch.arange(context)[None])
-    angles = torch.arange(context)[:, None].float() * torch.tensor(rope.inv_freq)
-    torch.testing.assert_close(angles.cos() * rope.scale, cos[0, :, : tiny.ROPE_DIM // 2])
-    torch.testing.assert_close(angles.sin() * rope.scale, sin[0, :, : tiny.ROPE_DIM // 2])
-    assert (rope.factors, rope.dim) == (factors, tiny.ROPE_DIM)
+    angles = torch.arange(context)[:, None].float() * torch.tensor(found.inv_freq)
+    torch.testing.assert_close(angles.cos() * found.scale, cos[0, :, : tiny.ROPE_DIM // 2])
+    torch.testing.assert_close(angles.sin() * found.scale, sin[0, :, : tiny.ROPE_DIM // 2])
+    assert (found.factors, found.dim) == (factors, tiny.ROPE_DIM)
 
 
 def test_the_attention_factor_is_that_of_phi_4_mini() -> None:
     """sqrt(1 + ln(131072 / 4096) / ln(4096)) = 1.19024, which the public port of this model leaves out."""
     config = tiny.hf_config(original=4096)
     config.max_position_embeddings = 131072
-    assert phi3.rope(config, 1024).scale == pytest.approx(1.19024, abs=1e-5)
+    assert rope(config, 1024).scale == pytest.approx(1.19024, abs=1e-5)
     assert math.sqrt(1 + math.log(32) / math.log(4096)) == pytest.approx(1.19024, abs=1e-5)
 
 
 def test_plain_rotary_has_no_factor() -> None:
-    rope = phi3.rope(Phi3Config(**numbers()), 64)
-    assert (rope.scale, rope.factors, rope.dim) == (1.0, "default", 24)
-    assert rope.inv_freq[1] == pytest.approx(10000 ** (-2 / 24))
+    found = rope(Phi3Config(**numbers()), 64)
+    assert (found.scale, found.factors, found.dim) == (1.0, "default", 24)
+    assert found.inv_freq[1] == pytest.approx(10000 ** (-2 / 24))
 
 
 def test_both_generations_of_config_are_read_alike(tmp_path: Path) -> None:
     """`rope_scaling` with the numbers beside it, and transformers 5's `rope_parameters`."""
     tiny.hf_config().save_pretrained(tmp_path / "new")
     content = json.loads((tmp_path / "new" / "config.json").read_text())
-    rope = content.pop("rope_parameters")
-    content |= {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope["partial_rotary_factor"]}
+    parameters = content.pop("rope_parameters")
+    content |= {name: parameters[name] for name in ("rope_theta", "partial_rotary_factor")}
     content["rope_scaling"] = {"type": "longrope", "short_factor": tiny.SHORT, "long_factor": tiny.LONG}
     content["original_max_position_embeddings"] = tiny.ORIGINAL
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.json").write_text(json.dumps(content))
-    old, new = (phi3.architecture(load_hf_config(tmp_path / name), 64) for name in ("old", "new"))
+    old, new = (phi3.describe(load_hf_config(tmp_path / name), 64) for name in ("old", "new"))
     assert old == new
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu': phi3 programs have silu only"),
-        ({"sliding_window": 32}, "context 64 is over the model's sliding window 32"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu': programs have .*silu.* only"),
+        ({"max_position_embeddings": 32}, "context 64 is over the model's 32 positions; lower context"),
+        ({"num_key_value_heads": 4}, "6 heads are no multiple of 4 key/value heads"),
     ],
 )
 def test_what_the_graph_has_no_place_for_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        phi3.architecture(Phi3Config(**numbers(**change)), 64)
+        phi3.describe(Phi3Config(**numbers(**change)), 64)
 
 
-def test_a_window_as_wide_as_the_context_is_no_window() -> None:
-    assert phi3.architecture(Phi3Config(**numbers(sliding_window=64)), 64).layers == 2
+@pytest.mark.parametrize(("window", "slides"), [(None, False), (64, False), (65, False), (63, True), (32, True)])
+def test_a_window_as_wide_as_the_context_is_no_window(window: int | None, slides: bool) -> None:
+    found = phi3.describe(Phi3Config(**numbers(sliding_window=window)), 64).architecture
+    assert found.layers == 2
+    assert {kind.mask == SLIDING_MASK for kind in found.kinds} == {slides}
+    assert found.window == (window if slides else None)
 
 
 def test_an_unknown_family_is_refused_with_those_that_are_known() -> None:
@@ -128,9 +139,9 @@ def layer() -> tuple[Any, Any]:
     with torch.no_grad():
         for weight in theirs.parameters():
             weight.copy_(1 + 0.3 * torch.randn_like(weight) if weight.ndim == 1 else 0.15 * torch.randn_like(weight))
-    weights = {f"model.layers.0.{name}": t.detach() for name, t in theirs.state_dict().items()}
-    graph = phi3.architecture(config, 16).graph
-    return theirs, lambda: phi3.LayersPart(graph, 0, 1, 16, weights).eval()
+    weights = {f"layers.0.{name}": t.detach() for name, t in theirs.state_dict().items()}
+    found = phi3.describe(config, 16).architecture
+    return theirs, lambda: build(Form("layers", found.graph, ((0, found.kinds[0]),), 16), weights)
 
 
 @pytest.mark.parametrize("widths", [[4], [1, 1, 1, 1], [1, 3], [3, 1]])

@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm, apply_rotary_pos_emb, eager_attention_forward
 
-from shardmill.models.primitives import GatedMLP, RMSNorm, attend, fp16_factors, projection, rotate, scale, write_cache
+from shardmill.models.primitives import (
+    RMSNorm,
+    attend,
+    cap,
+    fp16_factors,
+    gelu_tanh,
+    projection,
+    read_ring,
+    rotate,
+    scale,
+    write_cache,
+    write_ring,
+)
 
 CHANNELS, TOKENS = 96, 4
 
@@ -56,6 +68,19 @@ def test_rmsnorm_does_not_mix_tokens() -> None:
     alone = torch.cat([ours(x[:, :, t : t + 1]) for t in range(TOKENS)], dim=2)
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=0)
     assert torch.equal(together[:, :, 3], torch.zeros(1, CHANNELS, 1))
+
+
+@pytest.mark.parametrize("magnitude", [1e-4, 1.0, 6e4])
+def test_rmsnorm_of_each_head_is_transformers(magnitude: float) -> None:
+    """Over axis 2 of [1, heads, head_dim, T]: neither heads nor tokens are mixed."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    weight, x = 1 + 0.3 * draw(32, seed=1), magnitude * draw(1, 3, 32, TOKENS, seed=2)
+    x[:, 1] *= 100
+    theirs = Qwen3RMSNorm(32, eps=1e-6)
+    theirs.weight.data = weight
+    ours = RMSNorm(weight, 1e-6, axis=2)(x).transpose(2, 3)
+    torch.testing.assert_close(ours, theirs(x.transpose(2, 3)), rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +172,37 @@ def test_attend_is_transformers(heads: int, kv_heads: int) -> None:
     torch.testing.assert_close(ours.transpose(1, 2), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("limit", [50.0, 30.0, 2.0])
+def test_capped_scores_are_transformers(limit: float) -> None:
+    """The cap comes before the mask, which it would bend otherwise."""
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma_attention
+
+    q, k, v = (3 * draw(1, 2, n, 32, seed=seed) for seed, n in enumerate((TOKENS, 7, 7)))
+    mask = torch.where(draw(1, 1, TOKENS, 7, seed=3) > 0.3, -1e4, 0.0)
+    heads = Heads(1).eval()
+    expected, _ = gemma_attention(heads, q, k, v, mask, scaling=1.0, softcap=limit)
+    torch.testing.assert_close(attend(q, k, v, mask, limit).transpose(1, 2), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(attend(q, k, v, mask).transpose(1, 2), expected, rtol=1e-2)
+
+
+def test_a_cap_of_zero_is_none() -> None:
+    x = 1e3 * draw(8)
+    assert torch.equal(cap(x, 0.0), x)
+    torch.testing.assert_close(cap(x, 30.0), 30 * torch.tanh(x / 30), rtol=1e-5, atol=1e-5)
+
+
+def test_gelu_is_pytorch_s_tanh_approximation_at_every_magnitude() -> None:
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-6e4, -300.0, 300.0, 6e4])])
+    expected = torch.nn.functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(gelu_tanh(x), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_gelu_stays_in_the_range_of_fp16() -> None:
+    """The cube of 41 would already leave it."""
+    x = torch.tensor([-6e4, -41.0, 41.0, 6e4], dtype=torch.float16)
+    assert torch.equal(gelu_tanh(x), torch.tensor([0.0, 0.0, 41.0, 6e4], dtype=torch.float16))
+
+
 def test_write_cache_puts_each_row_into_its_slot_and_leaves_the_others() -> None:
     cache, new, where = draw(1, 2, 6, 32), draw(1, 2, 3, 32, seed=1), torch.tensor([4, 0, 5])
     mask = torch.zeros(1, 1, 6, 3)
@@ -166,21 +222,30 @@ def test_write_cache_forgets_what_was_there_however_large() -> None:
     assert torch.equal(written[0, 0, 1], cache[0, 0, 1])
 
 
-def test_projection_is_a_linear_layer() -> None:
-    weight, x = draw(160, CHANNELS), draw(TOKENS, CHANNELS, seed=1)
-    out = projection(weight)(x.T[None, :, :, None])[0, :, :, 0].T
-    torch.testing.assert_close(out, x @ weight.T, rtol=1e-5, atol=1e-5)
+def test_write_ring_puts_each_column_into_its_slot_and_leaves_the_others() -> None:
+    ring, new, where = draw(1, 1, 5, 32), draw(1, 1, 5, 3, seed=1), torch.tensor([31, 0, 4])
+    mask = torch.zeros(1, 1, 3, 32)
+    mask[0, 0, torch.arange(3), where] = 1
+    written = write_ring(ring, new, mask, 1 - mask.sum(dim=2, keepdim=True))
+    expected = ring.clone()
+    expected[..., where] = new
+    torch.testing.assert_close(written, expected, rtol=0, atol=0)
 
 
-def test_gated_mlp_is_transformers() -> None:
-    from transformers import Phi3Config
-    from transformers.models.phi3.modeling_phi3 import Phi3MLP
+def test_read_ring_gives_each_token_its_slot_and_zeros_where_there_is_none() -> None:
+    ring = draw(1, 1, 5, 32)
+    mask = torch.zeros(1, 1, 32, 3)
+    mask[0, 0, [7, 31], [0, 2]] = 1
+    expected = torch.stack([ring[0, 0, :, 7], torch.zeros(5), ring[0, 0, :, 31]], dim=1)
+    assert torch.equal(read_ring(ring, mask, 5)[0, :, :, 0], expected)
 
-    theirs = Phi3MLP(Phi3Config(hidden_size=CHANNELS, intermediate_size=160, pad_token_id=0)).eval()
-    ours = GatedMLP(theirs.gate_up_proj.weight.detach(), theirs.down_proj.weight.detach())
-    x = draw(TOKENS, CHANNELS, seed=1)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(x.T[None, :, :, None])[0, :, :, 0].T, theirs(x), rtol=1e-5, atol=1e-6)
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_projection_is_a_linear_layer(biased: bool) -> None:
+    weight, x, bias = draw(160, CHANNELS), draw(TOKENS, CHANNELS, seed=1), draw(160, seed=2)
+    out = projection(weight, bias if biased else None)(x.T[None, :, :, None])[0, :, :, 0].T
+    expected = torch.nn.functional.linear(x, weight, bias if biased else None)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 MANTISSAS = st.floats(min_value=1, max_value=2, exclude_max=True, allow_nan=False)
@@ -201,6 +266,11 @@ def test_fp16_factors_hold_any_number_far_better_than_the_gate_asks(mantissa: fl
 def test_fp16_factors_leave_what_fp16_holds(bits: int) -> None:
     value = float(np.array(bits, np.uint16).view(np.float16))
     assert fp16_factors(value) == (value,)
+
+
+def test_a_factor_of_one_leaves_no_operation() -> None:
+    x = draw(3)
+    assert scale(x, 1.0) is x
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])

@@ -14,8 +14,12 @@ from transformers import AutoModelForCausalLM
 from shardmill.checkpoint.hashing import scan_checkpoint, tree_hash
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.errors import CheckpointError
+from shardmill.gates.reference import checkpoint_weights
 from shardmill.models import synthetic
+from shardmill.models.architecture import Source
 from shardmill.models.synthetic import draw_rows, synth_checkpoint
+
+from .small_configs import FAMILIES, small_config
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"],
@@ -89,9 +93,9 @@ def test_blocks_join_seamlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     config = CONFIG | {"num_hidden_layers": 1}
     synth_checkpoint(config, tmp_path / "m", seed=3)
     tensors = read_tensors(tmp_path / "m")
-    for recipe in synthetic._phi3_recipes(config):
+    for recipe in synthetic._recipes(config):
         info = tensors[recipe.name]
-        assert list(info.shape) == recipe.shape
+        assert info.shape == recipe.shape
         raw = (tmp_path / "m" / info.file).read_bytes()[info.start : info.end]
         written = np.frombuffer(raw, "<u2").reshape(-1, recipe.columns)
         for _, first, last in synthetic._blocks(recipe):
@@ -100,7 +104,7 @@ def test_blocks_join_seamlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_values_follow_the_recipe() -> None:
     """bf16 bits decode to the mean and deviation asked for, and neighbouring blocks are not copies."""
-    recipe = synthetic._reader("w", 4096, 256)
+    recipe = synthetic._recipe("layers.0.mlp.gate_proj.weight", Source("w"), (4096, 256), 256, 1, 0.02)
     block = draw_rows(recipe, 0, 4096, seed=0)
     quiet = np.delete(block, synthetic._loud_channels(256, 0), axis=1)
     values = (quiet.astype(np.uint32) << 16).view(np.float32)
@@ -108,10 +112,29 @@ def test_values_follow_the_recipe() -> None:
     assert not np.array_equal(block[:100], draw_rows(recipe, 4096, 4196, seed=0))
 
 
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_kind_of_constant_has_a_recipe(model_type: str, tmp_path: Path) -> None:
+    """Biases, taps of convolutions, gains of 1 + weight: transformers finds every tensor, and its answer is sound."""
+    synth_checkpoint(small_config(model_type).to_dict(), tmp_path / "m", seed=1)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        out = model(torch.arange(64)[None], output_hidden_states=True)
+    assert out.logits.isfinite().all() and 0.001 < out.logits.std() < 20
+    assert torch.stack(out.hidden_states[1:-1]).abs().max() < 1000
+
+
+def test_a_gain_of_one_plus_weight_is_drawn_around_zero(tmp_path: Path) -> None:
+    synth_checkpoint(small_config("gemma3_text").to_dict(), tmp_path / "m", seed=1)
+    weights = checkpoint_weights(tmp_path / "m")
+    for name in ("input_layernorm", "post_feedforward_layernorm", "self_attn.q_norm"):
+        assert abs(weights(f"model.layers.0.{name}.weight").float().median()) < 0.1
+
+
 def test_untied_head_is_written(tmp_path: Path) -> None:
     synth_checkpoint(CONFIG | {"tie_word_embeddings": False, "num_hidden_layers": 1}, tmp_path / "m", seed=0)
     assert read_tensors(tmp_path / "m")["lm_head.weight"].shape == (512, 96)
-    assert "lm_head.weight" not in {r.name for r in synthetic._phi3_recipes(CONFIG)}
+    assert "lm_head.weight" not in {r.name for r in synthetic._recipes(CONFIG)}
 
 
 def test_tokenizer_is_copied_and_nothing_else(tmp_path: Path) -> None:
@@ -141,8 +164,8 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path) -> None:
 
 def test_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can't be written is said in one line before anything is written."""
-    with pytest.raises(CheckpointError, match="only phi3"):
-        synth_checkpoint(CONFIG | {"model_type": "llama"}, tmp_path / "m", seed=0)
+    with pytest.raises(CheckpointError, match="model_type 'gpt2' is not supported"):
+        synth_checkpoint(CONFIG | {"model_type": "gpt2"}, tmp_path / "m", seed=0)
     with pytest.raises(CheckpointError, match="hidden_size"):
         synth_checkpoint({"model_type": "phi3"}, tmp_path / "m", seed=0)
     with pytest.raises(CheckpointError, match="is there already"):

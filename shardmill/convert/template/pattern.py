@@ -1,9 +1,9 @@
-"""From a few small programs to programs of any sequence of layers and any width.
+"""From two small programs to programs of any number of layers and any width.
 
-coremltools numbers what it names (`var_209`, `x_9_cast_fp16`, `transpose_5`). Layers of one kind add the same to every
-such number, so a number is affine in how many layers of each kind stand before its own, how many there are in all, and
-which rotary tables were used before; and every extent is a constant or a multiple of a width. The forms are read off
-sample programs and evaluated for the program wanted. What does not fit raises StampError.
+coremltools numbers what it names (`var_209`, `x_9_cast_fp16`, `transpose_5`). In programs made of like stretches every
+such number is affine in the stretch's place k and their number n, and every extent is a constant or a multiple of a
+width. So the forms are read off two sample programs, of n and n + 1 stretches and of different widths, and evaluated
+for the program wanted. What does not fit raises StampError.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
 
@@ -35,37 +32,28 @@ class StampError(ShardmillError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a message stands in a program of layers of K kinds."""
+    """Where a message stands in a program."""
 
-    before: tuple[int, ...]  # layers of each kind before its own, [K]
-    total: tuple[int, ...]  # layers of each kind in the program, [K]
-    tables: tuple[int, ...]  # for each rotary table, 1 where a layer before uses it, [R]
-    absolute: int  # the layer's index in the model
+    index: int  # of its stretch
+    stretches: int  # how many there are
+    absolute: int  # index in the model of the stretch's first layer
     widths: Mapping[str, int]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """What numbers depend on: [1 + 2 K + R]."""
-        return (1, *self.before, *self.total, *self.tables)
 
 
 @dataclass(frozen=True)
 class Number:
-    """Weights of `Place.counts`, or the absolute layer index plus a base."""
+    """base + per_index * k + per_stretches * n, or the absolute layer index plus base."""
 
-    weights: tuple[int, ...]  # [1 + 2 K + R]; (base,) with is_layer
+    base: int
+    per_index: int = 0
+    per_stretches: int = 0
     is_layer: bool = False
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether it is the same everywhere."""
-        return not self.is_layer and not any(self.weights[1:])
 
     def at(self, place: Place) -> int:
         """The number as it reads at `place`."""
         if self.is_layer:
-            return place.absolute + self.weights[0]
-        return sum(weight * count for weight, count in zip(self.weights, place.counts, strict=True))
+            return place.absolute + self.base
+        return self.base + self.per_index * place.index + self.per_stretches * place.stretches
 
 
 @dataclass(frozen=True)
@@ -109,7 +97,7 @@ Sighting = tuple[Place, Message]
 
 
 def fit(sightings: Sequence[Sighting]) -> Pattern:
-    """The pattern of a message, given what it looks like at several places."""
+    """The pattern of a message seen in programs of n and n + 1 stretches, or at a third place too (k + 1, n + 1)."""
     places = [place for place, _ in sightings]
     seen = [list(leaves(message)) for _, message in sightings]
     paths = [path for path, _ in seen[0]]
@@ -147,7 +135,7 @@ def fit_name(names: Sequence[str], places: Sequence[Place]) -> Name | None:
     if any(len(s) != len(split[0]) or s[::2] != split[0][::2] for s in split):
         raise StampError(f"{names[0]} and {names[-1]}: named differently in other layers; {REMEDY}")
     numbers = [fit_number([int(s[i]) for s in split], places) for i in range(1, len(split[0]), 2)]
-    if all(number.is_constant for number in numbers):
+    if all(number == Number(number.base) for number in numbers):
         return None
     texts = split[0][::2]
     return Name((*(piece for pair in zip(texts, numbers, strict=False) for piece in pair), texts[-1]))
@@ -158,29 +146,15 @@ def fit_number(values: Sequence[int], places: Sequence[Place]) -> Number:
     if values[0] >= FIRST:
         offsets = {value - place.absolute for value, place in zip(values, places, strict=True)}
         if len(offsets) == 1:
-            return Number((offsets.pop(),), is_layer=True)
+            return Number(offsets.pop(), is_layer=True)
         raise StampError(f"{values}: not the index of a layer; {REMEDY}")
-    counts = tuple(place.counts for place in places)
-    weights = np.rint(inverse(counts) @ np.asarray(values, np.float64)).astype(int)
-    if (np.asarray(counts) @ weights != np.asarray(values)).any():
+    first, second, *third = values
+    per_stretches, per_index = second - first, third[0] - second if third else 0
+    base = first - per_index * places[0].index - per_stretches * places[0].stretches
+    form = Number(base, per_index, per_stretches)
+    if any(form.at(place) != value for value, place in zip(values, places, strict=True)):
         raise StampError(f"{values}: numbers without a pattern; {REMEDY}")
-    return Number(tuple(weights.tolist()))
-
-
-@lru_cache(maxsize=256)
-def inverse(counts: tuple[tuple[int, ...], ...]) -> NDArray[np.float64]:
-    """The matrix that gives weights from numbers seen at places with these counts.
-
-    Where one count follows from others, as those of a first layer do, the columns that follow are left out.
-    """
-    matrix = np.asarray(counts, np.float64)
-    kept: list[int] = []
-    for column in (0, *reversed(range(1, matrix.shape[1]))):  # totals before counts of what stands before
-        if np.linalg.matrix_rank(matrix[:, [*kept, column]]) > len(kept):
-            kept.append(column)
-    found = np.zeros(matrix.shape[::-1])
-    found[kept] = np.linalg.pinv(matrix[:, kept])
-    return found
+    return form
 
 
 def leaves(message: Any) -> Iterator[tuple[Path, Any]]:

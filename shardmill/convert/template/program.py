@@ -1,9 +1,9 @@
-"""The template of a kind of program, and the programs composed from it.
+"""The template of a form of program, and the programs composed from it.
 
-A program is a few sequences (operations, inputs, states) in which every layer takes up a stretch, and a rest. Layers of
-one kind differ in numbers only, with three exceptions: the first stretch also holds what all layers share, the last has
-names of its own, and the first layer to use a rotary table brings what prepares that table. So a template holds a
-stretch for each kind and each such role.
+A program is a few sequences (operations, inputs, states), which consist of stretches, and a rest. Where all layers are
+of one kind, a stretch is a layer: the first also holds what the layers share, the last has names of its own, and those
+between differ in numbers only. Where kinds are mixed, what a layer looks like depends on which kinds come before and
+after it, so there the whole program is one stretch, as a head's is.
 """
 
 from __future__ import annotations
@@ -12,61 +12,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from shardmill.convert.template.pattern import FIRST, REMEDY, Pattern, Place, Sighting, StampError, fit, inverse
-
-Stretch = tuple[Pattern, ...]
-MOST_BROUGHT = 8
-
-
-@dataclass(frozen=True)
-class Role:
-    """What decides a layer's stretch."""
-
-    kind: int
-    standing: str  # "first", "inner" or "last"; an only layer is the first
-    introduces: bool  # the rotary table of its kind is used by no layer before it
-
-
-Tables = tuple[str | None, ...]  # the rotary table of each kind
-
-
-def roles(order: Sequence[int], tables: Tables) -> list[Role]:
-    """The role of each layer of a program, given their kinds."""
-    found, seen = [], set()
-    for index, kind in enumerate(order):
-        standing = "first" if index == 0 else "last" if index == len(order) - 1 else "inner"
-        found.append(Role(kind, standing, index > 0 and tables[kind] is not None and tables[kind] not in seen))
-        seen.add(tables[kind])
-    return found
+from shardmill.convert.template.pattern import FIRST, REMEDY, Pattern, Place, Sighting, StampError, fit
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A program that coremltools made with made-up weights, of layers FIRST, FIRST + 1, ... of the given kinds."""
+    """A program that coremltools made with made-up weights; its first layer has the index FIRST."""
 
     spec: Any  # Model_pb2.Model
-    order: tuple[int, ...]  # the kind of each layer, as a number
-    tables: Tables
+    stretches: int
     widths: Mapping[str, int]
 
-    @property
-    def places(self) -> list[Place]:
-        """Where its layers stand."""
-        return places(self.order, self.tables, FIRST, self.widths)
+    def at(self, index: int) -> Place:
+        """Where a stretch stands."""
+        return Place(index, self.stretches, FIRST + index, self.widths)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Stretches of a sequence."""
+    """Patterns of a sequence: the first stretch, one between, the last."""
 
-    stretches: Mapping[Role, Stretch]
+    first: tuple[Pattern, ...]
+    inner: tuple[Pattern, ...]
+    last: tuple[Pattern, ...]
 
-    def stamp(self, layers: Sequence[Role], at: Sequence[Place]) -> Iterator[Any]:
-        """The messages for layers of the given roles at their places."""
-        for role, place in zip(layers, at, strict=True):
-            for pattern in self.stretches[role]:
+    def stamp(self, places: Sequence[Place]) -> Iterator[Any]:
+        """The messages of stretches at `places`."""
+        for place in places:
+            stretch = self.first if place.index == 0 else self.last if place is places[-1] else self.inner
+            for pattern in stretch:
                 yield pattern.stamp(place)
 
 
@@ -74,88 +48,24 @@ class Run:
 class Template:
     """What every program of a form is composed from."""
 
-    tables: Tables
     rest: Pattern
     runs: tuple[Run, ...]
 
-    def compose(self, start: int, order: Sequence[int], widths: Mapping[str, int]) -> Any:
-        """The Model_pb2.Model of layers of the kinds `order` from absolute index `start`.
-
-        Its weights have no place yet.
-        """
-        at = places(order, self.tables, start, widths)
-        spec = self.rest.stamp(at[0])
+    def compose(self, start: int, stretches: int, widths: Mapping[str, int]) -> Any:
+        """The Model_pb2.Model of some stretches from the layer `start`; its weights have no place yet."""
+        places = [Place(k, stretches, start + k, widths) for k in range(stretches)]
+        spec = self.rest.stamp(places[0])
         for sequence, run in zip(sequences(spec), self.runs, strict=True):
-            sequence.extend(run.stamp(roles(order, self.tables), at))
+            sequence.extend(run.stamp(places))
         check_closed(spec)
         return spec
 
 
-def places(order: Sequence[int], tables: Tables, start: int, widths: Mapping[str, int]) -> list[Place]:
-    """Where the layers of a program stand, given the kind of each."""
-    names = sorted({table for table in tables if table})
-
-    def count(part: Sequence[int]) -> tuple[int, ...]:
-        return tuple(part.count(kind) for kind in range(len(tables)))
-
-    def used(part: Sequence[int]) -> tuple[int, ...]:
-        seen = {tables[kind] for kind in part}
-        return tuple(int(name in seen) for name in names)
-
-    order = tuple(order)
-    return [Place(count(order[:i]), count(order), used(order[:i]), start + i, widths) for i in range(len(order))]
-
-
-def fit_template(samples: Sequence[Sample]) -> Template:
-    """The template behind samples whose widths all differ."""
-    rows = zip(*(sequences(sample.spec) for sample in samples), strict=True)
-    runs = tuple(fit_run([list(sequence) for sequence in row], samples) for row in rows)
-    rest = fit([(sample.places[0], without_sequences(sample.spec)) for sample in samples])
-    return Template(samples[0].tables, rest, runs)
-
-
-def fit_run(found: Sequence[list[Any]], samples: Sequence[Sample]) -> Run:
-    """The run behind the same sequence of every sample."""
-    shared, *lengths = stretch_lengths([len(sequence) for sequence in found], samples)
-    fault: StampError | None = None
-    for brought in range(min(shared, MOST_BROUGHT) + 1):  # messages that prepare a rotary table
-        try:
-            return cut_run(found, samples, shared, lengths, brought)
-        except StampError as error:
-            fault = fault or error
-    assert fault is not None
-    raise fault
-
-
-def cut_run(
-    found: Sequence[list[Any]], samples: Sequence[Sample], shared: int, lengths: Sequence[int], brought: int
-) -> Run:
-    """The run behind a sequence, if every table that a layer after the first introduces brings so many messages."""
-    seen: dict[Role, list[list[Sighting]]] = {}
-    for sequence, sample in zip(found, samples, strict=True):
-        layers = roles(sample.order, sample.tables)
-        start, before = 0, shared - brought * sum(role.introduces for role in layers)
-        for role, place in zip(layers, sample.places, strict=True):
-            end = start + lengths[role.kind] + (before if role.standing == "first" else brought * role.introduces)
-            seen.setdefault(role, []).append([(place, message) for message in sequence[start:end]])
-            start = end
-    return Run({role: fit_stretch(stretches) for role, stretches in seen.items()})
-
-
-def fit_stretch(stretches: Sequence[Sequence[Sighting]]) -> Stretch:
-    """The stretch behind those of several layers of one role."""
-    if len({len(stretch) for stretch in stretches}) > 1:
-        raise StampError(f"layers of {len(stretches[0])} and {len(stretches[-1])} operations; {REMEDY}")
-    return tuple(map(fit, zip(*stretches, strict=True)))
-
-
-def stretch_lengths(totals: Sequence[int], samples: Sequence[Sample]) -> list[int]:
-    """How many messages all layers share, and how many a layer of each kind has, given those of each sample."""
-    counts = tuple((1, *sample.places[0].total) for sample in samples)
-    lengths = np.rint(inverse(counts) @ np.asarray(totals, np.float64)).astype(int)
-    if (np.asarray(counts) @ lengths != np.asarray(totals)).any() or (lengths < 0).any():
-        raise StampError(f"sequences of {', '.join(map(str, totals))}: not made of like layers; {REMEDY}")
-    return [int(length) for length in lengths]
+def fit_template(a: Sample, b: Sample) -> Template:
+    """The template behind two samples of different widths, of n >= 3 and n + 1 stretches, or of one each."""
+    runs = tuple(fit_run(list(x), list(y), a, b) for x, y in zip(sequences(a.spec), sequences(b.spec), strict=True))
+    rest = fit([(sample.at(0), without_sequences(sample.spec)) for sample in (a, b)])
+    return Template(rest, runs)
 
 
 def sequences(spec: Any) -> tuple[Any, ...]:
@@ -181,6 +91,24 @@ def without_sequences(spec: Any) -> Any:
     for sequence in sequences(rest):
         del sequence[:]
     return rest
+
+
+def fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
+    """The run behind a sequence of sample a and the same of b, which has one stretch more unless both have one."""
+    stretch = len(ys) - len(xs)  # messages of one
+    shared = len(xs) - a.stretches * stretch
+    if stretch < 0 or shared < 0 or (stretch and a.stretches == b.stretches):
+        raise StampError(f"sequences of {len(xs)} and {len(ys)}: not made of like layers; {REMEDY}")
+
+    def at(sample: Sample, sequence: list[Any], index: int, i: int) -> Sighting:
+        return sample.at(index), sequence[i + (shared + index * stretch if index else 0)]
+
+    def last(i: int) -> list[Sighting]:
+        return [at(sample, sequence, sample.stretches - 1, i) for sample, sequence in ((a, xs), (b, ys))]
+
+    first = tuple(fit([at(a, xs, 0, i), at(b, ys, 0, i)]) for i in range(shared + stretch))
+    inner = tuple(fit([at(a, xs, 1, i), at(b, ys, 1, i), at(b, ys, 2, i)]) for i in range(stretch))
+    return Run(first, inner, tuple(fit(last(i)) for i in range(stretch)))
 
 
 def check_closed(spec: Any) -> None:

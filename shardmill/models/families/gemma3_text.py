@@ -15,11 +15,8 @@ from shardmill.models.rope import rope
 
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers Gemma3TextConfig for programs of `context` slots."""
-    window = config.sliding_window
-    tables = {
-        ROPE: rope(config, context, "full_attention"),
-        LOCAL_ROPE: rope(config, context, "sliding_attention"),
-    }
+    window, types = config.sliding_window, {ROPE: "full_attention", LOCAL_ROPE: "sliding_attention"}
+    tables = {name: rope(config, context, kind) for name, kind in types.items() if kind in config.layer_types}
     return decoder(
         config,
         context,

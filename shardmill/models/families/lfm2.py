@@ -17,6 +17,7 @@ HONOURED = (
     "block_ffn_dim_multiplier",
     "block_multiple_of",
     "conv_L_cache",
+    "full_attn_idxs",  # transformers makes layer_types of it
     "layer_types",
     "norm_eps",
 )

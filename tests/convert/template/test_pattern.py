@@ -17,9 +17,9 @@ small = st.integers(0, 500)
 
 
 @given(small, small, small)
-def test_a_name_with_affine_numbers_is_told_for_any_layer(base: int, per_index: int, per_layers: int) -> None:
+def test_a_name_with_affine_numbers_is_told_for_any_layer(base: int, per_index: int, per_stretches: int) -> None:
     def name(place: Place) -> str:
-        number = base + per_index * place.index + per_layers * place.layers
+        number = base + per_index * place.index + per_stretches * place.stretches
         return f"layers_{place.absolute}_x_{number}_fp16"
 
     form = fit_name([name(place) for place in SEEN], SEEN)

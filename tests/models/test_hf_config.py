@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import SIZES, load_hf_config, size_fault
+from shardmill.models.hf_config import SIZES, load_hf_config, size_fault, text_part
 
 SOUND: dict[str, Any] = {"model_type": "phi3", **dict.fromkeys(SIZES, 2)}
 
@@ -36,9 +36,18 @@ def test_code_of_a_checkpoint_is_neither_run_nor_asked_for(tmp_path: Path, monke
         if kind == "phi3":
             assert type(load_hf_config(tmp_path)).__module__.startswith("transformers.")
         else:
-            with pytest.raises(CheckpointError, match="model_type 'its_own' is not supported; supported: phi3"):
+            with pytest.raises(CheckpointError, match="model_type 'its_own' is not supported; supported: .*phi3"):
                 load_hf_config(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_sizes_of_a_text_tower_are_looked_at_too(tmp_path: Path) -> None:
+    """A multimodal model's config holds them one level down."""
+    content = {"model_type": "phi3", "text_config": SOUND | {"hidden_size": -1}}
+    assert text_part(content) == content["text_config"] and text_part(SOUND) is SOUND
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="hidden_size is -1: it must be 1 or more"):
+        load_hf_config(tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"rms_norm_eps": "x"}, {"rope_parameters": [1]}, {"tie_word_embeddings": "x"}])

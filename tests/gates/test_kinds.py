@@ -1,0 +1,126 @@
+"""The parity gates on models whose layers differ in kind: sound ones pass, and each kind's own faults are caught."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from convert.small import write_family
+
+from shardmill.gates.fp16_range import audit
+from shardmill.machine import load_programs_as
+from shardmill.models import contract
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
+
+from . import judged
+from .test_faults import caught
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "darwin", reason="question 1 is the portable engine's; Core ML itself computes in fp16 only"
+)
+FIRST, LAST = "layers_00_03", "layers_03_04"
+
+
+def build(folder: Path, model_type: str) -> tiny.Build:
+    """Three layers of two kinds and a last one."""
+    source = tiny.fetched(write_family(folder / "checkpoint", model_type), folder / "source")
+    return tiny.converted(source, folder, topology=[[0, 3], [3, 4]], head={"slices": 1})
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    """Sliding and full layers with rotary tables of their own, and a stream in an eighth of its size."""
+    return build(tmp_path_factory.mktemp("gemma"), "gemma3_text")
+
+
+@pytest.fixture(scope="module")
+def lfm(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    """Convolutions and attention."""
+    return build(tmp_path_factory.mktemp("lfm"), "lfm2")
+
+
+@pytest.fixture(params=["gemma", "lfm"])
+def mixed(request: pytest.FixtureRequest) -> tiny.Build:
+    found: tiny.Build = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize("name", [FIRST, LAST, "head_0"])
+def test_a_sound_part_passes(mixed: tiny.Build, name: str) -> None:
+    assert all(row["passed"] for row in judged.part(mixed, name))
+
+
+def test_a_sound_stack_passes(mixed: tiny.Build) -> None:
+    rows = {row["name"]: row for row in judged.whole(mixed)}
+    assert {"program_error", "rejected_draft_error", "speculation_mismatches", "kl"} <= set(rows)
+    assert all(row["passed"] for row in rows.values())
+
+
+def test_a_window_off_by_one(gemma: tiny.Build) -> None:
+    with caught("program_error"):
+        judged.part(replace(gemma, plan={**gemma.plan, "window": gemma.plan["window"] + 1}), FIRST)
+
+
+def test_rotary_tables_exchanged(gemma: tiny.Build) -> None:
+    tables = gemma.plan["rope"]
+    swapped = {"rope": tables["rope_local"], "rope_local": tables["rope"]}
+    with caught("program_error"):
+        judged.part(replace(gemma, plan={**gemma.plan, "rope": swapped}), FIRST)
+
+
+def test_an_embedding_without_its_scale(gemma: tiny.Build) -> None:
+    """The host's table holds the scale; a plan that forgets it is told by the stack."""
+    architecture = {**gemma.plan["architecture"], "embedding_scale": 1.0}
+    with caught("program_error"):
+        judged.whole(replace(gemma, plan={**gemma.plan, "architecture": architecture}))
+
+
+def shifted(patch: pytest.MonkeyPatch, change: Any) -> None:
+    """Changes the ring's masks of every pass."""
+    real = contract.Host._ring_masks
+
+    def masks(self: contract.Host, at: Any) -> dict[str, Any]:
+        found: dict[str, Any] = change(real(self, at))
+        return found
+
+    patch.setattr(contract.Host, "_ring_masks", masks)
+
+
+def test_taps_read_in_the_wrong_order(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    shifted(monkeypatch, lambda found: found | {"conv_read_mask": found["conv_read_mask"][:, ::-1].copy()})
+    with caught("program_error"):
+        judged.part(lfm, FIRST)
+
+
+def test_an_input_written_into_the_wrong_slot_of_the_ring(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    shifted(monkeypatch, lambda found: found | {"conv_write_mask": np.roll(found["conv_write_mask"], 1, axis=3)})
+    with caught("program_error"):
+        judged.part(lfm, FIRST)
+
+
+def test_a_ring_that_keeps_the_last_inputs_written(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shifting state would, rejected drafts included: only those show it."""
+
+    def start(self: contract.Host, at: Any) -> dict[str, Any]:
+        begun = getattr(self, "written", 0)
+        self.written = begun + len(at)  # type: ignore[attr-defined]
+        return real(self, np.arange(begun, begun + len(at)))
+
+    real = contract.Host._ring_masks
+    monkeypatch.setattr(contract.Host, "_ring_masks", start)
+    with caught("rejected_draft_error") as error:
+        judged.part(lfm, FIRST)
+    assert "program_error" not in str(error.value) and "width_error is" not in str(error.value)
+
+
+def test_what_either_mask_hides_is_no_activation(gemma: tiny.Build) -> None:
+    """The audit of fp16's range would take the sliding mask's -1e4 for a value near its end."""
+    with load_programs_as("fp16"):
+        engine = Engine(in_place(gemma.plan, gemma.packages, gemma.table), Path("/"))
+    assert min(row.headroom for row in audit(engine, gemma.text[:16])) > 50
