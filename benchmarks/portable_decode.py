@@ -57,14 +57,14 @@ def best_of(runs: list[Callable[[], None]], repeats: int) -> list[float]:
         for index, run in enumerate(runs):
             start = time.perf_counter()
             run()
-            if turn >= 3:  # noqa: PLR2004 - plans are made and caches warm by then
+            if turn >= 3:
                 best[index] = min(best[index], time.perf_counter() - start)
     return [seconds * 1e3 for seconds in best]
 
 
 def portable_pass(build: Path, width: int) -> Callable[[], None]:
     """A pass of `width` tokens through every part of a built model."""
-    import coremltools as ct  # noqa: PLC0415 - after install()
+    import coremltools as ct
 
     paths = sorted((build / "packages").glob("*.mlpackage"))
     layers = [ct.models.MLModel(str(p)) for p in paths if p.name.startswith("layers")]
@@ -99,7 +99,7 @@ def pass_inputs(model: Any, width: int) -> dict[str, np.ndarray]:
 
 def eager_pass(checkpoint: Path, width: int) -> Callable[[], None]:
     """A pass of `width` tokens through transformers with a cache of FILLED positions."""
-    from transformers import AutoModelForCausalLM, DynamicCache  # noqa: PLC0415 - a slow import
+    from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():

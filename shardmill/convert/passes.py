@@ -13,7 +13,7 @@ WHOLE_STATE_UPDATE = "shardmill::whole_state_update"
 
 
 @register_pass(namespace="shardmill")
-class whole_state_update(AbstractGraphPass):  # type: ignore[misc]  # noqa: N801 (passes are named so)
+class whole_state_update(AbstractGraphPass):  # type: ignore[misc]
     """Assigning a whole buffer needs no slice_update, which the Neural Engine takes in few patterns only (ST3, ST4).
 
     Given:

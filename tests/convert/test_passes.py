@@ -7,7 +7,7 @@ from typing import Any
 import coremltools as ct
 import numpy as np
 import pytest
-from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 (its usual name)
+from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
