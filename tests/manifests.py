@@ -6,6 +6,8 @@ from typing import Any
 
 from shardmill.runtime.manifest import runtime_manifest
 
+HEAD = {"inputs": {"hidden": [1, 96, "T", 1]}, "states": {}, "output": "logits"}
+
 
 def manifest(**changes: Any) -> dict[str, Any]:
     """Its content, with changes; nothing that it names needs to be there."""
@@ -15,8 +17,13 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "tokens_max": 4,
         "widths": [1, 4],
         "eos_token_ids": [256],
-        "architecture": {"vocab": 257, "rope": {"inv_freq": [1.0], "scale": 1.0}},
-        "parts": [{"name": "head_0", "kind": "head", "start": 0, "end": 257}],
+        "architecture": {
+            "vocab": 257,
+            "graph": {"conv_taps": 0},
+            "ropes": {"rope": {"inv_freq": [1.0], "scale": 1.0}},
+            "window": None,
+        },
+        "parts": [{"name": "head_0", "kind": "head", "start": 0, "end": 257, **HEAD}],
     }
     programs = {"head_0": {"path": "compiled/head_0.mlmodelc", "files": {"model.mil": "5" * 64}}}
     package = {"path": "packages/head_0.mlpackage", "files": {"Manifest.json": "3" * 64, "a/b": "4" * 64}}

@@ -6,14 +6,19 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
+import torch
+from convert.small import write_family
 from safetensors.torch import load_file, save_file
 
 from shardmill import plan
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.convert.weights import PartWeights
 from shardmill.files import digest, dumps
+from shardmill.models.architecture import Kind, Source
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +43,11 @@ def contents(parts: dict[str, plan.Part]) -> dict[str, str]:
 def test_every_byte_of_every_layer_is_in_exactly_one_part(parts: dict[str, plan.Part], source: Path) -> None:
     tensors = read_tensors(source)
     layers = [t for part in parts.values() if part.kind == "layers" for t in part.tensors]
-    assert sorted(t.name for t in layers) == sorted(name for name in tensors if ".layers." in name)
+    assert sorted(t.label for t in layers) == sorted(name for name in tensors if ".layers." in name)
     for t in layers:
-        info = tensors[t.name]
-        assert (t.file, t.start, t.end, t.dtype, t.shape) == (info.file, info.start, info.end, info.dtype, info.shape)
+        assert t.info == tensors[t.label]
+        assert f"model.{t.path}" == t.label
+        assert t.shape == t.stored
 
 
 def test_head_slices_cut_the_table_by_rows(parts: dict[str, plan.Part], source: Path) -> None:
@@ -59,8 +65,8 @@ def test_head_slices_cut_the_table_by_rows(parts: dict[str, plan.Part], source: 
 def test_an_untied_head_has_a_tensor_of_its_own(tmp_path: Path) -> None:
     checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=1, tied=False)
     parts, _ = tiny.split(tiny.fetched(checkpoint, tmp_path / "source"), topology=[[0, 1]])
-    assert parts["head_0"].tensors[1].name.startswith("lm_head.weight[")
-    assert parts["embedding"].tensors[0].name == "model.embed_tokens.weight"
+    assert parts["head_0"].tensors[1].label == "lm_head.weight[0:128]"
+    assert parts["embedding"].tensors[0].label == "model.embed_tokens.weight"
 
 
 def test_hashes_are_those_of_the_bytes(parts: dict[str, plan.Part], source: Path) -> None:
@@ -121,11 +127,44 @@ def test_a_changed_layer_costs_its_part_and_no_other(
 
 
 @pytest.mark.parametrize(
-    "change", [{"slots": 96}, {"tokens": 1}, {"start": 1}, {"end": 9}, {"kind": "head"}, {"tensors": ()}]
+    "change",
+    [
+        {"slots": 96},
+        {"tokens": 1},
+        {"start": 1},
+        {"end": 9},
+        {"kind": "head"},
+        {"tensors": ()},
+        {"kinds": (Kind(), Kind(rope=None))},
+    ],
 )
 def test_what_decides_a_package_is_content(parts: dict[str, plan.Part], change: dict[str, object]) -> None:
     part = parts["layers_00_02"]
     assert digest(replace(part, **change).content) != digest(part.content)  # type: ignore[arg-type]
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"path": "layers.0.mlp.up_proj.weight"},
+    {"dtype": "F16"},
+    {"stored": (1,)},
+    {"sha256": "0" * 64},
+    {"source": Source("a", add=1.0)},
+    {"source": Source("a", times=2.0)},
+    {"source": Source("a", column=0)},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_decides_a_constant_is_content(parts: dict[str, plan.Part], change: dict[str, Any]) -> None:
+    tensor = parts["layers_00_02"].tensors[1]
+    assert replace(tensor, **change).content != tensor.content
+
+
+def test_neither_the_checkpoint_s_name_of_a_constant_nor_its_place_is_content(parts: dict[str, plan.Part]) -> None:
+    """Another family may have the same layer under other names."""
+    tensor = parts["layers_00_02"].tensors[1]
+    moved = replace(tensor, source=replace(tensor.source, tensor="other"), file="other", start=5, end=9)
+    assert moved.content == tensor.content
 
 
 def test_a_name_is_no_content(parts: dict[str, plan.Part]) -> None:
@@ -144,8 +183,45 @@ def test_the_graph_s_numbers_are_content_and_the_host_s_are_not(
     folder = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
     tiny.hf_config(original=32).save_pretrained(folder)
     moved, summary = tiny.split(tiny.fetched(folder, tmp_path / "source"))
-    assert summary["architecture"]["rope"]["factors"] == "long"
+    assert summary["architecture"]["ropes"]["rope"]["factors"] == "long"
     assert contents(moved) == contents(parts)
+
+
+def test_taps_of_a_convolution_are_columns_of_one_tensor(tmp_path: Path) -> None:
+    """Each constant knows all bytes of the tensor, and the shape of its own values."""
+    source = tiny.fetched(write_family(tmp_path / "checkpoint", "lfm2"), tmp_path / "source")
+    parts, summary = tiny.split(source, topology=[[0, 2], [2, 4]])
+    taps = [t for t in parts["layers_00_02"].tensors if ".tap_" in t.path and t.path.startswith("layers.1.")]
+    assert [(t.source.column, t.label, t.stored, t.shape) for t in taps] == [
+        (j, "model.layers.1.conv.conv.weight", (128, 1, 3), (128,)) for j in range(3)
+    ]
+    assert len({t.info for t in taps}) == 1 and len({t.content for t in taps}) == 3
+    values = load_file(source / taps[0].file)["model.layers.1.conv.conv.weight"].float()
+    weights = PartWeights(parts["layers_00_02"], source)
+    for j, t in enumerate(taps):
+        assert torch.equal(weights[t.path], values[:, 0, j])
+    assert sum(math.prod(t.shape) for t in taps) == math.prod(taps[0].stored)
+    plan.write_part(tmp_path / "p.json", parts["layers_00_02"])
+    assert plan.load_part(tmp_path / "p.json") == parts["layers_00_02"]
+    rows = {row["name"]: row for row in summary["parts"]}
+    assert list(rows["layers_00_02"]["states"]) == ["c_0", "c_1"]
+    assert list(rows["layers_02_04"]["states"]) == ["k_2", "v_2", "c_3"]
+    assert rows["layers_00_02"]["inputs"]["conv_read_mask"] == [1, 2, 32, "T"]
+    assert (summary["conv_taps"], summary["window"]) == (3, None)
+
+
+def test_a_checkpoint_s_own_values_come_back_from_a_constant(tmp_path: Path) -> None:
+    """Gemma's gains are 1 + weight, and some are an eighth of it."""
+    source = tiny.fetched(write_family(tmp_path / "checkpoint", "gemma3_text"), tmp_path / "source")
+    parts, _ = tiny.split(source, topology=[[0, 4]])
+    weights = PartWeights(parts["layers_00_04"], source)
+    stored = {n: t for f in source.glob("*.safetensors") for n, t in load_file(f).items()}
+    first, second = ("layers.0.input_layernorm.weight", "layers.0.post_attention_layernorm.weight")
+    assert torch.equal(weights[first], 1 + stored[f"model.{first}"].float())
+    assert torch.equal(weights[second], (1 + stored[f"model.{second}"].float()) / 8)
+    (table,) = PartWeights(parts["embedding"], source).values()
+    expected = stored["model.embed_tokens.weight"].float() * (math.sqrt(128) / 8)
+    torch.testing.assert_close(table, expected, rtol=1e-6, atol=0)
 
 
 def test_byte_budgets_are_those_of_the_converted_weights(parts: dict[str, plan.Part]) -> None:
@@ -160,7 +236,7 @@ def test_byte_budgets_are_those_of_the_converted_weights(parts: dict[str, plan.P
 
 def test_plan_json_holds_what_the_host_needs(source: Path) -> None:
     _, summary = tiny.split(source)
-    rope = summary["architecture"]["rope"]
+    rope = summary["architecture"]["ropes"]["rope"]
     assert (len(rope["inv_freq"]), rope["factors"]) == (tiny.ROPE_DIM // 2, "short")
     assert rope["scale"] == pytest.approx(
         math.sqrt(1 + math.log(tiny.LONGEST / tiny.ORIGINAL) / math.log(tiny.ORIGINAL))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardmill.decode import Session, create_drafter, create_policy, run
 from shardmill.errors import ShardmillError
+from shardmill.models.contract import NEVER
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
@@ -185,14 +186,14 @@ def test_reset_and_forget_hide_what_was_written(built: tiny.Build) -> None:
     assert worst_row(fed(built.text[:8], [4], go), fresh) <= TOLERANCE
     used.forget(range(4, 8))
     assert worst_row(go(built.text[:4], 8), fresh[4:]) > 10 * TOLERANCE  # other positions, four tokens less
-    assert (used.held[4:8] == engine.NEVER).all()
+    assert (used.host.held[4:8] == NEVER).all()
 
 
 @pytest.mark.usefixtures("fp32")
 def test_long_factors_are_used_throughout_a_context_over_the_original_length(built: tiny.Build, tmp_path: Path) -> None:
     """transformers does so for the whole of a sequence that is longer; the programs are the same ones."""
     long = tiny.relabelled(built, tmp_path, original=tiny.CONTEXT // 2)
-    assert long.plan["architecture"]["rope"]["factors"] == "long"
+    assert long.plan["architecture"]["ropes"]["rope"]["factors"] == "long"
     expected = expected_logits(long, tiny.dequantised(long))
     assert worst_row(fed(long.text, [4], through_engine(load(long))), expected) <= TOLERANCE
     assert worst_row(expected_logits(built), expected_logits(long)) > 100 * TOLERANCE
@@ -211,16 +212,6 @@ def test_a_sliding_context_says_the_same_whatever_drafts(built: tiny.Build) -> N
     plain = decode("none", "always")
     assert len(plain) == 2 * tiny.CONTEXT
     assert decode("suffix", "always") == decode("learned", "cost_model") == plain
-
-
-def test_masks_are_finite_and_exactly_those_of_the_contract() -> None:
-    held = np.array([0, 3, engine.NEVER, 1])
-    mask = engine.attention_mask(held, np.array([0, 1, 5]))
-    assert mask.shape == (1, 1, 3, 4)
-    assert mask[0, 0].tolist() == [[0, -1e4, -1e4, -1e4], [0, -1e4, -1e4, 0], [0, 0, -1e4, 0]]
-    written = engine.write_mask(4, np.array([2, 0, 3]))
-    assert written.shape == (1, 1, 4, 3)
-    assert written[0, 0].tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1]]
 
 
 def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:

@@ -7,21 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from manifests import manifest
 
+from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import audit
 from shardmill.pipeline.provenance import subjects
 from shardmill.runtime import engine
-from shardmill.runtime.manifest import COMPLETE, RUNTIME, read_manifest
+from shardmill.runtime.manifest import COMPLETE, PART, RUNTIME, read_manifest, runtime_manifest
 
 WRONG: dict[str, Any] = {
     "a list": [],
     "nothing": {},
-    "another format": manifest(format=2),
-    "a rope without numbers": manifest(rope={}),
+    "an older format": manifest(format=1),
+    "a newer format": manifest(format=3),
+    "a rope without numbers": manifest(rope={"rope": {}}),
+    "a rope of one table, as an older format has it": manifest(rope={"inv_freq": [1.0], "scale": 1.0}),
+    "a window that is no number": manifest(window="8"),
+    "no word of a window": {key: value for key, value in manifest().items() if key != "window"},
     "parts that are none": manifest(parts=[5]),
-    "a part without a program": manifest(parts=[{"name": "head_0", "kind": "head", "start": 0, "end": 1}]),
+    **{
+        f"a part without {key}": manifest(parts=[{k: v for k, v in manifest()["parts"][0].items() if k != key}])
+        for key in PART
+    },
     "an embedding without a path": manifest(embedding={"sha256": "1" * 64}),
     "a program that is a text": manifest(parts=[manifest()["parts"][0] | {"program": "head_0.mlmodelc"}]),
     "a sha256 that is a number": manifest(tokenizer={"path": "a", "sha256": 5}),
@@ -46,6 +55,28 @@ def write(build: Path, content: Any) -> None:
 def test_a_sound_one_is_read(tmp_path: Path) -> None:
     write(tmp_path, manifest())
     assert read_manifest(tmp_path) == read_manifest(tmp_path, COMPLETE) == manifest()
+
+
+@pytest.mark.parametrize("window", [None, 512])
+def test_a_window_is_a_number_or_none(tmp_path: Path, window: int | None) -> None:
+    write(tmp_path, manifest(window=window))
+    assert read_manifest(tmp_path)["window"] == window
+
+
+def test_it_says_of_every_program_what_a_host_of_another_make_needs(built: tiny.Build) -> None:
+    """Inputs with their shapes, states, and the output: those that the package itself declares."""
+    paths = {name: {"path": str(path)} for name, path in built.packages.items()}
+    content = json.loads(json.dumps(runtime_manifest(built.plan, paths, {"path": str(built.table)})))
+    assert content["format"] == 2
+    for part in content["parts"]:
+        description = load_spec(built.packages[part["name"]]).description
+        shapes = {f.name: list(f.type.multiArrayType.shape) for f in description.input}  # those of one token
+        assert {name: [1 if n == "T" else n for n in shape] for name, shape in part["inputs"].items()} == shapes
+        assert list(part["inputs"]) == list(shapes)
+        assert all(shape.count("T") == 1 for shape in part["inputs"].values())
+        assert part["states"] == {s.name: list(s.type.stateType.arrayType.shape) for s in description.state}
+        assert [part["output"]] == [f.name for f in description.output]
+    assert content["rope"]["rope"]["inv_freq"] == list(built.plan["architecture"]["ropes"]["rope"]["inv_freq"])
 
 
 @pytest.mark.parametrize("name", WRONG)

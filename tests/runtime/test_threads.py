@@ -7,6 +7,7 @@ import tiny
 from bench.folder import build_folder
 
 from shardmill import machine
+from shardmill.models.contract import NEVER
 from shardmill.runtime import engine, threads
 from shardmill.runtime.threads import choose_threads, fastest, timings
 
@@ -42,4 +43,4 @@ def test_a_person_s_choice_stands(
     monkeypatch.delenv("OMP_NUM_THREADS")
     choose_threads(loaded)
     assert chosen == [7]
-    assert (loaded.held == engine.NEVER).all()
+    assert (loaded.host.held == NEVER).all()
