@@ -1,0 +1,173 @@
+"""Families over many of their configs: sizes, biases, windows, kinds of layers and rotary tables drawn by hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardmill.models import supported
+
+from . import tiny_families as tiny
+
+LIMIT, EXAMPLES, TEXT = 1e-5, 15, 24
+HEADS = ((1, 1), (2, 1), (2, 2), (4, 2), (6, 2), (6, 3))
+SHARED_WIDTH = ("granite", "lfm2", "olmo2", "phi3", "qwen2", "smollm3")  # families without head_dim in their config
+WINDOWS = st.sampled_from([1, 2, 5, 23, 24, tiny.SLOTS, 100])
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+ROPES = st.sampled_from(
+    [
+        PLAIN_ROPE,
+        PLAIN_ROPE | {"rope_type": "linear", "factor": 4.0},
+        PLAIN_ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        tiny.LLAMA3,
+    ]
+)
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+def layer_types(draw: Draw, layers: int, *names: str) -> list[str]:
+    """A type for each layer."""
+    found: list[str] = draw(st.lists(st.sampled_from(names), min_size=layers, max_size=layers))
+    return found
+
+
+def llama(draw: Draw, layers: int) -> dict[str, Any]:
+    """Biases and rotary types."""
+    return {"rope_parameters": draw(ROPES), "attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+
+
+def mistral(draw: Draw, layers: int) -> dict[str, Any]:
+    """A window for all layers, or none."""
+    return {"sliding_window": draw(st.none() | WINDOWS), "rope_parameters": draw(ROPES)}
+
+
+def qwen2(draw: Draw, layers: int) -> dict[str, Any]:
+    """A window for some layers, or none."""
+    if not draw(st.booleans()):
+        return {"use_sliding_window": False, "layer_types": None, "rope_parameters": draw(ROPES)}
+    types = layer_types(draw, layers, "full_attention", "sliding_attention")
+    return {"use_sliding_window": True, "sliding_window": draw(WINDOWS), "layer_types": types}
+
+
+def qwen3(draw: Draw, layers: int) -> dict[str, Any]:
+    """Qwen 2's, and biases or none."""
+    return qwen2(draw, layers) | {"attention_bias": draw(st.booleans())}
+
+
+def smollm3(draw: Draw, layers: int) -> dict[str, Any]:
+    """Any layers without rotary embedding, beside any windows."""
+    turning = draw(st.lists(st.integers(0, 1), min_size=layers, max_size=layers))
+    return qwen3(draw, layers) | {"mlp_bias": draw(st.booleans()), "no_rope_layers": turning}
+
+
+def olmo2(draw: Draw, layers: int) -> dict[str, Any]:
+    """Biases and rotary types."""
+    return {"attention_bias": draw(st.booleans()), "rope_parameters": draw(ROPES)}
+
+
+def granite(draw: Draw, layers: int) -> dict[str, Any]:
+    """The four multipliers."""
+    return llama(draw, layers) | {
+        "embedding_multiplier": draw(st.sampled_from([1.0, 12.0])),
+        "attention_multiplier": draw(st.sampled_from([0.015625, 0.1, 1.0])),
+        "residual_multiplier": draw(st.sampled_from([0.22, 1.0])),
+        "logits_scaling": draw(st.sampled_from([1.0, 6.0, 8.0])),
+    }
+
+
+def gemma2(draw: Draw, layers: int) -> dict[str, Any]:
+    """Caps, the attention scale, windows."""
+    return {
+        "layer_types": layer_types(draw, layers, "full_attention", "sliding_attention"),
+        "sliding_window": draw(WINDOWS),
+        "query_pre_attn_scalar": draw(st.sampled_from([8, 24, 256])),
+        "attn_logit_softcapping": draw(st.sampled_from([None, 2.0, 50.0])),
+        "final_logit_softcapping": draw(st.sampled_from([None, 3.0, 30.0])),
+        "attention_bias": draw(st.booleans()),
+    }
+
+
+def gemma3(draw: Draw, layers: int) -> dict[str, Any]:
+    """Gemma 2's, and a rotary table for each type of layer."""
+    full = PLAIN_ROPE | {"rope_theta": 1e6}
+    tables = {"full_attention": draw(st.sampled_from([full, full | {"rope_type": "linear", "factor": 8.0}]))}
+    return gemma2(draw, layers) | {"rope_parameters": tables | {"sliding_attention": PLAIN_ROPE}}
+
+
+def hunyuan(draw: Draw, layers: int) -> dict[str, Any]:
+    """Frequencies by alpha, or plain ones."""
+    by_alpha = PLAIN_ROPE | {"rope_type": "dynamic", "factor": 1.0, "alpha": draw(st.sampled_from([2.0, 1000.0]))}
+    return {"rope_parameters": draw(st.sampled_from([PLAIN_ROPE, by_alpha])), "attention_bias": draw(st.booleans())}
+
+
+def lfm2(draw: Draw, layers: int) -> dict[str, Any]:
+    """Any order of convolutions and attention, with any number of taps."""
+    return {
+        "layer_types": layer_types(draw, layers, "conv", "full_attention"),
+        "conv_L_cache": draw(st.integers(2, 5)),
+        "block_auto_adjust_ff_dim": draw(st.booleans()),
+        "norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
+    }
+
+
+def phi3(draw: Draw, layers: int) -> dict[str, Any]:
+    """Partial rotation and a window."""
+    share = draw(st.sampled_from([0.25, 0.5, 1.0]))
+    parameters = PLAIN_ROPE | {"partial_rotary_factor": share}
+    return {"rope_parameters": parameters, "sliding_window": draw(st.none() | WINDOWS)}
+
+
+OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gemma3_text": gemma3,
+    "granite": granite,
+    "hunyuan_v1_dense": hunyuan,
+    "lfm2": lfm2,
+    "llama": llama,
+    "mistral": mistral,
+    "olmo2": olmo2,
+    "phi3": phi3,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "smollm3": smollm3,
+}
+
+
+@st.composite
+def changes(draw: Draw, model_type: str) -> dict[str, Any]:
+    """What differs from a family's tiny config; of a family without an entry in OWN, the sizes alone."""
+    layers = draw(st.integers(1, 4))
+    heads, kv_heads = draw(st.sampled_from(HEADS))
+    width = draw(st.sampled_from([8, 16, 32]))
+    shared = model_type in SHARED_WIDTH
+    own = OWN.get(model_type, lambda *_: {})(draw, layers)
+    return {
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": heads * width if shared else draw(st.sampled_from([48, 96])),
+        "intermediate_size": draw(st.sampled_from([32, 100])),
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
+        "tie_word_embeddings": draw(st.booleans()),
+        **({} if shared else {"head_dim": width}),
+        **own,
+    }
+
+
+@pytest.mark.parametrize("model_type", supported())
+def test_any_config_of_a_family_computes_what_transformers_computes(model_type: str) -> None:
+    """With rejected drafts in every text."""
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(changes(model_type))
+    def check(found: dict[str, Any]) -> None:
+        model, tokens = tiny.tiny_model(model_type, **found), tiny.tiny_text(TEXT)
+        engine = tiny.Blocks(tiny.described(model), model.state_dict())
+        assert tiny.error_of(engine, tokens, tiny.expected(model, tokens)) <= LIMIT
+
+    check()

@@ -1,0 +1,246 @@
+"""A tiny config for every family, models and checkpoints of them, and their blocks in PyTorch behind an engine's calls.
+
+Default weights hide mistakes: gains of one, biases of zero and projections so small that attention is uniform. So every
+vector is drawn, projections are large, windows are shorter than the texts, and layers of all kinds occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardmill import models
+from shardmill.convert.weights import turned
+from shardmill.gates.parity import relative_error
+from shardmill.gates.passes import Pass
+from shardmill.gates.stack import feed
+from shardmill.models.architecture import Model
+from shardmill.models.blocks import build
+from shardmill.models.contract import Floats, Form, Host, constants, inputs
+from shardmill.pipeline.steps.split import prefix_of
+
+VOCAB, SLOTS, TEXT, WINDOW = 256, 64, 40, 8
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.125,
+}
+WIDE = {"hidden_size": 128}  # where heads share the hidden width: the Neural Engine wants heads of 32 and more
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1 + 0.05 * i for i in range(12)],
+    "long_factor": [1 + 0.5 * i for i in range(12)],
+    "original_max_position_embeddings": 128,
+}
+GEMMA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": 1e-3,  # large enough to show
+}
+GEMMA3 = GEMMA | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}
+MIXED = {
+    "head_dim": 32,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "layer_types": ["full_attention", "sliding_attention"],
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+TINY: dict[str, dict[str, Any]] = {
+    "gemma2": BASE | GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    "gemma3": {"text_config": BASE | GEMMA3, "vision_config": VISION},
+    "gemma3_text": BASE | GEMMA3,
+    "granite": BASE
+    | WIDE
+    | {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6.0,
+        "tie_word_embeddings": True,
+    },
+    "hunyuan_v1_dense": BASE
+    | {
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0},
+        "tie_word_embeddings": True,
+    },
+    "lfm2": BASE
+    | WIDE
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "block_ff_dim": 144,
+        "block_multiple_of": 32,
+    },
+    "llama": BASE
+    | {
+        "head_dim": 32,
+        "rope_parameters": LLAMA3,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "mistral": BASE | {"head_dim": 32, "sliding_window": WINDOW},
+    "olmo2": BASE | WIDE,
+    "phi3": BASE
+    | WIDE
+    | {
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": LONGROPE,
+        "sliding_window": None,
+    },
+    "qwen2": BASE | WIDE | {"tie_word_embeddings": True},
+    "qwen3": BASE | MIXED,
+    "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+}
+
+
+def tiny_config(model_type: str, **changes: Any) -> Any:
+    """transformers' config of a family's tiny model; the changes go into its text tower where it has one."""
+    from transformers import AutoConfig
+
+    content = TINY[model_type]
+    if "text_config" in content:
+        content = content | {"text_config": content["text_config"] | changes}
+    else:
+        content = content | changes
+    return AutoConfig.for_model(model_type, **content)
+
+
+def tiny_model(model_type: str, **changes: Any) -> Any:
+    """transformers' tiny model of a family in fp32, the same for the same arguments."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = tiny_config(model_type, **changes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
+    centre = 0.0 if model_type.startswith("gemma") else 1.0  # Gemma's gains are 1 + weight
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if weight.ndim == 1 or "conv.conv" in name:
+                drawn = 0.3 * torch.randn(weight.shape, generator=generator)
+                weight.copy_(drawn + (centre if "norm" in name else 0.0))
+    return model
+
+
+def described(model: Any, slots: int = SLOTS) -> Model:
+    """Our description of one of transformers' models, by the names that its tensors have in memory."""
+    config = model.config.get_text_config()
+    found: Model = models.family(model.config.model_type).describe(config, slots)
+    return found.under(prefix_of(model.state_dict(), found.prefix))
+
+
+def weights_of(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The constants of all programs by their paths."""
+    a = model.architecture
+    shapes = constants(Form("layers", a.graph, tuple(enumerate(a.kinds)))) | constants(
+        Form("head", a.graph, rows=a.vocab)
+    )
+    shapes["embedding"] = (a.vocab, a.graph.hidden)
+    found = {path: turned(tensors[model.sources[path].tensor], model.sources[path]).float() for path in shapes}
+    return {path: values.reshape(shapes[path]) for path, values in found.items()}
+
+
+class Blocks:
+    """The PyTorch blocks of a whole model and the contract's Host, called as an engine is."""
+
+    widths, max_tokens = (1, 2, 3, 4), 4
+
+    def __init__(self, model: Model, tensors: Mapping[str, Tensor], slots: int = SLOTS, host: type[Host] = Host):
+        a = model.architecture
+        form = Form("layers", a.graph, tuple(enumerate(a.kinds)), slots)
+        weights = weights_of(model, tensors)
+        self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(form))
+        self.table = weights["embedding"]
+        self.layers, self.head = build(form, weights), build(Form("head", a.graph, rows=a.vocab), weights)
+        ropes = {name: asdict(table) for name, table in a.ropes.items()}
+        self.host = host({"context": slots, "rope": ropes, "window": a.window, "conv_taps": a.graph.conv_taps})
+
+    def reset(self) -> None:
+        """Forgets every slot."""
+        self.host.reset()
+
+    @torch.no_grad()
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
+        """Writes each token's key and value into its slot and returns float32 logits [T, vocab]."""
+        arrays = self.host.arrays(slots, positions)
+        given = {name: torch.as_tensor(arrays[name]) for name in self.names if name != "x"}
+        x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
+        logits: Tensor = self.head(self.layers(x, *given.values()))[0, :, :, 0].T
+        return logits.numpy()
+
+
+def tiny_text(length: int = TEXT) -> list[int]:
+    """Tokens to feed."""
+    return [int(token) for token in np.random.default_rng(2).integers(0, VOCAB, length)]
+
+
+@torch.no_grad()
+def expected(model: Any, tokens: Sequence[int]) -> Floats:
+    """Logits [n, vocab] of transformers' full forward pass, without a cache."""
+    logits: Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return logits.numpy()
+
+
+def random_passes(length: int, seed: int) -> list[Pass]:
+    """Passes of 1 to 4 tokens at random; in some of them the last tokens are wrong and not kept."""
+    rng, start, found = np.random.default_rng(seed), 0, []
+    while start < length:
+        end = min(start + int(rng.integers(1, 5)), length)
+        positions = tuple(range(start, end))
+        kept = int(rng.integers(1, end - start + 1))
+        wrong = tuple(int(i) for i in rng.integers(0, length, end - start - kept))
+        found.append(Pass((*positions[:kept], *wrong), positions, kept))
+        start += kept
+    return found
+
+
+def error_of(engine: Any, tokens: Sequence[int], truth: Floats, seed: int = 0) -> float:
+    """The relative error of the worst token, in passes of 1 to 4 tokens with rejected drafts."""
+    return relative_error(feed(engine, tokens, random_passes(len(tokens), seed)), truth)
+
+
+def write_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
+    """A checkpoint of a family as the hub has it: bf16, in several files, with a tokenizer."""
+    from tiny import train_tokenizer
+
+    model = tiny_model(model_type, **changes).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    train_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
