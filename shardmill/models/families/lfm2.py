@@ -21,6 +21,22 @@ HONOURED = (
     "layer_types",
     "norm_eps",
 )
+# What configs on the hub hold besides, of which transformers reads `full_attn_idxs` only, to make `layer_types` of it.
+UNREAD = (
+    "block_dim",
+    "block_mlp_init_scale",
+    "block_norm_eps",
+    "block_out_init_scale",
+    "block_use_swiglu",
+    "block_use_xavier_init",
+    "conv_dim",
+    "conv_dim_out",
+    "conv_use_xavier_init",
+    "full_attn_idxs",
+    "num_heads",
+    "theta",
+    "use_pos_enc",
+)
 CONVOLUTION = Kind(mixer="conv", rope=None, mask="")
 RENAMED = {
     "input_layernorm.weight": "operator_norm.weight",
@@ -43,7 +59,7 @@ def describe(config: Any, context: int) -> Model:
     return decoder(
         config,
         context,
-        honours=HONOURED,
+        honours=(*HONOURED, *UNREAD),
         kinds=tuple(CONVOLUTION if kind == "conv" else Kind() for kind in config.layer_types),
         tensors={role: Source(name) for role, name in RENAMED.items()} | columns,
         final_norm="embedding_norm.weight",
