@@ -1,4 +1,4 @@
-"""Families over many of their configs: sizes, biases, windows, kinds of layers and rotary tables drawn by hypothesis."""
+"""Families over many of their configs: sizes, biases, windows, layer kinds and rotary tables drawn by hypothesis."""
 
 from __future__ import annotations
 
