@@ -126,6 +126,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "qwen2": BASE | WIDE | {"tie_word_embeddings": True},
     "qwen3": BASE | MIXED,
+    "seed_oss": BASE | {"head_dim": 32},
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
 }
 
