@@ -18,6 +18,9 @@ TENSORS = {
     "self_attn.k_norm.weight": Source("self_attn.key_layernorm.weight"),
 }
 
+# What configs on the hub hold besides and transformers does not read: its models have the norms, and share no cache.
+UNREAD = ("attention_head_dim", "cla_share_factor", "use_qk_norm")
+
 
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers HunYuanDenseV1Config for programs of `context` slots."""
@@ -27,7 +30,7 @@ def describe(config: Any, context: int) -> Model:
     return decoder(
         config,
         context,
-        honours=("attention_bias",),
+        honours=("attention_bias", *UNREAD),
         ropes={ROPE: rope(config, context, fixed=(*FIXED, "dynamic"))},
         tensors=TENSORS,
         qkv_bias=bias,
