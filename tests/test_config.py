@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
@@ -213,13 +214,28 @@ def test_the_demo_config_is_valid() -> None:
         assert (ROOT / text).is_file()
 
 
-def test_the_phi_config_lacks_only_its_commit() -> None:
-    """phi-4-mini.yaml demands a commit, and with one it is valid."""
-    content = yaml.safe_load((ROOT / "configs/phi-4-mini.yaml").read_text())
+FROM_THE_HUB = {
+    file.stem: content
+    for file in sorted((ROOT / "configs").glob("*.yaml"))
+    if "repo" in (content := yaml.safe_load(file.read_text()))["source"]
+}
+
+
+@pytest.mark.parametrize("name", FROM_THE_HUB)
+def test_a_config_for_the_hub_lacks_only_its_commit(name: str) -> None:
+    """It demands a commit, with one it is valid, and its comment names the command for this very repository."""
+    content = copy.deepcopy(FROM_THE_HUB[name])
     if content["source"]["revision"] is None:
         assert refusal(content).startswith("source.revision: needs the repository's commit")
     content["source"]["revision"] = COMMIT
-    assert config.parse(content).source.repo == "microsoft/Phi-4-mini-instruct"
+    assert config.parse(content).model == name
+    command = f"git ls-remote https://huggingface.co/{content['source']['repo']} HEAD"
+    assert command in (ROOT / f"configs/{name}.yaml").read_text()
+    assert f"`{name}.yaml` | `{content['source']['repo']}`" in (ROOT / "configs/README.md").read_text()
+
+
+def test_phi_4_mini_is_among_them() -> None:
+    assert FROM_THE_HUB["phi-4-mini"]["source"]["repo"] == "microsoft/Phi-4-mini-instruct"
 
 
 def test_the_schema_file_is_the_code_s() -> None:
