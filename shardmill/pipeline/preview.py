@@ -19,7 +19,7 @@ from shardmill.models.architecture import SLIDING_MASK, Kind, Model
 from shardmill.models.contract import constants, states
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
-from shardmill.pipeline.steps.split import ignored
+from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
 
@@ -151,6 +151,7 @@ def _tensor_fault(config: Config, model: Model) -> str | None:
         return None
     try:
         found = read_tensors(Path(config.source.path))
+        model = model.under(prefix_of(found, model.prefix))
         check_tensors(found, tensor_shapes(model), optional=ignored(model, found))
     except CheckpointError as error:
         return str(error)
