@@ -1,0 +1,108 @@
+"""What no program can be is refused by the field of config.json that says so, before any work; towers are left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from shardmill import cli, config
+from shardmill.checkpoint.cache import HashCache
+from shardmill.errors import ShardmillError
+from shardmill.pipeline.steps.split import split
+
+from . import tiny_families
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another family": ("llama", {"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+    "a frequency that changes": ("llama", {"rope_parameters": DYNAMIC}, "rope_parameters: .*rope_type 'dynamic'"),
+    "dynamic without alpha": ("hunyuan_v1_dense", {"rope_parameters": DYNAMIC}, "rope_parameters: .*without alpha"),
+    "another activation": ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu': programs have"),
+    "Gemma's other activation": ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation 'gelu': programs have"),
+    "an unknown number": ("llama", {"attention_gain": 0.5}, "attention_gain is 0.5: llama programs have no place"),
+    "an unknown flag": ("qwen3", {"use_gate": True}, "use_gate is True: qwen3 programs have no place"),
+    "another family's field": ("llama", {"residual_multiplier": 0.2}, "residual_multiplier is 0.2"),
+    "quantised weights": ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
+    "quantised weights around a tower": ("gemma3", {"quantization_config": {"bits": 4}}, "quantization_config: "),
+    "attention both ways": (
+        "gemma3_text",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention is True",
+    ),
+    "biases of convolutions": ("lfm2", {"conv_bias": True}, "conv_bias is true"),
+    "a layer of another type": (
+        "gemma2",
+        {"layer_types": ["chunked_attention"] * 4},
+        "layer_types: 'chunked_attention'",
+    ),
+    "a context that is too long": ("olmo2", {"max_position_embeddings": 32}, "context.* 32 positions"),
+}
+
+
+def write_config(model_type: str, folder: Path, changes: dict[str, Any]) -> Path:
+    """A checkpoint's folder that holds a changed config.json and nothing else."""
+    folder.mkdir()
+    content = json.loads(tiny_families.tiny_config(model_type).to_json_string(use_diff=False)) | changes
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_plan_refuses_it_in_one_line(tmp_path: Path, name: str) -> None:
+    model_type, changes, message = REFUSED[name]
+    source = write_config(model_type, tmp_path / "checkpoint", changes)
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(settings(source)))
+    said = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "a.yaml")])
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert said.stderr.startswith("shardmill: ") and said.stderr.count("\n") == 1
+    assert re.search(message, said.stderr)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_split_refuses_it_before_it_reads_a_tensor(tmp_path: Path, name: str) -> None:
+    """There is none here, so a later refusal would be about that."""
+    model_type, changes, message = REFUSED[name]
+    source = write_config(model_type, tmp_path / "checkpoint", {})
+    chosen = config.parse(settings(source))
+    source = write_config(model_type, tmp_path / "fetched", changes)
+    with pytest.raises(ShardmillError, match=message) as caught:
+        split(source, chosen, HashCache(tmp_path / "hashes"), {})
+    assert "\n" not in str(caught.value)
+
+
+def settings(source: Path) -> dict[str, Any]:
+    """A config that leaves open what it can."""
+    return tiny.settings(str(source), topology="auto", head={"slices": 1})
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_tower_of_a_wrapped_gemma_3_is_that_of_gemma_3_text(tmp_path: Path, prefix: str) -> None:
+    """Whichever way its tensors are called; the other tensors are left alone, and plan has no fault to find."""
+    alone = tiny_families.write_tiny("gemma3_text", tmp_path / "alone")
+    tensors = {name: t for file in sorted(alone.glob("*.safetensors")) for name, t in load_file(file).items()}
+    wrapped = write_config("gemma3", tmp_path / "wrapped", {})
+    moved = {prefix + name.removeprefix("model."): t for name, t in tensors.items() if name != "lm_head.weight"}
+    vision = {f"{name}.weight": torch.zeros(3, 3) for name in ("vision_tower.layer", "multi_modal_projector.norm")}
+    save_file(moved | vision, wrapped / "model.safetensors", metadata={"format": "pt"})
+    (wrapped / "tokenizer.json").write_bytes((alone / "tokenizer.json").read_bytes())
+    contents = [[part.content for part in parts_of(folder, tmp_path)] for folder in (alone, wrapped)]
+    assert contents[0] == contents[1]
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(settings(wrapped)))
+    said = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "a.yaml"), "--json"])
+    assert (said.exit_code, json.loads(said.stdout)["tensors"]) == (0, "match"), said.stderr
+
+
+def parts_of(checkpoint: Path, folder: Path) -> Any:
+    """What split makes of a checkpoint."""
+    source = tiny.fetched(checkpoint, folder / f"{checkpoint.name}-source")
+    files = json.loads((source / "source.json").read_text())["files"]
+    return split(source, config.parse(settings(source)), HashCache(folder / "hashes"), files)[0]
