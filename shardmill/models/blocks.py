@@ -37,7 +37,14 @@ class Shared:
             cos, sin = (given[name] for name in rope_inputs(table))
             self.ropes[table] = cos.transpose(0, 1), sin.transpose(0, 1)  # each [rope_dim / 2, T]
         group = form.graph.group
-        self.masks = {name: torch.cat([given[name]] * group, dim=2) for name in form.masks}  # [1, 1, group * T, S]
+        self.masks: dict[str, Tensor] = {}
+        for name in form.masks:
+            mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
+            if len(form.masks) > 1:
+                # torch.jit names a value where it is used first: here, or else the kind of the first layer would
+                # decide which of the masks is called what. Nothing uses the sum, so no program has it.
+                _ = mask + 0
+            self.masks[name] = mask
         if form.masks:
             self.write_mask = given["kv_write_mask"]  # [1, 1, S, T]
             self.keep = 1 - self.write_mask.sum(dim=3, keepdim=True)  # [1, 1, S, 1]
