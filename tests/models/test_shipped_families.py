@@ -1,0 +1,111 @@
+"""Every family by the way that ships: split, stamped in INT8, compiled, and run by the engine with drafts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import pytest
+import tiny
+from safetensors.torch import load_file
+
+from shardmill import config
+from shardmill.checkpoint.cache import HashCache
+from shardmill.convert.stamped import convert_stamped
+from shardmill.convert.table import write_table
+from shardmill.decode import Session, run
+from shardmill.decode.policies import AlwaysDraft
+from shardmill.gates import stack, thresholds
+from shardmill.gates.reference import Reference
+from shardmill.gates.speculation import TurningDrafter, one_by_one
+from shardmill.machine import load_programs_as
+from shardmill.models import supported
+from shardmill.pipeline.steps.split import split
+from shardmill.plan import Part
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
+
+from . import tiny_families
+
+CONTEXT, NEW = 112, 100
+PROMPT = [5, 77, 130, 9, 200]
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A family's tiny model, built."""
+
+    source: Path
+    plan: Mapping[str, Any]
+    parts: Mapping[str, Part]
+    packages: Mapping[str, Path]
+    bundles: Mapping[str, Path]
+    table: Path
+
+    def engine(self) -> Engine:
+        """The engine that ships, with every width."""
+        manifest = in_place(self.plan, self.bundles, self.table) | {"widths": [1, 2, 3, 4]}
+        with load_programs_as("fp32"):
+            return Engine(manifest, Path("/"))
+
+    def stored(self) -> stack.Stored:
+        """transformers' model with the packages' weights."""
+        pairs = {name: (self.parts[name], path) for name, path in self.packages.items()}
+        weights, head = stack.stored_weights(pairs, self.plan["prefix"])
+        reference = Reference(self.source, CONTEXT)
+        return stack.Stored(reference, weights, head, self.plan["architecture"]["embedding_scale"])
+
+
+def ship(checkpoint: Path, folder: Path, templates: Path) -> Shipped:
+    """Builds a checkpoint as the pipeline's steps do."""
+    source = tiny.fetched(checkpoint, folder / "source")
+    files = json.loads((source / "source.json").read_text())["files"]
+    settings = config.parse(tiny.settings(str(source), context=CONTEXT, topology="auto", head={"slices": 1}))
+    found, plan = split(source, settings, HashCache(folder / "hashes"), files)
+    parts = {part.name: part for part in found}
+    table = folder / "embedding.safetensors"
+    write_table(parts.pop("embedding"), source, table, 1)
+    packages = {name: folder / f"{name}.mlpackage" for name in parts}
+    bundles = {name: folder / f"{name}.mlmodelc" for name in parts}
+    for name, part in parts.items():
+        convert_stamped(part, source, "int8", packages[name], templates)
+        with load_programs_as("fp16"):
+            ct.models.utils.compile_model(str(packages[name]), str(bundles[name]))
+    return Shipped(source, plan, parts, packages, bundles, table)
+
+
+@pytest.fixture(scope="module", params=supported())
+def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shipped:
+    """The build of each family in turn."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    checkpoint = tiny_families.write_tiny(request.param, folder / "checkpoint")
+    return ship(checkpoint, folder, folder / "templates")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+def test_the_gates_of_the_stack_pass(shipped: Shipped) -> None:
+    """Program error, widths and rejected drafts, within the limits by which builds are judged."""
+    found = stack.program_and_widths(shipped.engine, shipped.stored(), tiny_families.tiny_text(24))
+    rows = thresholds.compare(found)
+    thresholds.demand("stack", rows)
+    assert {"program_error", "width_error", "rejected_draft_error", "argmax_mismatches"} <= {r["name"] for r in rows}
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+def test_a_greedy_text_with_drafts_is_transformers_own(shipped: Shipped) -> None:
+    """Each of 100 tokens is the one that transformers, given the packages' weights, finds most likely there."""
+    engine = shipped.engine()
+    truth = one_by_one(engine, PROMPT, NEW)
+    drafter = TurningDrafter(len(PROMPT), truth, engine.vocab)
+    engine.reset()
+    found = run(Session(engine), PROMPT, max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())
+    assert 0 < sum(found.accepted) < sum(found.drafted)
+    text = [*PROMPT, *found.tokens]
+    logits = shipped.stored().logits(text, load_file(shipped.table)["embedding"].numpy())
+    assert list(found.tokens) == logits[len(PROMPT) - 1 : -1].argmax(-1).tolist()
+    assert (len(found.tokens), drafter.misjudged) == (NEW, 0)
