@@ -23,7 +23,7 @@ MAY_USE: dict[str, set[str]] = {
     "models": {"checkpoint"},
     "config": {"checkpoint", "models"},
     "plan": {"checkpoint", "config", "models"},
-    "runtime": {"models", "decode"},
+    "runtime": {"checkpoint", "models", "decode"},
     "convert": {"checkpoint", "models", "plan"},
     "gates": {"checkpoint", "convert", "decode", "models", "plan", "runtime"},
     "serve": {"decode", "runtime"},

@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from shardmill import machine
 from shardmill.bench import prompts as asking
 from shardmill.bench.client import Client, connected
@@ -25,6 +23,7 @@ from shardmill.bench.replay import replay
 from shardmill.bench.server import command, running
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
+from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest
 
 Say = Callable[[str], None]
@@ -82,7 +81,7 @@ def benchmark(
 
 def questions(build: Path, manifest: Mapping[str, Any], settings: Benchmark) -> Questions:
     """The prompts, as tokens of the model; the last pass may be padded, so the context needs room for that too."""
-    tokenizer = Tokenizer.from_file(str(build / manifest["tokenizer"]["path"]))
+    tokenizer = load_tokenizer(build, manifest)
 
     def encode(text: str) -> list[int]:
         tokens: list[int] = tokenizer.encode(text).ids

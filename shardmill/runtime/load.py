@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.errors import ShardmillError
+from shardmill.checkpoint.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,15 +41,9 @@ def load_tokenizer(build: Path, manifest: Mapping[str, Any]) -> Tokenizer:
     """Loads the tokenizer that the manifest names.
 
     Raises:
-        ShardmillError: the file cannot be read as a tokenizer.
+        CheckpointError: the file cannot be read as a tokenizer.
     """
-    from tokenizers import Tokenizer
-
-    file = build / manifest["tokenizer"]["path"]
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise ShardmillError(f"{file} can't be read as a tokenizer: {error}") from error
+    return read_tokenizer(build / manifest["tokenizer"]["path"])
 
 
 def engine_name() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.headers import read_header
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.plan import Part
@@ -80,15 +81,10 @@ def seen(states: Path, part: Part) -> str:
 
 def encode(source: Path, text: Path) -> list[int]:
     """The text's tokens by the checkpoint's own tokenizer. Raises CheckpointError where it has no sound one."""
-    from tokenizers import Tokenizer
-
     file = source / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(f"{source}: holds no tokenizer.json; add the one that belongs to the checkpoint")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{file} can't be read as a tokenizer: {error}; fetch the checkpoint again") from error
+    tokenizer = read_tokenizer(file)
     try:
         ids: list[int] = tokenizer.encode(text.read_text(encoding="utf-8")).ids
     except UnicodeDecodeError as error:
