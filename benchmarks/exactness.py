@@ -31,6 +31,7 @@ from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_draf
 from shardmill.decode.policies import measure_widths
 from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.load import load_tokenizer
 
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 LENGTHS = (50, None, 400, 800)  # tokens; None: the prompt as it is
@@ -84,9 +85,7 @@ class Score:
 
 def prompts(build: Path, folder: Path, count: int, room: int) -> list[tuple[str, list[int]]]:
     """`count` (task, tokens), evenly taken from all tasks' prompts in all lengths up to `room` tokens."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(build / manifest(build)["tokenizer"]["path"]))
+    tokenizer = load_tokenizer(build, manifest(build))
     found = of_tasks(folder, TASKS, 99, lambda text: tokenizer.encode(text).ids)
     made = []
     for i, prompt in enumerate(found):
@@ -170,17 +169,20 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     from transformers import AutoModelForCausalLM
 
     from shardmill.gates.stack import stored_weights
-    from shardmill.models.architecture import load_hf_config
+    from shardmill.models.hf_config import load_hf_config
     from shardmill.plan import load_part
 
     content = manifest(build)
     parts = [load_part(build / "parts" / f"{part['name']}.json") for part in content["parts"]]
-    weights, rows = stored_weights({part.name: (part, build / "packages" / f"{part.name}.mlpackage") for part in parts})
+    packages = {part.name: (part, build / "packages" / f"{part.name}.mlpackage") for part in parts}
+    plan = json.loads((build / "plan.json").read_text())
+    weights, rows = stored_weights(packages, plan["prefix"])
     config = load_hf_config(build / "source")
     config.tie_word_embeddings = False  # the table is fp16, the head INT8
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     known = {
-        "model.embed_tokens.weight": load_file(build / content["embedding"]["path"])["embedding"].float(),
+        "model.embed_tokens.weight": load_file(build / content["embedding"]["path"])["embedding"].float()
+        / plan["architecture"]["embedding_scale"],  # transformers scales them itself
         "lm_head.weight": torch.cat(list(rows)),
     }
     names = model.state_dict().keys()
