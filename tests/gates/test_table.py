@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from shardmill.gates.thresholds import Measurement
 def compared(build: tiny.Build, file: Path, values: Tensor, factor: float = 1.0) -> Measurement:
     """The measurement of a table that holds these values."""
     save_file({"embedding": values}, file)
-    return table_parity(build.parts["embedding"], build.source, file, factor)
+    (tensor,) = build.parts["embedding"].tensors
+    scaled = replace(tensor, source=replace(tensor.source, times=factor))
+    return table_parity(replace(build.parts["embedding"], tensors=(scaled,)), build.source, file)
 
 
 @pytest.fixture

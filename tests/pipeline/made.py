@@ -24,12 +24,15 @@ PLAN: dict[str, Any] = {
     "eos_token_ids": [0],
     "architecture": {
         "vocab": 256,
-        "graph": {"hidden": 96},
-        "rope": {"inv_freq": [1.0], "scale": 1.2, "factors": "short"},
+        "graph": {"hidden": 96, "conv_taps": 0},
+        "ropes": {"rope": {"inv_freq": [1.0], "scale": 1.2, "factors": "short"}},
+        "window": None,
     },
     "parts": [
-        {"name": "layers_00_02", "kind": "layers", "start": 0, "end": 2, "weight_bytes": 1},
-        {"name": "head_0", "kind": "head", "start": 0, "end": 256, "weight_bytes": 1},
+        {"name": "layers_00_02", "kind": "layers", "start": 0, "end": 2, "weight_bytes": 1}
+        | {"inputs": {"x": [1, 96, "T", 1]}, "states": {"k_0": [1, 1, 64, 32]}, "output": "hidden"},
+        {"name": "head_0", "kind": "head", "start": 0, "end": 256, "weight_bytes": 1}
+        | {"inputs": {"hidden": [1, 96, "T", 1]}, "states": {}, "output": "logits"},
         {"name": "embedding", "kind": "embedding", "start": 0, "end": 256, "weight_bytes": 1},
     ],
 }

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from shardmill.errors import GateError
-from shardmill.pipeline.job import THREADS, as_paths, one_line
+from shardmill.machine import THREAD_VARIABLES as THREADS
+from shardmill.pipeline.job import as_paths, one_line
 
 SCRIPT = """
 import json, logging, sys

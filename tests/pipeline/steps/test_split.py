@@ -147,7 +147,7 @@ def test_long_factors_are_announced(checkpoint: Path, tmp_path: Path, caplog: py
 
 
 def test_eos_comes_from_the_generation_config_first(checkpoint: Path, tmp_path: Path) -> None:
-    from shardmill.models.architecture import load_hf_config
+    from shardmill.models.hf_config import load_hf_config
 
     assert step.eos_token_ids(checkpoint, load_hf_config(checkpoint)) == [0]
     copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
