@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from shardmill.checkpoint import local
+from shardmill.models import local
 from shardmill.errors import ConfigError
 from shardmill.yamlfile import read_yaml
 

@@ -185,11 +185,10 @@ def test_tables_are_named_after_the_inputs_and_read_at_the_positions() -> None:
     np.testing.assert_allclose(found["rope_sin_local"], np.sin(angles * [0.5, 0.3]), rtol=1e-6)
 
 
-def test_tables_hold_as_many_positions_as_asked_for() -> None:
+def test_tables_hold_as_many_positions_as_there_are_slots() -> None:
     rope = {"inv_freq": [1.0], "scale": 1.0}
     runtime = {"context": 4, "rope": {"rope": rope}, "window": None, "conv_taps": 0}
     assert len(Host(runtime).tables["rope_cos"]) == 4
-    assert len(Host(runtime, positions=9).tables["rope_sin"]) == 9
     assert rope_tables(rope, 2)[0].dtype == np.float32
 
 

@@ -107,12 +107,12 @@ def test_the_embedding_s_scale_holds_the_stream_s_and_the_head_has_neither() -> 
 
 def test_names_get_the_prefix_of_the_checkpoint() -> None:
     norm = {"input_layernorm.weight": Source("other.weight", add=1.0)}
-    found = described(prefix="language_model.model.", tensors=norm, final_norm="last.weight", ignored=("vision.*",))
+    found = described(tensors=norm, final_norm="last.weight").under("language_model.model.")
     assert found.sources["layers.3.input_layernorm.weight"] == Source("language_model.model.layers.3.other.weight", 1.0)
     assert found.sources["layers.0.mlp.up_proj.weight"].tensor == "language_model.model.layers.0.mlp.up_proj.weight"
     assert found.sources["norm.weight"].tensor == "language_model.model.last.weight"
     assert found.sources["lm_head.weight"].tensor == "lm_head.weight"
-    assert (found.prefix, found.ignored) == ("language_model.model.", ("vision.*",))
+    assert found.prefix == "language_model.model."
 
 
 def test_a_source_undoes_what_it_does() -> None:

@@ -87,7 +87,7 @@ def test_it_carries_what_a_runtime_needs(build: Path) -> None:
         "tokens_max": 4,
         "widths": [1, 4],
         "vocab": 256,
-        "rope": PLAN["architecture"]["rope"],
+        "rope": PLAN["architecture"]["ropes"],
         "eos_token_ids": [0],
     }
 
