@@ -32,7 +32,8 @@ MAY_USE: dict[str, set[str]] = {
     "bench": {"config", "decode", "plan", "runtime", "serve"},
     "report": {"gates"},
     "pipeline": {
-        "bench", "checkpoint", "config", "convert", "gates", "models", "plan", "report", "runtime", "serve", "topology",
+        "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime", "serve",
+        "topology",
     },
     "doctor": {"checkpoint", "runtime"},
     "commands": {

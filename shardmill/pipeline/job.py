@@ -71,7 +71,7 @@ def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Call
     record = Path("build") / snakemake.wildcards.model / "source.receipt.json"
     store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record))
     made = {key: as_paths(value) for key, value in snakemake.output.items()}
-    receipt = made.pop("receipt") if step.kept else None
+    receipt = made.pop("receipt", None) if step.kept else None
     assert receipt is None or isinstance(receipt, Path)
     arguments = _given(snakemake.input.items()) | params
     todo = describe(task, arguments, store, tools, snakemake.threads)
