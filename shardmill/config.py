@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from shardmill.models import local
 from shardmill.errors import ConfigError
+from shardmill.models import local
 from shardmill.yamlfile import read_yaml
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
