@@ -138,14 +138,17 @@ def speed() -> dict[str, Any]:
 
 def plan() -> dict[str, Any]:
     """plan.json."""
-    graph = {"model_type": "phi3", "hidden": 96, "ffn": 256, "heads": 3, "kv_heads": 1, "head_dim": 32, "rope_dim": 24}
+    graph = {"hidden": 96, "ffn": 256, "heads": 3, "kv_heads": 1, "head_dim": 32, "rope_dim": 24}
     rope = {"factors": "short", "scale": 1.19, "inv_freq": [1.0]}
+    states = {f"{state}_{layer}": [1, 1, 1024, 32] for state in "kv" for layer in (0, 1)}
     return {
         "context": 1024,
         "tokens_max": 4,
         "widths": [1, 4],
         "weight_file_limit": 2**31,
-        "architecture": {"graph": graph, "layers": 2, "rope": rope, "tied": True, "vocab": 1024},
+        "window": None,
+        "parts": [{"name": PARTS[0], "states": states}, {"name": PARTS[1]}, {"name": "embedding"}],
+        "architecture": {"model_type": "phi3", "graph": graph, "layers": 2, "ropes": {"rope": rope}, "tied": True, "vocab": 1024},
     }
 
 

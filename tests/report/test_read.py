@@ -34,7 +34,7 @@ def package(path: Path, **files: int) -> Path:
 
 
 def plan_with(*names: str) -> dict[str, Any]:
-    rows = [{"name": name, "kind": "head", "start": 0, "end": 8} for name in names]
+    rows = [{"name": name, "kind": "head", "start": 0, "end": 8, "parameters": 98400} for name in names]
     return sample.plan() | {"parts": rows}
 
 
@@ -44,7 +44,7 @@ def test_a_piece_weighs_what_its_files_weigh(tmp_path: Path) -> None:
     made = package(tmp_path / "head_0.mlpackage", first=3000, second=5000)
     (piece,) = read_pieces(plan_with("head_0"), [part], [made, tmp_path / "embedding.safetensors"])
     assert (piece.weight_file, piece.total) == (5000, 9000)
-    assert (piece.tensors, piece.parameters) == (2, 96 + 1024 * 96)
+    assert (piece.tensors, piece.parameters) == (2, 98400)
 
 
 def test_what_is_not_there_has_no_size(tmp_path: Path) -> None:
@@ -60,7 +60,8 @@ def build_folder(root: Path) -> dict[str, Any]:
     names = (*sample.PARTS, "embedding")
     (root / "embedding.safetensors").parent.mkdir(parents=True)
     (root / "embedding.safetensors").write_bytes(b"t" * 2048)
-    rows = [{key: asdict(piece)[key] for key in ("name", "kind", "start", "end")} for piece in build.pieces]
+    shown = ("name", "kind", "start", "end", "parameters")
+    rows = [{key: asdict(piece)[key] for key in shown} for piece in build.pieces]
     return {
         "manifest": write(root / "model.json", build.model),
         "summary": write(root / "plan.json", {**build.plan, "parts": rows}),
