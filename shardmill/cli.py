@@ -66,19 +66,19 @@ def _belongs_to_typer(error: Exception) -> bool:
 def one_line(error: Exception) -> str:
     """What a person should read of an error."""
     text = " ".join(str(error).split())
-    if is_expected(error):
+    if _is_expected(error):
         return text
     if isinstance(error, PermissionError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return f"{type(error).__name__}: {text} {HINT}" if text else f"{type(error).__name__} {HINT}"
 
 
-def is_expected(error: Exception) -> bool:
+def _is_expected(error: Exception) -> bool:
     """Whether the error was raised for a person to read: all of them are classes of the two distributions."""
     return type(error).__module__.partition(".")[0] in ("shardmill", "portable_coreml")
 
 
-def show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> None:
     """Prints the version and ends."""
     if wanted:
         typer.echo(f"shardmill {__version__}")
@@ -92,7 +92,7 @@ app = typer.Typer(cls=Commands, help=HELP, no_args_is_help=True, add_completion=
 def options(
     traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options that stand before the command; `Commands.invoke` reads them."""

@@ -164,14 +164,14 @@ def load(path: Path, root: Path = Path(".")) -> Config:
 
 def find(model: str, folder: Path = Path("configs")) -> Path:
     """The config in `folder` that names a model; raises ConfigError where none or more than one does."""
-    named = [file for file in sorted(folder.glob("*.yaml")) if model_of(file) == model]
+    named = [file for file in sorted(folder.glob("*.yaml")) if _model_of(file) == model]
     if len(named) != 1:
         found = ", ".join(map(str, named)) or "none"
         raise ConfigError(f"{folder}: {found} names the model {model}; say which with --configfile")
     return named[0]
 
 
-def model_of(path: Path) -> Any:
+def _model_of(path: Path) -> Any:
     """The model that a config names; None for a file that is no config, which is not the one to look for."""
     try:
         content = read_yaml(path)
@@ -189,9 +189,9 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     except ValidationError as error:
         raise ConfigError(f"{name}: {describe_all(error)}") from error
     for problem in (
-        *source_problems(config.source),
-        *topology_problems(config),
-        *size_problems(config),
+        *_source_problems(config.source),
+        *_topology_problems(config),
+        *_size_problems(config),
         *(local.problems(config.source.path, root, config.context) if config.source.path else ()),
     ):
         raise ConfigError(f"{name}: {problem}")
@@ -207,10 +207,10 @@ def describe_all(error: ValidationError) -> str:
     """What is wrong with each key, without what only follows: a list is too short where its one item is wrong."""
     errors = error.errors()
     inner = [e["loc"] for e in errors]
-    return "; ".join(describe(e) for e in errors if not any(is_inside(loc, e["loc"]) for loc in inner))
+    return "; ".join(describe(e) for e in errors if not any(_is_inside(loc, e["loc"]) for loc in inner))
 
 
-def is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+def _is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
     """Whether one place in a config lies within another."""
     return len(inner) > len(outer) and inner[: len(outer)] == outer
 
@@ -226,7 +226,7 @@ def describe(error: Mapping[str, Any]) -> str:
     return f"{where}: {message}, is {error['input']!r}"
 
 
-def source_problems(source: Source) -> list[str]:
+def _source_problems(source: Source) -> list[str]:
     """What is wrong with where the checkpoint comes from."""
     if (source.path is None) == (source.repo is None):
         return ["source: give either path (a folder) or repo and revision (the hub)"]
@@ -238,7 +238,7 @@ def source_problems(source: Source) -> list[str]:
     return []
 
 
-def topology_problems(config: Config) -> list[str]:
+def _topology_problems(config: Config) -> list[str]:
     """Gaps, overlaps and empty parts, as far as the config alone tells."""
     expected = 0
     if config.topology == "auto":
@@ -256,7 +256,7 @@ def topology_problems(config: Config) -> list[str]:
     return []
 
 
-def size_problems(config: Config) -> list[str]:
+def _size_problems(config: Config) -> list[str]:
     """Settings that do not fit each other."""
     if config.parity.positions > config.context:
         return [f"parity.positions: {config.parity.positions} is over the context of {config.context}"]

@@ -42,7 +42,7 @@ def examine(folder: Path = Path(".")) -> list[Finding]:
         python(sys.version_info[:2]),
         system(platform.system(), platform.mac_ver()[0], platform.machine()),
         *engine(darwin, native_present(), platform.mac_ver()[0]),
-        compiler(darwin, compiler_path()),
+        compiler(darwin, _compiler_path()),
         *packages(metadata.requires(PACKAGE) or []),
         memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         disk(shutil.disk_usage(folder).free),
@@ -148,7 +148,7 @@ def hub() -> list[Finding]:
     return [Finding("hub", "no token", "ok", "public checkpoints only; for gated ones: hf auth login")]
 
 
-def compiler_path() -> str | None:
+def _compiler_path() -> str | None:
     """Where xcrun finds coremlcompiler."""
     if shutil.which("xcrun") is None:
         return None

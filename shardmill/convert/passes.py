@@ -26,12 +26,12 @@ class whole_state_update(AbstractGraphPass):  # type: ignore[misc]
     def apply(self, prog: Any) -> None:
         for function in prog.functions.values():
             for op in list(function.operations):
-                if op.op_type == "slice_update" and covers_everything(op):
+                if op.op_type == "slice_update" and _covers_everything(op):
                     function.replace_uses_of_var_after_op(anchor_op=op, old_var=op.outputs[0], new_var=op.update)
                     function.remove_ops([op])
 
 
-def covers_everything(op: Any) -> bool:
+def _covers_everything(op: Any) -> bool:
     """Whether a slice_update replaces all of x."""
     if op.begin.val is None or op.end.val is None or tuple(op.update.shape) != tuple(op.x.shape):
         return False

@@ -59,7 +59,7 @@ def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight]]:
     Raises StampError where the program's weights are not the part's tensors.
     """
     sites = list(weight_sites(spec))
-    blobs = blob.lay_out([kind_and_size(value) for _, values in sites for value in values])
+    blobs = blob.lay_out([_kind_and_size(value) for _, values in sites for value in values])
     tensors, left, weights = {stem(t.path): t for t in part.tensors}, iter(blobs), []
     for name, values in sites:
         placed = [next(left) for _ in values]
@@ -88,7 +88,7 @@ def extents(value: Any) -> list[int]:
     return [dimension.constant.size for dimension in value.type.tensorType.dimensions]
 
 
-def kind_and_size(value: Any) -> tuple[int, int]:
+def _kind_and_size(value: Any) -> tuple[int, int]:
     """Type and bytes of the blob for a protobuf value."""
     from coremltools.proto import MIL_pb2
 
@@ -116,13 +116,13 @@ def created(file: Path) -> Iterator[int]:
 
 def stream(descriptor: int, weights: list[Weight], source: Path, threads: int) -> None:
     """Writes weights to their places in a file; raises as `write` does."""
-    jobs = [(weight, row) for weight in weights for row in range(0, weight.rows, rows_per_block(weight))]
+    jobs = [(weight, row) for weight in weights for row in range(0, weight.rows, _rows_per_block(weight))]
     with single_threaded_torch(threads) as pool:
-        for _ in pool.map(lambda job: write_block(descriptor, job[0], job[1], source), jobs):
+        for _ in pool.map(lambda job: _write_block(descriptor, job[0], job[1], source), jobs):
             pass  # raises what a block raised
 
 
-def rows_per_block(weight: Weight) -> int:
+def _rows_per_block(weight: Weight) -> int:
     """How many rows are encoded at a time."""
     return max(1, BLOCK // weight.stride)
 
@@ -138,9 +138,9 @@ def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(before)
 
 
-def write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
+def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
     """Reads, encodes and writes the rows of a block that starts at `row`."""
-    rows = turned(read_rows(weight, row, min(rows_per_block(weight), weight.rows - row), source), weight.tensor.source)
+    rows = turned(read_rows(weight, row, min(_rows_per_block(weight), weight.rows - row), source), weight.tensor.source)
     if weight.scale is None:
         data, magnitude = quantize.to_fp16(rows)
     else:

@@ -45,9 +45,9 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
     mb.name_count.clear()
     model = ct.convert(
         traced,
-        inputs=core_ml_inputs(shapes, part.tokens),
+        inputs=_core_ml_inputs(shapes, part.tokens),
         outputs=[ct.TensorType(output(part.form), dtype=np.float16)],
-        states=core_ml_states(states(part.form)) or None,
+        states=_core_ml_states(states(part.form)) or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,
         pass_pipeline=pipeline,
@@ -61,7 +61,7 @@ def sized(shape: Shape, tokens: int) -> Shape:
     return tuple(tokens if extent == T else extent for extent in shape)
 
 
-def core_ml_inputs(shapes: Mapping[str, Shape], upper: int) -> list[Any]:
+def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int) -> list[Any]:
     """Inputs that share one symbol for T: a stateful program must not mix fixed and flexible ones (rule D3)."""
     symbol = ct.RangeDim(lower_bound=1, upper_bound=upper, default=1) if upper > 1 else 1
     return [
@@ -70,7 +70,7 @@ def core_ml_inputs(shapes: Mapping[str, Shape], upper: int) -> list[Any]:
     ]
 
 
-def core_ml_states(shapes: Mapping[str, Shape]) -> list[Any]:
+def _core_ml_states(shapes: Mapping[str, Shape]) -> list[Any]:
     """States of fp16, by name."""
     return [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name) for name, shape in shapes.items()]
 

@@ -75,7 +75,7 @@ class Reference:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
         with self._only(indices, hidden, weights) as outputs, _replaced(self.decoder, self.final_norm, nn.Identity()):
             self.decoder(inputs_embeds=hidden[None], use_cache=False)
-        give_back()
+        _give_back()
         return outputs[1:]
 
     @torch.no_grad()
@@ -107,7 +107,7 @@ class Reference:
             _replaced(embed, "padding_idx", None),
         ):
             logits = self.model(input_ids=places[None], use_cache=False).logits[0]
-        give_back()
+        _give_back()
         return {"hidden": torch.stack(outputs), "logits": logits}
 
     @contextmanager
@@ -214,7 +214,7 @@ def _at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
     return longer
 
 
-def give_back() -> None:
+def _give_back() -> None:
     """Returns freed memory to the system: glibc keeps what lies between blocks in use, hundreds of MB by now."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

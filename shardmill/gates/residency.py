@@ -80,15 +80,15 @@ def measure(bundle: Path, shape: str) -> Iterator[Row]:
 
     plan = MLComputePlan.load_from_path(str(bundle), compute_units=ct.ComputeUnit.CPU_AND_NE)
     for name, function in plan.model_structure.program.functions.items():
-        for op in nested_operations(function.block):
+        for op in _nested_operations(function.block):
             usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
             device = "" if usage is None else type(usage.preferred_compute_device).__name__
             able = [] if usage is None else [type(d).__name__ for d in usage.supported_compute_devices]
             kind = op.operator_name
-            yield Row(shape, name, output_of(op), kind, measured_status(kind, device, able), device, "measured")
+            yield Row(shape, name, _output_of(op), kind, measured_status(kind, device, able), device, "measured")
 
 
-def output_of(op: Any) -> str:
+def _output_of(op: Any) -> str:
     """The name of an operation of a plan, which is also the rules' name: its first output, or the state it writes."""
     if op.outputs:
         return str(op.outputs[0].name)
@@ -96,12 +96,12 @@ def output_of(op: Any) -> str:
     return next((str(binding.name) for binding in written if binding.name), "")
 
 
-def nested_operations(block: Any) -> Iterator[Any]:
+def _nested_operations(block: Any) -> Iterator[Any]:
     """All operations of a block and of the blocks in it."""
     for op in block.operations:
         yield op
         for inner in op.blocks:
-            yield from nested_operations(inner)
+            yield from _nested_operations(inner)
 
 
 def measured_status(kind: str, device: str, able: Sequence[str]) -> str:

@@ -139,12 +139,12 @@ def stored_weights(packages: Mapping[str, tuple[Part, Path]], prefix: str) -> tu
         prefix: begins the checkpoint's names where transformers' begin with "model.".
     """
     stored = [(part, PackageWeights(path, part, prefix)) for part, path in packages.values()]
-    owners = {transformers_name(t, prefix): weights for part, weights in stored for t in part.tensors}
+    owners = {_transformers_name(t, prefix): weights for part, weights in stored for t in part.tensors}
     heads = [weights for part, weights in stored if part.kind == "head"]
     return lambda name: owners[name](name), (rows for weights in heads for rows in weights.rows("lm_head.weight"))
 
 
-def transformers_name(tensor: Constant, prefix: str) -> str:
+def _transformers_name(tensor: Constant, prefix: str) -> str:
     """What transformers calls the parameter that a constant is made from."""
     name = tensor.source.tensor
     return "model." + name.removeprefix(prefix) if name.startswith(prefix) else name

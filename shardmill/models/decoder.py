@@ -115,7 +115,7 @@ def decoder(
         activation=options.pop("activation", None) or activation(config, "hidden_act"),
         **options,
     )
-    check_heads(graph)
+    _check_heads(graph)
     layers = tuple(kinds) if kinds is not None else (Kind(),) * config.num_hidden_layers
     architecture = Architecture(
         model_type=config.model_type,
@@ -190,7 +190,7 @@ def check_context(config: Any, context: int) -> None:
         raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
 
 
-def check_heads(g: Graph) -> None:
+def _check_heads(g: Graph) -> None:
     """Raises CheckpointError for sizes of heads that do not fit each other."""
     if g.rope_dim > g.head_dim:
         raise CheckpointError(f"rope_parameters: turn {g.rope_dim} dimensions of heads that have {g.head_dim}")

@@ -72,7 +72,7 @@ def number_fault(content: Any) -> str:
     return ""
 
 
-def quantization_fault(content: Any) -> str:
+def _quantization_fault(content: Any) -> str:
     """Says that the weights are quantised, or returns ''; a multimodal model's config tells it outside its tower."""
     if content.get("quantization_config"):
         return "quantization_config: quantised weights can't be converted; take the checkpoint without quantization"
@@ -92,7 +92,7 @@ def load_hf_config(folder: Path) -> Any:
 
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        fault = content_fault(content) or type_fault(content.get("model_type")) or quantization_fault(content)
+        fault = content_fault(content) or type_fault(content.get("model_type")) or _quantization_fault(content)
         if fault:
             raise ValueError(fault)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()

@@ -56,7 +56,7 @@ def audit(build: Path) -> Audit:
     present = sorted(found.keys() - unchecked)
     with ThreadPoolExecutor(THREADS) as pool:
         faults = dict(zip(present, pool.map(lambda path: fault(build, path, found[path], known), present), strict=True))
-    missing = {path: "missing" for path in known if not is_at_or_below(path, found)}
+    missing = {path: "missing" for path in known if not _is_at_or_below(path, found)}
     wrong = missing | {path: what for path, what in faults.items() if what}
     return Audit(len(present) + len(missing), len(unchecked), tuple(sorted(wrong.items())))
 
@@ -106,7 +106,7 @@ def outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def entries(build: Path) -> Iterator[tuple[str, int]]:
     """(path relative to the build, mode) of all that is no folder; links are not followed."""
-    for root, folders, names in os.walk(build, onerror=raise_it):
+    for root, folders, names in os.walk(build, onerror=_raise_it):
         for name in (*names, *folders):
             path = Path(root, name)
             mode = path.lstat().st_mode
@@ -114,7 +114,7 @@ def entries(build: Path) -> Iterator[tuple[str, int]]:
                 yield path.relative_to(build).as_posix(), mode
 
 
-def raise_it(error: OSError) -> None:
+def _raise_it(error: OSError) -> None:
     """Folders that can't be listed are an error, not empty."""
     raise ShardmillError(f"{error.filename}: can't be listed ({error.strerror}); allow it and verify again") from error
 
@@ -124,7 +124,7 @@ def is_out_of_scope(path: str) -> bool:
     return path.startswith(f"{LOGS}/") or PurePosixPath(path).name == SNAKEMAKE_MARK
 
 
-def is_at_or_below(path: str, found: Mapping[str, int]) -> bool:
+def _is_at_or_below(path: str, found: Mapping[str, int]) -> bool:
     """Whether a path is there, or lies in a folder that something else stands for (a link, say)."""
     return path in found or any(str(folder) in found for folder in PurePosixPath(path).parents)
 

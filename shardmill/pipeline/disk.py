@@ -21,7 +21,7 @@ def full_at(error: BaseException) -> str | None:
         if isinstance(found, OSError) and found.errno in CODES:
             return str(found.filename2 or found.filename or SOMEWHERE)
         if any(sign in str(found) for sign in SIGNS):
-            return copied_to(found) or SOMEWHERE
+            return _copied_to(found) or SOMEWHERE
     return None
 
 
@@ -35,7 +35,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or following.__context__
 
 
-def copied_to(error: BaseException) -> str | None:
+def _copied_to(error: BaseException) -> str | None:
     """The file at which shutil.copytree first failed: its error holds (source, target, reason) of each."""
     first = error.args[0][0] if error.args and isinstance(error.args[0], list) and error.args[0] else None
     return str(first[1]) if isinstance(first, tuple) and len(first) == 3 else None

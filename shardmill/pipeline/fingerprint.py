@@ -27,14 +27,14 @@ from shardmill.pipeline.step import Step
 from shardmill.pipeline.task import Tools, source_folder
 
 
-def folder_of(package: str) -> Path:
+def _folder_of(package: str) -> Path:
     """The folder that a package lies in, found without importing it."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parents[1]
 
 
-OURS = {name: folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
+OURS = {name: _folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
 FAMILY = "shardmill.models.family"  # loads the module that is called like a model_type
 FAMILIES = "shardmill.models.families"
 FACADES = (  # packages that do nothing when they are imported but pass on names

@@ -25,12 +25,12 @@ class Collected:
     bytes: int  # of files that no build links to; removing the others frees nothing
 
 
-def referenced(builds: Path) -> set[str]:
+def _referenced(builds: Path) -> set[str]:
     """Action keys in the receipts of every build under `builds`."""
-    return {action_key(path) for path in builds.glob("*/**/*.receipt.json")}
+    return {_action_key(path) for path in builds.glob("*/**/*.receipt.json")}
 
 
-def action_key(receipt: Path) -> str:
+def _action_key(receipt: Path) -> str:
     """The key that a receipt names, "" for that of a step without one. Raises ShardmillError for a damaged receipt.
 
     What a damaged one refers to is not known, so nothing may be removed while it is there.
@@ -48,7 +48,7 @@ def action_key(receipt: Path) -> str:
 def garbage(builds: Path) -> Iterator[Path]:
     """What of the store no build that uses it refers to, and scratch folders that killed runs left here."""
     store = builds / ".store"
-    keep = {key for user in users(store) for key in referenced(user)}
+    keep = {key for user in users(store) for key in _referenced(user)}
     for folder in sorted(store.iterdir() if store.is_dir() else ()):
         is_entry = (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
         if folder.is_dir() and is_entry and folder.name not in keep:

@@ -39,14 +39,14 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         task: the step's function.
         snakemake: the object that Snakemake gives a script.
     """
-    terminal = redirect_output(Path(snakemake.log[0]))
+    terminal = _redirect_output(Path(snakemake.log[0]))
     name = f"shardmill {snakemake.rule} {' '.join(map(str, snakemake.wildcards))}".strip()
-    start_logging(terminal, name)
+    _start_logging(terminal, name)
     interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
     build, step = Path("build") / snakemake.wildcards.model, table.STEPS[snakemake.rule]
-    withdrawal = partial(withdraw, build) if not dag.after_the_gates(table.STEPS, snakemake.rule) else _nothing
+    withdrawal = partial(_withdraw, build) if not dag.after_the_gates(table.STEPS, snakemake.rule) else _nothing
     try:
         join_build("build")
         _run(task, step, snakemake, withdrawal)
@@ -113,7 +113,7 @@ def peak_mb() -> float:
     return (own + (child if child > own else 0)) * unit / 1e6
 
 
-def withdraw(build: Path) -> None:
+def _withdraw(build: Path) -> None:
     """Removes what speaks for the whole build: a part of it is being made or judged again, and they come after that."""
     for name in ("model.json", "provenance.json", "report.html"):
         (build / name).unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def one_line(error: Exception, logfile: Path) -> str:
     return f"unexpected {type(error).__name__}: {first} (traceback in {logfile})"
 
 
-def redirect_output(file: Path) -> TextIO:
+def _redirect_output(file: Path) -> TextIO:
     """Sends whatever libraries print to the log file; returns the terminal, for what a person should see."""
     file.parent.mkdir(parents=True, exist_ok=True)
     terminal = os.fdopen(os.dup(2), "w", buffering=1)
@@ -147,7 +147,7 @@ def redirect_output(file: Path) -> TextIO:
     return terminal
 
 
-def start_logging(terminal: TextIO, job: str) -> None:
+def _start_logging(terminal: TextIO, job: str) -> None:
     """Everything into the job's log file (which standard error is by now), progress and errors to the terminal too."""
     log.setLevel(logging.DEBUG)
     to_file = logging.StreamHandler()

@@ -64,12 +64,12 @@ def describe(config: Config) -> Model:
     from shardmill.quiet import quiet_transformers
 
     with quiet_transformers():
-        found = load_hf_config(config_folder(config))
+        found = load_hf_config(_config_folder(config))
         model: Model = family(found.model_type).describe(found, config.context)
     return model
 
 
-def config_folder(config: Config) -> Path:
+def _config_folder(config: Config) -> Path:
     """The folder that the model's config.json lies in, which may be the hub's cache. Raises CheckpointError."""
     if config.source.path is not None:
         return Path(config.source.path)

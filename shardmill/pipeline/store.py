@@ -83,7 +83,7 @@ class Store:
             worked = not (intact(entry) and restored(entry, outputs))
             if worked:
                 log.info("worked: %s", self.reason(action, receipt))
-                check_artifacts(reads or {})
+                _check_artifacts(reads or {})
                 self.make(entry, outputs, work)
                 if not restored(entry, outputs):
                     raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
@@ -102,11 +102,11 @@ class Store:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
             self.before_keeping()
-            for file in files_of(scratch):
+            for file in _files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
             write_json(scratch / ENTRY, {name: described(path) for name, path in made.items()})
             write_json(scratch / STAMPS, stamps(scratch))
-            adopt(scratch, entry)
+            _adopt(scratch, entry)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -140,7 +140,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
     return found
 
 
-def adopt(scratch: Path, entry: Path) -> None:
+def _adopt(scratch: Path, entry: Path) -> None:
     """Makes a scratch folder the entry; an intact one that another process made meanwhile stays."""
     if entry.exists() and not intact(entry):
         drop(entry)
@@ -209,14 +209,14 @@ def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
     return content
 
 
-def files_of(entry: Path) -> list[Path]:
+def _files_of(entry: Path) -> list[Path]:
     """All files of an entry but its stamps, sorted."""
     return sorted(f for f in entry.rglob("*") if f.is_file() and f != entry / STAMPS)
 
 
 def stamps(entry: Path) -> dict[str, list[int]]:
     """Size and modification time of every file of an entry, its record too. Hard links to it change neither."""
-    found = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
+    found = {file.relative_to(entry).as_posix(): file.stat() for file in _files_of(entry)}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
 
 
@@ -269,7 +269,7 @@ def write_receipt(
     write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
 
 
-def check_artifacts(receipts: Mapping[Path, Path]) -> None:
+def _check_artifacts(receipts: Mapping[Path, Path]) -> None:
     """Raises ShardmillError where an artifact is not what its receipt says.
 
     Else its damage would become part of what is made of it, under the key of the sound one.

@@ -27,10 +27,10 @@ def register(store: Path) -> None:
 def users(store: Path) -> list[Path]:
     """The folders of builds that use a store."""
     noted = {Path(os.fsdecode(file.read_bytes())) for file in (store / USERS).glob("*") if file.is_file()}
-    return sorted(builds for builds in {store.parent.resolve(), *noted} if is_used_by(builds, store))
+    return sorted(builds for builds in {store.parent.resolve(), *noted} if _is_used_by(builds, store))
 
 
-def is_used_by(builds: Path, store: Path) -> bool:
+def _is_used_by(builds: Path, store: Path) -> bool:
     """Whether a folder of builds still has this store."""
     own = builds / store.name
     return own.exists() and own.samefile(store)

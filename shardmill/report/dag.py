@@ -117,11 +117,11 @@ def box(step: Step, place: Place, layout: Layout) -> Markup:
         for down, style, text in lines
     )
     return Markup('<g class="step is-{}"><rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="7"/>{}{}</g>').format(
-        step.state, x, y, layout.width, layout.height, texts, dots(step, x + 13, y + 61, layout)
+        step.state, x, y, layout.width, layout.height, texts, _dots(step, x + 13, y + 61, layout)
     )
 
 
-def dots(step: Step, x: float, y: float, layout: Layout) -> Markup:
+def _dots(step: Step, x: float, y: float, layout: Layout) -> Markup:
     """A dot per artifact; where the box has no room for all, how many more there are."""
     room = int((layout.width - 16) // 8)
     shown = step.artifacts if len(step.artifacts) <= room else step.artifacts[: room - 3]

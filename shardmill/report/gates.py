@@ -105,10 +105,10 @@ SUBSTITUTE = {
 
 def numbers(build: Build) -> tuple[Number, ...]:
     """All numbers of all gate files."""
-    return tuple(n for file in (*build.parity, *build.residency) for n in numbers_of(file))
+    return tuple(n for file in (*build.parity, *build.residency) for n in _numbers_of(file))
 
 
-def numbers_of(file: Json) -> Iterator[Number]:
+def _numbers_of(file: Json) -> Iterator[Number]:
     """The numbers of one gate file; parity has no evidence field, since it is always measured."""
     for row in file["gate"]:
         fields = {key: row[key] for key in ("name", "value", "threshold", "passed", "detail", "question", "meaning")}
@@ -159,11 +159,11 @@ def measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> Measur
         count=len(same),
         alike=len({n.value for n in same}) == 1,
         refused=any(name in refusals(file) for file in files),
-        reason="" if same else why_not(name, files),
+        reason="" if same else _why_not(name, files),
     )
 
 
-def why_not(name: str, files: Sequence[Json]) -> str:
+def _why_not(name: str, files: Sequence[Json]) -> str:
     """Why nothing reports a measure: what a gate file says, or which measure stands for it on this engine."""
     for file in files:
         if name in refusals(file):
@@ -176,7 +176,7 @@ def why_not(name: str, files: Sequence[Json]) -> str:
 
 def cell(file: Json, name: str) -> Cell:
     """A part's worst value of one measure."""
-    same = [n for n in numbers_of(file) if n.name == name]
+    same = [n for n in _numbers_of(file) if n.name == name]
     if same:
         return Cell(max(same, key=lambda n: n.badness), len(same))
     if name in refusals(file):

@@ -49,29 +49,29 @@ def plots(speed: Json) -> list[Plot]:
 def wanted(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
     """Name, title, note, drawing and width of each figure."""
     sweep, tasks = speed["sweep"], speed["tasks"]
-    series = styled(drafters(tuple(measured(speed))))
+    series = _styled(drafters(tuple(measured(speed))))
     if sweep and series:
         title = "Speed-up over prompt length, tiled code"
-        yield "sweep", title, AS_FAST, partial(draw_sweep, rows=sweep, series=series), HALF
+        yield "sweep", title, AS_FAST, partial(_draw_sweep, rows=sweep, series=series), HALF
     if len(speed["pass_seconds"]) > 1:
         note = "dotted: T = 1 decoding; where it crosses the wide pass, drafting breaks even"
-        yield "widths", "Time of a pass by its width", note, partial(draw_widths, speed=speed), HALF
+        yield "widths", "Time of a pass by its width", note, partial(_draw_widths, speed=speed), HALF
     for kind, words, of in KINDS if series else ():
         rows, note = (tasks, f"{of}, all tasks") if tasks else (sweep, f"{of}, tiled code")
         title = f"Drafts accepted by position, {words}"
-        yield f"{kind}-position", title, note, partial(draw_positions, rows=rows, series=series, kind=kind), HALF
+        yield f"{kind}-position", title, note, partial(_draw_positions, rows=rows, series=series, kind=kind), HALF
     if tasks and series:
         note = "bar: live; line across it: replayed, an upper bound"
-        yield "task-passes", "Tokens per pass by task", note, partial(draw_passes, rows=tasks, series=series), WHOLE
-        yield "task-speedup", "Speed-up by task", AS_FAST, partial(draw_tasks, rows=tasks, series=series), WHOLE
+        yield "task-passes", "Tokens per pass by task", note, partial(_draw_passes, rows=tasks, series=series), WHOLE
+        yield "task-speedup", "Speed-up by task", AS_FAST, partial(_draw_tasks, rows=tasks, series=series), WHOLE
 
 
-def styled(names: Sequence[str]) -> tuple[Series, ...]:
+def _styled(names: Sequence[str]) -> tuple[Series, ...]:
     """A colour and a marker each."""
     return tuple(Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names))
 
 
-def draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
     """A line per drafter over prompt length, each length equally wide; the best value of a length is written."""
     lengths = [group.name for group in groups(rows)]
     for one in series:
@@ -87,7 +87,7 @@ def draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> No
     finish(axes)
 
 
-def draw_widths(axes: Axes, speed: Json) -> None:
+def _draw_widths(axes: Axes, speed: Json) -> None:
     """Measured passes, and the time in which T = 1 gives as many tokens: what the wide pass has to beat."""
     took = {int(width): 1e3 * seconds for width, seconds in speed["pass_seconds"].items()}
     narrow, wide = min(took), max(took)
@@ -106,7 +106,7 @@ def draw_widths(axes: Axes, speed: Json) -> None:
     axes.set_ylim(0, 1.7 * max(took.values()))
 
 
-def draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], kind: str) -> None:
+def _draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], kind: str) -> None:
     """A line per drafter over draft position."""
     most = 1
     for one in series:
@@ -121,7 +121,7 @@ def draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], k
     legend(axes)
 
 
-def draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+def _draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
     """A bar per task and drafter, with a line across it at what the replay gives."""
     live = [row["live"]["tokens_per_pass"] for row in rows]
     replayed = [row["oracle"]["tokens_per_pass"] if row["oracle"] else 0.0 for row in rows]
@@ -135,7 +135,7 @@ def draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> N
     finish(axes)
 
 
-def draw_tasks(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+def _draw_tasks(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
     """A bar per task and drafter."""
     values = [row["speedup"] for row in rows]
     bars(axes, rows, series, values, [max(value, 1) for value in values])  # nothing is written across the line at 1

@@ -78,7 +78,7 @@ def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) ->
 
 def piece(row: Json, part: Json, made: Path | None) -> Piece:
     """One part, from its row in plan.json, its parts/P.json, and its package or table."""
-    sizes = file_sizes(made) if made is not None and made.exists() else {}
+    sizes = _file_sizes(made) if made is not None and made.exists() else {}
     weights = [size for name, size in sizes.items() if "weights/" in name or name.endswith(".safetensors")]
     return Piece(
         name=row["name"],
@@ -92,7 +92,7 @@ def piece(row: Json, part: Json, made: Path | None) -> Piece:
     )
 
 
-def file_sizes(path: Path) -> dict[str, int]:
+def _file_sizes(path: Path) -> dict[str, int]:
     """Bytes by relative path of a folder's files, or of the one file."""
     if path.is_file():
         return {path.name: path.stat().st_size}

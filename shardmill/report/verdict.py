@@ -77,7 +77,7 @@ def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
     yield from speed(build)
     for question in questions:
         if question.key != PLACEMENT:
-            yield from unanswered(build, question)
+            yield from _unanswered(build, question)
     for note in dict.fromkeys(r["note"] for r in build.receipts.values() if r.get("note")):
         yield Caveat("compiled bundles (.mlmodelc)", "unverified", note, BUILD, ON_A_MAC, False)
 
@@ -112,10 +112,10 @@ def speed(build: Build) -> Iterator[Caveat]:
         why = "The benchmark ran on the portable engine: a CPU's speed says nothing about the Neural Engine's."
         yield Caveat("Neural Engine speed", "not_run", why, BUILD, ON_A_MAC, True)
     for gap in build.speed["not_run"]:
-        yield gap_caveat(gap, f"shardmill bench build/{build.model['model']}")
+        yield _gap_caveat(gap, f"shardmill bench build/{build.model['model']}")
 
 
-def gap_caveat(gap: Json, bench: str) -> Caveat:
+def _gap_caveat(gap: Json, bench: str) -> Caveat:
     """Something that the benchmark could not measure, with the way to it."""
     what, reason = gap["what"], gap["reason"]
     match gap["kind"]:
@@ -134,7 +134,7 @@ def gap_caveat(gap: Json, bench: str) -> Caveat:
     return Caveat(what, "not_run", reason, bench, "for the other drafters", False)
 
 
-def unanswered(build: Build, question: Question) -> Iterator[Caveat]:
+def _unanswered(build: Build, question: Question) -> Iterator[Caveat]:
     """Measures of a question that no part has a number for."""
     portable = all(file["engine"]["name"] == "portable" for file in build.parity)
     where = ON_A_MAC if portable else ON_LINUX

@@ -60,7 +60,7 @@ def faults(content: Any, kinds: Mapping[str, type]) -> Iterator[str]:
         if not isinstance(part, dict) or not set(PART) <= part.keys():
             yield f"a part lacks one of {', '.join(PART)}"
             return
-    if not all(names_files(entry) for entry in entries(content)):
+    if not all(_names_files(entry) for entry in entries(content)):
         yield "an entry does not say where its file lies"
 
 
@@ -71,7 +71,7 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
     yield from manifest.get("packages", {}).values()
 
 
-def names_files(entry: Any) -> bool:
+def _names_files(entry: Any) -> bool:
     """Whether an entry has its form."""
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         return False

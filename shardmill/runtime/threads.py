@@ -18,7 +18,7 @@ GAIN = 0.95  # share of the time that more threads must take at most: other work
 def choose_threads(engine: Engine) -> None:
     """Sets the number with which the engine is quickest, unless a person or Core ML decides."""
     if is_portable() and CHOSEN_BY_HAND not in os.environ:
-        set_threads(fastest(lambda: seconds_for_passes(engine), os.cpu_count() or 1, set_threads))
+        set_threads(fastest(lambda: _seconds_for_passes(engine), os.cpu_count() or 1, set_threads))
 
 
 def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], None]) -> int:
@@ -33,7 +33,7 @@ def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], Non
     return best
 
 
-def seconds_for_passes(engine: Engine) -> float:
+def _seconds_for_passes(engine: Engine) -> float:
     """The quickest one-token pass and the quickest widest one together, without the head."""
     total, widths = 0.0, {1, max(engine.widths)}
     for width in widths:

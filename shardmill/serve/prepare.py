@@ -22,7 +22,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
         ApiError: it asks for something that can't be done.
     """
     check_model(request.model, model)
-    prompt = chat_prompt(request, model) if isinstance(request, ChatRequest) else text_prompt(request, model)
+    prompt = _chat_prompt(request, model) if isinstance(request, ChatRequest) else _text_prompt(request, model)
     room = _check_prompt(prompt, model, settings)
     drafter = request.shardmill.drafter or settings.drafter
     if drafter == "draft_model" and model.draft_session is None:
@@ -53,7 +53,7 @@ def check_model(name: str, model: Model) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
+def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
     """Tokens of a text to continue; a prompt may already be tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
@@ -63,7 +63,7 @@ def text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
     return [int(token) for token in prompt]
 
 
-def chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
+def _chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
     """Tokens of a conversation, rendered by the checkpoint's template, which also writes how a text begins."""
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")

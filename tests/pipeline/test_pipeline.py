@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 import tiny
 from typer.testing import CliRunner
@@ -58,6 +59,16 @@ def test_a_build_is_complete_and_true(finished: Project) -> None:
     assert set(records) == {f"{name}.receipt.json" for name in expected} | {"model.json", "provenance.json"}
     found = audit(finished.build)
     assert (found.wrong, found.checked > 10) == ((), True)
+
+
+def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
+    """A runtime of another make reads docs/model.schema.json: it holds, and names every key that there is."""
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "model.schema.json").read_text())
+    content = json.loads((finished.build / "model.json").read_text())
+    jsonschema.validate(content, schema)
+    assert content.keys() == schema["properties"].keys() == set(schema["required"])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(content | {"window": "8"}, schema)
 
 
 def test_a_bit_flipped_anywhere_in_a_build_is_found(finished: Project, tmp_path: Path) -> None:

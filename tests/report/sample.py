@@ -148,7 +148,14 @@ def plan() -> dict[str, Any]:
         "weight_file_limit": 2**31,
         "window": None,
         "parts": [{"name": PARTS[0], "states": states}, {"name": PARTS[1]}, {"name": "embedding"}],
-        "architecture": {"model_type": "phi3", "graph": graph, "layers": 2, "ropes": {"rope": rope}, "tied": True, "vocab": 1024},
+        "architecture": {
+            "model_type": "phi3",
+            "graph": graph,
+            "layers": 2,
+            "ropes": {"rope": rope},
+            "tied": True,
+            "vocab": 1024,
+        },
     }
 
 

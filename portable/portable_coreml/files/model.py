@@ -59,10 +59,10 @@ def spec_file(path: Path) -> Path:
     """The specification file of the .mlpackage or .mlmodel at `path`. Raises ProgramError if there is nothing."""
     if not os.path.exists(path):  # False where Path.exists raises: a name that is too long, a folder that is closed
         raise ProgramError(f"{path}: no such file or folder")
-    return root_spec(path) if os.path.isdir(path) else path
+    return _root_spec(path) if os.path.isdir(path) else path
 
 
-def root_spec(package: Path) -> Path:
+def _root_spec(package: Path) -> Path:
     """The specification file inside an .mlpackage, as its manifest names it.
 
     The path is judged as it is spelled: a package may consist of symbolic links, as in the Hugging Face cache.

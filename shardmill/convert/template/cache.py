@@ -48,7 +48,7 @@ def locked(file: Path) -> Iterator[None]:
 
 def write(file: Path, specs: list[bytes]) -> None:
     """Keeps samples, with the sha256 by which they are known to be whole."""
-    content = {"sha256": checksum(specs), "samples": [b64encode(spec).decode() for spec in specs]}
+    content = {"sha256": _checksum(specs), "samples": [b64encode(spec).decode() for spec in specs]}
     write_json(file, content)
 
 
@@ -57,11 +57,11 @@ def read(file: Path) -> list[bytes] | None:
     try:
         content = json.loads(file.read_text())
         specs = [b64decode(sample) for sample in content["samples"]]
-        return specs if content["sha256"] == checksum(specs) else None
+        return specs if content["sha256"] == _checksum(specs) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def checksum(specs: list[bytes]) -> str:
+def _checksum(specs: list[bytes]) -> str:
     """sha256 of samples."""
     return hashlib.sha256(b"".join(hashlib.sha256(spec).digest() for spec in specs)).hexdigest()

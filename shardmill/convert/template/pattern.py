@@ -134,14 +134,14 @@ def fit_name(names: Sequence[str], places: Sequence[Place]) -> Name | None:
     split = [NUMBER.split(name) for name in names]
     if any(len(s) != len(split[0]) or s[::2] != split[0][::2] for s in split):
         raise StampError(f"{names[0]} and {names[-1]}: named differently in other layers; {REMEDY}")
-    numbers = [fit_number([int(s[i]) for s in split], places) for i in range(1, len(split[0]), 2)]
+    numbers = [_fit_number([int(s[i]) for s in split], places) for i in range(1, len(split[0]), 2)]
     if all(number == Number(number.base) for number in numbers):
         return None
     texts = split[0][::2]
     return Name((*(piece for pair in zip(texts, numbers, strict=False) for piece in pair), texts[-1]))
 
 
-def fit_number(values: Sequence[int], places: Sequence[Place]) -> Number:
+def _fit_number(values: Sequence[int], places: Sequence[Place]) -> Number:
     """The form of one number in a name."""
     if values[0] >= FIRST:
         offsets = {value - place.absolute for value, place in zip(values, places, strict=True)}

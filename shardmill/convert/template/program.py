@@ -63,28 +63,28 @@ class Template:
 
 def fit_template(a: Sample, b: Sample) -> Template:
     """The template behind two samples of different widths, of n >= 3 and n + 1 stretches, or of one each."""
-    runs = tuple(fit_run(list(x), list(y), a, b) for x, y in zip(sequences(a.spec), sequences(b.spec), strict=True))
-    rest = fit([(sample.at(0), without_sequences(sample.spec)) for sample in (a, b)])
+    runs = tuple(_fit_run(list(x), list(y), a, b) for x, y in zip(sequences(a.spec), sequences(b.spec), strict=True))
+    rest = fit([(sample.at(0), _without_sequences(sample.spec)) for sample in (a, b)])
     return Template(rest, runs)
 
 
 def sequences(spec: Any) -> tuple[Any, ...]:
     """A model's operations, inputs and states: everything that there is more of with every layer."""
-    return main_block(spec).operations, main_function(spec).inputs, spec.description.state
+    return main_block(spec).operations, _main_function(spec).inputs, spec.description.state
 
 
-def main_function(spec: Any) -> Any:
+def _main_function(spec: Any) -> Any:
     """A model's only function."""
     return spec.mlProgram.functions["main"]
 
 
 def main_block(spec: Any) -> Any:
     """The function's only block."""
-    (block,) = main_function(spec).block_specializations.values()
+    (block,) = _main_function(spec).block_specializations.values()
     return block
 
 
-def without_sequences(spec: Any) -> Any:
+def _without_sequences(spec: Any) -> Any:
     """A copy with the sequences left out."""
     rest = type(spec)()
     rest.CopyFrom(spec)
@@ -93,7 +93,7 @@ def without_sequences(spec: Any) -> Any:
     return rest
 
 
-def fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
+def _fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
     """The run behind a sequence of sample a and the same of b, which has one stretch more unless both have one."""
     stretch = len(ys) - len(xs)  # messages of one
     shared = len(xs) - a.stretches * stretch
@@ -113,7 +113,7 @@ def fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
 
 def check_closed(spec: Any) -> None:
     """Every name is defined once, before it is used. Raises StampError."""
-    defined = {value.name for value in main_function(spec).inputs}
+    defined = {value.name for value in _main_function(spec).inputs}
     for operation in main_block(spec).operations:
         for argument in (a for key in sorted(operation.inputs) for a in operation.inputs[key].arguments):
             if argument.WhichOneof("binding") == "name" and argument.name not in defined:

@@ -26,7 +26,7 @@ WIDTHS = ({"hidden": 37, "ffn": 53, "rows": 67}, {"hidden": 41, "ffn": 59, "rows
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
     """The template of the part's form: from this process, or the cache folder, or coremltools."""
     alike = stretches(part) > 1
-    graph, kinds = shrunk(part.graph, {"hidden": 0, "ffn": 0}), part.kinds[:1] if alike else part.kinds
+    graph, kinds = _shrunk(part.graph, {"hidden": 0, "ffn": 0}), part.kinds[:1] if alike else part.kinds
     bare = replace(part, name="sample", start=0, end=0, graph=graph, kinds=kinds, tensors=())
     return known_template(bare, alike, quantization, cache)
 
@@ -44,7 +44,7 @@ def widths(part: Part) -> dict[str, int]:
     return {"hidden": part.graph.hidden, "ffn": part.graph.ffn, "rows": part.end - part.start}
 
 
-def shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:
+def _shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:
     """The graph at other widths."""
     return replace(graph, hidden=small["hidden"], ffn=small["ffn"])
 
@@ -78,7 +78,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
 
     kinds = bare.kinds * times
     start, end = (0, small["rows"]) if bare.kind == "head" else (FIRST, FIRST + len(kinds))
-    part = replace(bare, start=start, end=end, kinds=kinds, graph=shrunk(bare.graph, small))
+    part = replace(bare, start=start, end=end, kinds=kinds, graph=_shrunk(bare.graph, small))
     random = torch.Generator().manual_seed(0)  # like weights would be merged by coremltools
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
     spec = trace.convert(part, weights, quantization).get_spec()

@@ -63,7 +63,7 @@ def describe(config: Any, context: int) -> Model:
         kinds=tuple(CONVOLUTION if kind == "conv" else Kind() for kind in config.layer_types),
         tensors={role: Source(name) for role, name in RENAMED.items()} | columns,
         final_norm="embedding_norm.weight",
-        ffn=feed_forward_width(config),
+        ffn=_feed_forward_width(config),
         rms_norm_eps=config.norm_eps,
         activation="silu",
         qk_norm="before",
@@ -71,7 +71,7 @@ def describe(config: Any, context: int) -> Model:
     )
 
 
-def feed_forward_width(config: Any) -> int:
+def _feed_forward_width(config: Any) -> int:
     """The MLP's width, which transformers works out from the config's."""
     width = int(config.intermediate_size)
     if not config.block_auto_adjust_ff_dim:

@@ -75,7 +75,7 @@ def split(
     wanted = {t.label: t.info for part in drafts for t in part.tensors}
     scan = scan_checkpoint(source, wanted, hashes, threads)
     parts = plan.with_hashes(drafts, scan.tensors)
-    host = {"eos_token_ids": eos_token_ids(source, hf), "source": model_digest(parts, files)}
+    host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
     limit = {"weight_file_limit": topology.MAX_WEIGHT_BYTES}
     return parts, plan.plan_json(settings, model, parts) | host | limit
 
@@ -92,7 +92,7 @@ def ignored(model: Model, tensors: Iterable[str]) -> list[str]:
     return [name for name in tensors if name in model.ignored or (inside and not name.startswith(model.prefix))]
 
 
-def model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
+def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
     """One hash for what transformers would run: every tensor, the config and the tokenizer, wherever they come from."""
     tensors = {tensor.label: tensor.sha256 for part in parts for tensor in part.tensors}
     read = {name: files[name]["sha256"] for name in ("config.json", "tokenizer.json") if name in files}
