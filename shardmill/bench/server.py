@@ -51,7 +51,7 @@ def command(build: Path, draft: Path | None, precision: str) -> list[str]:
     return [sys.executable, "-c", f"{FOLLOW}; {MAIN}", "serve", str(build), *options]
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Ends this process in order once its standard input closes, which happens however its parent ends."""
 
     def wait() -> None:

@@ -38,6 +38,7 @@ def folder(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = runtime_manifest(built.plan, programs, {"path": "embedding.safetensors"})
     content["tokenizer"] = {"path": "source/tokenizer.json"}
     (root / "model.json").write_text(json.dumps(content))
+    (root / "plan.json").write_text(json.dumps(built.plan))
     return root
 
 

@@ -85,4 +85,4 @@ def test_the_engine_is_watched_no_longer_afterwards(built: tiny.Build, monkeypat
 
     assert "(layer 0)" in explained(Measurement("kl", np.nan), rerun, loaded).detail
     rerun()
-    assert loaded.layers[0].around is nullcontext
+    assert loaded.programs[0].around is nullcontext

@@ -91,11 +91,17 @@ def gemma2(draw: Draw, layers: int) -> dict[str, Any]:
     }
 
 
-def gemma3(draw: Draw, layers: int) -> dict[str, Any]:
-    """Gemma 2's, and a rotary table for each type of layer."""
+def gemma3_text(draw: Draw, layers: int) -> dict[str, Any]:
+    """Gemma 2's but for the cap of scores, and a rotary table for each type of layer."""
     full = PLAIN_ROPE | {"rope_theta": 1e6}
     tables = {"full_attention": draw(st.sampled_from([full, full | {"rope_type": "linear", "factor": 8.0}]))}
-    return gemma2(draw, layers) | {"rope_parameters": tables | {"sliding_attention": PLAIN_ROPE}}
+    uncapped = gemma2(draw, layers) | {"attn_logit_softcapping": None}
+    return uncapped | {"rope_parameters": tables | {"sliding_attention": PLAIN_ROPE}}
+
+
+def gemma3(draw: Draw, layers: int) -> dict[str, Any]:
+    """The same without the cap of logits, which the model with a vision tower leaves out and its text tower applies."""
+    return gemma3_text(draw, layers) | {"final_logit_softcapping": None}
 
 
 def hunyuan(draw: Draw, layers: int) -> dict[str, Any]:
@@ -124,7 +130,7 @@ def phi3(draw: Draw, layers: int) -> dict[str, Any]:
 OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
-    "gemma3_text": gemma3,
+    "gemma3_text": gemma3_text,
     "granite": granite,
     "hunyuan_v1_dense": hunyuan,
     "lfm2": lfm2,

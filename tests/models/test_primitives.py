@@ -61,6 +61,20 @@ def test_rmsnorm_is_transformers_at_every_magnitude(magnitude: float, eps: float
     assert relative(y, theirs(x)) < 2e-6
 
 
+@pytest.mark.parametrize("eps", [1e-6, 1e-6 / 64])
+def test_rmsnorm_keeps_its_epsilon_in_fp16(eps: float) -> None:
+    """A program's constants are fp16. Branches as small as epsilon, which Gemma 3 has, show what that does to it."""
+    ours, theirs = norms(eps)
+    ours.root_eps = ours.root_eps.half().float()
+    x = 0.5 * eps**0.5 * draw(TOKENS, CHANNELS)
+    y = ours(x.T[None, :, :, None])[0, :, :, 0].T
+    assert relative(y, theirs(x)) < 1e-5
+
+
+def test_rmsnorm_takes_one_constant_where_one_will_do() -> None:
+    assert [len(norms(eps)[0].factors) for eps in (1e-5, 1e-6)] == [0, 1]
+
+
 def test_rmsnorm_does_not_mix_tokens() -> None:
     ours, _ = norms()
     x = draw(1, CHANNELS, TOKENS, 1) * torch.tensor([1e-3, 1.0, 1e3, 0.0])[None, None, :, None]

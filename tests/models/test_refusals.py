@@ -38,6 +38,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"use_bidirectional_attention": True},
         "use_bidirectional_attention is True",
     ),
+    "a cap that transformers does not apply": (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping is 50.0: gemma3_text programs have no place",
+    ),
     "biases of convolutions": ("lfm2", {"conv_bias": True}, "conv_bias is true"),
     "a layer of another type": (
         "gemma2",

@@ -12,6 +12,10 @@ from shardmill.models.decoder import decoder, kinds_by_type
 from shardmill.models.families.gemma2 import HONOURED, gains, options
 from shardmill.models.rope import rope
 
+# transformers keeps the field and never reads it for Gemma 3; no release sets it, so what it would mean is unknown.
+UNREAD = "attn_logit_softcapping"
+READ = (*(name for name in HONOURED if name != UNREAD), "rope_local_base_freq", "sliding_window_pattern")
+
 
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers Gemma3TextConfig for programs of `context` slots."""
@@ -20,7 +24,7 @@ def describe(config: Any, context: int) -> Model:
     return decoder(
         config,
         context,
-        honours=(*HONOURED, "rope_local_base_freq", "sliding_window_pattern"),
+        honours=READ,
         kinds=kinds_by_type(config.layer_types, context, window, sliding_rope=LOCAL_ROPE),
         ropes=tables,
         window=window,

@@ -103,7 +103,7 @@ def test_weights_may_come_in_any_float_dtype(checkpoint: Path, tmp_path: Path, d
         tensors[NAME] = tensors[NAME].to(dtype)
 
     parts, _ = split(rewritten(checkpoint, tmp_path / "checkpoint", change))
-    (tensor,) = [t for t in parts["layers_00_02"].tensors if t.name == NAME]
+    (tensor,) = [t for t in parts["layers_00_02"].tensors if t.source.tensor == NAME]
     assert tensor.dtype == {torch.float16: "F16", torch.float32: "F32"}[dtype]
 
 
