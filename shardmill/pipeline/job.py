@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -108,9 +109,22 @@ def peak_mb() -> float:
 
     Linux counts a child's memory from that of its parent at the start, so only a larger child is one of its own.
     """
-    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    whole, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     unit = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
-    return (own + (child if child > own else 0)) * unit / 1e6
+    return ((_own_peak() or whole * unit) + (child * unit if child > whole else 0)) / 1e6
+
+
+def _own_peak() -> int:
+    """Most bytes that this program had resident, where /proc tells; else 0.
+
+    ru_maxrss begins with what Snakemake had resident when it started the job. Once it has read a config.json through
+    transformers, that is more than a small job ever needs.
+    """
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
 
 
 def _withdraw(build: Path) -> None:

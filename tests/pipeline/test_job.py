@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -168,3 +169,12 @@ def test_errors_become_one_line() -> None:
 @pytest.mark.parametrize(("value", "expected"), [("a", Path("a")), (["a", "b"], [Path("a"), Path("b")]), ([], [])])
 def test_names_become_paths(value: str | list[str], expected: object) -> None:
     assert as_paths(value) == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells no more than ru_maxrss")
+def test_a_peak_is_the_jobs_own() -> None:
+    """Not that of the process that started it, which Linux goes on counting."""
+    ballast = bytearray(os.urandom(1 << 20)) * 400
+    said = "from shardmill.pipeline.job import peak_mb; print(peak_mb())"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert 5 < float(done.stdout) < len(ballast) / 1e6 - 100
