@@ -21,6 +21,7 @@ from shardmill.commands.drafting import (
     DrafterName,
     Lossy,
     Precision,
+    TemplateFile,
     check_context,
     check_draft_build,
     check_drafter,
@@ -49,6 +50,7 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
     context_policy: ContextOption = "stop",
+    chat_template: TemplateFile = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
 ) -> None:
@@ -66,8 +68,8 @@ def chat(
         check_draft_build(draft_build, manifest)
     check_context(context_policy, manifest)
     if system is not None:
-        _check_system(system, build, manifest)
-    model = load.load_model(build, None, precision)
+        _check_system(system, build, manifest, chat_template)
+    model = load.load_model(build, None, precision, chat_template=chat_template)
     talk = Talk(
         model,
         make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy),
@@ -76,12 +78,12 @@ def chat(
         context_policy,
     )
     console = Console(markup=False, highlight=False)
-    says = "" if model.template else " It has no chat template: it continues your text as it is, without answering."
+    says = "" if model.template else " It has no chat template (see --chat-template): it continues your text."
     console.print(f"{model.name} on the {model.engine_name} engine.{says} {_KEYS}", style="dim", soft_wrap=True)
     _talk_until_left(console, talk, Conversation(model, system), model.engine_name)
 
 
-def _check_system(system: str, build: Path, manifest: dict[str, Any]) -> None:
+def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Path | None) -> None:
     """Refuses what the model is told first where it cannot be told.
 
     Raises:
@@ -91,8 +93,10 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any]) -> None:
     from shardmill.serve.template import has_template
 
     checked_text(system, "--system")
-    if not has_template((build / manifest["tokenizer"]["path"]).parent):
-        raise typer.BadParameter(f"{build} has no chat template, so --system has no place to go")
+    if chosen is None and not has_template((build / manifest["tokenizer"]["path"]).parent):
+        raise typer.BadParameter(
+            f"{build} has no chat template, so --system has no place to go; give one by --chat-template"
+        )
 
 
 def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, engine: str) -> None:

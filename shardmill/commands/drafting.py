@@ -30,6 +30,10 @@ ContextOption = Annotated[
     Literal["stop", "slide"],
     typer.Option(help="Once the context is full: stop, or slide on and forget the oldest tokens but the first four."),
 ]
+TemplateFile = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="File with a chat template to use instead of the checkpoint's."),
+]
 Lossy = Annotated[
     float | None,
     typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept drafts that are not the model's choice, "

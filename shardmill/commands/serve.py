@@ -13,6 +13,7 @@ from shardmill.commands.drafting import (
     DraftBuild,
     PolicyName,
     Precision,
+    TemplateFile,
     check_draft_build,
     check_drafter,
     check_policy,
@@ -41,6 +42,7 @@ def serve(
         ),
     ] = None,
     context_policy: ContextOption = "stop",
+    chat_template: TemplateFile = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")] = 64,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")] = None,
@@ -81,7 +83,7 @@ def serve(
     )
     if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
-    run(lambda: load.load_model(build, draft_build, precision, context_policy), settings, typer.echo)
+    run(lambda: load.load_model(build, draft_build, precision, context_policy, chat_template), settings, typer.echo)
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -10,10 +10,16 @@ from shardmill.files import digest
 from shardmill.runtime import load
 from shardmill.runtime.manifest import read_manifest
 from shardmill.serve.model import Model
-from shardmill.serve.template import load_template
+from shardmill.serve.template import load_template, turn_end
 
 
-def load_model(build: Path, draft_build: Path | None, precision: str, context_policy: ContextPolicy = "stop") -> Model:
+def load_model(
+    build: Path,
+    draft_build: Path | None,
+    precision: str,
+    context_policy: ContextPolicy = "stop",
+    chat_template: Path | None = None,
+) -> Model:
     """Loads a built model, and its draft model if it has one.
 
     Args:
@@ -21,6 +27,7 @@ def load_model(build: Path, draft_build: Path | None, precision: str, context_po
         draft_build: the draft model's build folder.
         precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
         context_policy: what happens once the context is full, the draft model's too.
+        chat_template: a file with a chat template to use instead of the checkpoint's.
 
     Raises:
         DecodeError: the context is too small to slide.
@@ -28,13 +35,16 @@ def load_model(build: Path, draft_build: Path | None, precision: str, context_po
     """
     manifest = read_manifest(build)
     choose_layout(context_policy, manifest["context"], max(manifest["widths"]))
+    tokenizer = load.load_tokenizer(build, manifest)
+    template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
+    end = turn_end(template, tokenizer) if template else None
     return Model(
         name=manifest["model"],
-        tokenizer=load.load_tokenizer(build, manifest),
-        template=load_template((build / manifest["tokenizer"]["path"]).parent),
+        tokenizer=tokenizer,
+        template=template,
         engine=load.load_engine(build, precision),
         engine_name=load.engine_name(),
-        eos=tuple(manifest["eos_token_ids"]),
+        eos=tuple(dict.fromkeys((*manifest["eos_token_ids"], *([] if end is None else [end])))),
         draft_session=Session(load.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build
         else None,

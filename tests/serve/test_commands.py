@@ -72,6 +72,34 @@ def test_a_template_may_have_a_file_of_its_own(build: Path) -> None:
     assert render is not None and render([{"role": "user", "content": "hi"}]) == "hi!"
 
 
+def test_another_template_may_be_chosen(build: Path, tmp_path: Path) -> None:
+    """For a checkpoint that has none, or not the wanted one."""
+    configure(build, chat_template=TEMPLATE)
+    chosen = tmp_path / "chosen.jinja"
+    chosen.write_text("{{ messages[0].content }}?")
+    model = load_model(build, None, "fp32", chat_template=chosen)
+    assert model.template is not None and model.template([{"role": "user", "content": "hi"}]) == "hi?"
+
+
+@pytest.mark.parametrize("text", [b"{% for x", b"{{ raise_exception('no') }}", b"\xff"])
+def test_what_is_no_template_is_named(build: Path, tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "chosen.jinja").write_bytes(text)
+    with pytest.raises(ShardmillError, match=r"chosen\.jinja (is no chat template|can't be read): .+") as caught:
+        load_model(build, None, "fp32", chat_template=tmp_path / "chosen.jinja")
+    assert "\n" not in str(caught.value)
+
+
+ENDS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ '<|end|>\n' if m.role == 'assistant' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(("template", "eos"), [(ENDS, (0, END)), (TEMPLATE, (0,))])
+def test_an_answer_ends_where_the_template_ends_it(build: Path, template: str, eos: tuple[int, ...]) -> None:
+    """Though the checkpoint names another token only."""
+    (build / "model.json").write_text(json.dumps(manifest(model=NAME, eos_token_ids=[0])))
+    configure(build, chat_template=template)
+    assert load_model(build, None, "fp32").eos == eos
+
+
 def test_a_damaged_tokenizer_config_is_named(build: Path) -> None:
     """One line, not a traceback."""
     (build / "source/tokenizer_config.json").write_text("{")
