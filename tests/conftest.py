@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,14 @@ import huggingface_hub
 import portable_coreml
 import pytest
 import tiny
+import torch
 from stored import Outcome
 
 from shardmill.pipeline.store import Store
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores, and so do the processes that they start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from shardmill.errors import ShardmillError
 
 MAIN = "from shardmill.cli import main; main()"
 SHARDMILL = (sys.executable, "-c", MAIN)
-FOLLOW = "from shardmill.bench.server import follow_parent; follow_parent()"
+FOLLOW = "from shardmill.bench.server import _follow_parent; _follow_parent()"
 GREETING = re.compile(
     r"serving (?P<model>\S+) on the \S+ engine( \((?P<threads>\d+) threads?\))? at (?P<url>http://\S+)/v1"
 )
@@ -51,7 +51,7 @@ def command(build: Path, draft: Path | None, precision: str) -> list[str]:
     return [sys.executable, "-c", f"{FOLLOW}; {MAIN}", "serve", str(build), *options]
 
 
-def follow_parent() -> None:
+def _follow_parent() -> None:
     """Ends this process in order once its standard input closes, which happens however its parent ends."""
 
     def wait() -> None:
