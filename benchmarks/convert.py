@@ -1,7 +1,9 @@
-"""Stamped against plain conversion, and the whole of a Phi-4-mini against copying the same bytes.
+"""Stamped against plain conversion, and a whole model against copying the same bytes.
 
     shardmill synth-checkpoint --like configs/phi-4-mini.yaml checkpoints/phi-4-mini-synthetic    # 7.7 GB, once
     python benchmarks/convert.py checkpoints/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
+
+`--only whole` is for a checkpoint of any family; the other comparisons want 32 layers of one kind.
 
 Every conversion runs in a process of its own, so that time includes imports and memory is that process's peak. Ours and
 theirs take turns on the same machine; the packages are compared byte for byte. Everything written is removed.
@@ -32,14 +34,16 @@ from rich.table import Table
 from shardmill import plan
 from shardmill.checkpoint.hashing import hash_files, scan_checkpoint, tree_hash
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.config import parse
 from shardmill.models import family
-from shardmill.models.architecture import load_hf_config
+from shardmill.models.hf_config import load_hf_config
+from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import Part
+from shardmill.topology import settled
 
-SLOTS, TOKENS, SLICES = 2048, 4, 4
+SLOTS = 2048
 METHODS = ("plain", "stamped")
 COMPARED = ((30, 32), (20, 24))
-TOPOLOGY = ((0, 20), (20, 24), (24, 30), (30, 32))
 GROWTH = (8, 32, 64)
 MB = 1_000_000
 MEASURES = ("seconds", "cpu_seconds", "peak_mb")
@@ -81,30 +85,33 @@ class Bench:
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.folder = source, folder
         hf = load_hf_config(source)
-        self.models = family(hf.model_type)
-        self.architecture = self.models.architecture(hf, SLOTS)
+        model = family(hf.model_type).describe(hf, SLOTS)
         self.tensors = read_tensors(source)
+        self.model = model.under(prefix_of(self.tensors, model.prefix))
+        settings = {"model": "benchmark", "source": {"path": str(source)}, "context": SLOTS, "topology": "auto"}
+        self.settings = settled(parse(settings | {"head": {"slices": "auto"}}), self.model.architecture)
 
     def layers(self, start: int, end: int) -> Part:
         """Layers [start, end), where layers past the checkpoint's last have the weights of its first ones again."""
-        a, chosen = self.architecture, []
-        for i in range(start, end):
-            names = self.models.layer_tensor_shapes(a.graph, i), self.models.layer_tensor_shapes(a.graph, i % a.layers)
-            chosen += [replace(plan.whole(self.tensors[there]), name=here) for here, there in zip(*names, strict=True)]
-        name = f"layers_{start:02d}_{end:02d}"
-        return Part(name, "layers", start, end, SLOTS, TOKENS, a.graph, tuple(chosen))
+        a = self.model.architecture
+        rounds = -(-end // a.layers)
+        again = {
+            f"layers.{int(path.split('.')[1]) + a.layers * i}.{path.split('.', 2)[2]}": source
+            for path, source in self.model.sources.items()
+            if path.startswith("layers.")
+            for i in range(rounds)
+        }
+        longer = replace(
+            self.model,
+            architecture=replace(a, kinds=a.kinds * rounds),
+            sources={**self.model.sources, **again},
+        )
+        part, *_ = plan.draft_parts(replace(self.settings, topology=((start, end),)), longer, self.tensors)
+        return part
 
-    def head(self, number: int) -> Part:
-        """One slice of the head."""
-        names, rows = self.models.names(self.architecture), self.architecture.vocab // SLICES
-        start, end = number * rows, (number + 1) * rows
-        chosen = plan.whole(self.tensors[names.final_norm]), plan.slice_rows(self.tensors[names.head], start, end)
-        return Part(f"head_{number}", "head", start, end, 0, TOKENS, self.architecture.graph, chosen)
-
-    def table(self) -> Part:
-        """The embedding table."""
-        tensor = plan.whole(self.tensors[self.models.names(self.architecture).embedding])
-        return Part("embedding", "embedding", 0, tensor.shape[0], 0, TOKENS, self.architecture.graph, (tensor,))
+    def all_parts(self) -> tuple[Part, ...]:
+        """Those of the model, cut as `topology: auto` cuts it, the embedding last."""
+        return plan.draft_parts(self.settings, self.model, self.tensors)
 
     def run(self, method: str, part: Part, templates: str = "templates", threads: int = 4) -> Run:
         """Converts a part in a process of its own; the package stays at `output`."""
@@ -163,11 +170,11 @@ class Bench:
 
     def whole(self) -> dict[str, Any]:
         """Every part and the table of the model, from no template to hashed packages, against cp of the same bytes."""
-        jobs = [*(self.layers(*r) for r in TOPOLOGY), *(self.head(j) for j in range(SLICES)), self.table()]
+        jobs = self.all_parts()
         began = time.perf_counter()
-        scan_checkpoint(self.source, {t.name: t.info for part in jobs for t in part.tensors})
+        scan_checkpoint(self.source, {t.label: t.info for part in jobs for t in part.tensors})
         hashed = time.perf_counter() - began
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             runs = list(pool.map(lambda part: self.run("stamped", part, "templates_whole", threads=1), jobs))
         outputs = [self.output("stamped", part) for part in jobs]
         for output in outputs:
@@ -228,13 +235,14 @@ def predict(part: Part, path: Path, answers: Path) -> None:
     import numpy as np
 
     from shardmill import machine as host_machine
-    from shardmill.convert.trace import input_shapes, sized
+    from shardmill.convert.trace import sized
+    from shardmill.models.contract import inputs
 
     with host_machine.load_programs_as("fp16"):
         model = ct.models.MLModel(str(path))
     random, state, found = np.random.default_rng(0), model.make_state(), []
     for tokens in (1, part.tokens):
-        shapes = {name: sized(shape, tokens) for name, shape in input_shapes(part).items()}
+        shapes = {name: sized(shape, tokens) for name, shape in inputs(part.form).items()}
         given = {name: random.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
         result = model.predict(given, state)
         if not all(np.isfinite(values).all() for values in result.values()):
