@@ -20,6 +20,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores, and so do th
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, or else one worker would still be at them when the others have ended."""
+    items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)
+
+
 @pytest.fixture(autouse=True)
 def own_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests bring a hub of their own, whatever this shell says of the real one."""
