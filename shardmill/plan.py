@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.files import write_json
 from shardmill.models.architecture import Architecture, Graph, Kind, Model, Source
-from shardmill.models.contract import Form, T, constants, inputs, output, states
+from shardmill.models.contract import Form, T, constants, inputs, output, states, window_slots
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
@@ -67,6 +67,7 @@ class Part:
     start: int
     end: int
     slots: int  # S
+    window_slots: int  # W, see models/contract.py
     tokens: int  # upper bound of T
     graph: Graph
     kinds: tuple[Kind, ...]  # of its layers
@@ -76,9 +77,8 @@ class Part:
     def form(self) -> Form:
         """What the graph contract says of it."""
         if self.kind == "layers":
-            return Form(
-                "layers", self.graph, tuple(zip(range(self.start, self.end), self.kinds, strict=True)), self.slots
-            )
+            layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
+            return Form("layers", self.graph, layers, self.slots, self.window_slots)
         return Form(self.kind, self.graph, rows=self.end - self.start)
 
     @property
@@ -128,7 +128,8 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
 
     def part(name: str, kind: str, start: int, end: int, slots: int = 0) -> Part:
         kinds = a.kinds[start:end] if kind == "layers" else ()
-        return Part(name, kind, start, end, slots, config.tokens.max, a.graph, kinds, ())
+        ring = window_slots(a.window, config.tokens.max, slots) if slots else 0
+        return Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, ())
 
     parts = [
         part(name, "layers", start, end, config.context)
@@ -200,6 +201,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
         "conv_taps": model.architecture.graph.conv_taps,
         "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
         "window": model.architecture.window,
+        "window_slots": window_slots(model.architecture.window, config.tokens.max, config.context),
         "parts": rows,
     }
 

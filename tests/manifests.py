@@ -17,6 +17,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "tokens_max": 4,
         "widths": [1, 4],
         "eos_token_ids": [256],
+        "window_slots": 0,
         "architecture": {
             "vocab": 257,
             "graph": {"conv_taps": 0},

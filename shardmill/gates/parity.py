@@ -70,6 +70,8 @@ class Runner:
             if name.startswith("c_"):
                 kept = np.arange(max(used - self.part.graph.conv_taps + 1, 0), used) % RING
                 found[name] = values[0, 0][:, kept].T
+            elif (slots := values.shape[2]) < self.part.slots:
+                found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]
             else:
                 found[name] = values[0, :, :used]
         return found

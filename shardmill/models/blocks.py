@@ -45,9 +45,10 @@ class Shared:
                 # decide which of the masks is called what. Nothing uses the sum, so no program has it.
                 _ = mask + 0
             self.masks[name] = mask
-        if form.masks:
-            self.write_mask = given["kv_write_mask"]  # [1, 1, S, T]
-            self.keep = 1 - self.write_mask.sum(dim=3, keepdim=True)  # [1, 1, S, 1]
+        # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
+        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in form.masks})}
+        kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
+        self.writes = {mask: (written[name], kept[name]) for mask in form.masks for name in [form.write_mask(mask)]}
         if form.convolves:
             self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
             self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
@@ -76,8 +77,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, shared: Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         g = self.g
         q, k, v = self.fused(x, shared) if g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
-        k_cache[:] = write_cache(k_cache, k, shared.write_mask, shared.keep)
-        v_cache[:] = write_cache(v_cache, v, shared.write_mask, shared.keep)
+        k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
+        v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
         # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
         factor = g.attention_scale or g.head_dim**-0.5
         q = scale(q, factor).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]

@@ -5,16 +5,21 @@ A model is a chain of parts, and a part has a kind:
     kind    in                                                          states               out
     layers  x [1, d, T, 1]                                              k_i, v_i, c_i        hidden [1, d, T, 1]
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local
-            attn_mask, attn_mask_sliding [1, 1, T, S]
-            kv_write_mask [1, 1, S, T]
+            attn_mask [1, 1, T, S], attn_mask_sliding [1, 1, T, W]
+            kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
             conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
 
-Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, R the
-slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass. No program has an index that
-depends on data: the host says by masks what is written and what is seen. Token t sees slot s if and only if s was last
-written with a position that is not after t's, so a rejected draft costs nothing: its slots are hidden by their
-positions until they are written again. This file alone spells that out; conversion, engine, gates and manifest ask it.
+Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, W
+those of a sliding layer, R the slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass.
+No program has an index that depends on data: the host says by masks what is written and what is seen. Token t sees slot
+s if and only if s was last written with a position that is not after t's, so a rejected draft costs nothing: its slots
+are hidden by their positions until they are written again.
+
+Where its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
+p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
+
+This file alone spells that out; conversion, engine, gates and manifest ask it.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.models.architecture import Graph, Kind
+from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
 
 Shape = tuple[int, ...]
 Floats = NDArray[np.float32]
@@ -34,6 +39,7 @@ Floats = NDArray[np.float32]
 T = -1  # stands for the token axis in shapes
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
 MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it into NaN (rule N4)
+WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
 
 
@@ -45,6 +51,7 @@ class Form:
     graph: Graph
     layers: tuple[tuple[int, Kind], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
+    window_slots: int = 0  # W where sliding layers keep rings; 0 where they keep as much as the others
     rows: int = 0  # of the vocabulary
 
     @property
@@ -57,10 +64,28 @@ class Form:
         """The attention masks that its layers use, sorted."""
         return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer == "attention"}))
 
+    def kept(self, mask: str) -> int:
+        """Key/value slots of layers with an attention mask."""
+        return self.window_slots if mask == SLIDING_MASK and self.window_slots else self.slots
+
+    def write_mask(self, mask: str) -> str:
+        """The input that says where layers with an attention mask write."""
+        return "kv_write_mask_sliding" if mask == SLIDING_MASK and self.window_slots else "kv_write_mask"
+
     @property
     def convolves(self) -> bool:
         """Whether any layer is a short convolution."""
         return any(kind.mixer == "conv" for _, kind in self.layers)
+
+
+def window_slots(window: int | None, tokens: int, slots: int) -> int:
+    """Slots of a sliding layer's ring, or 0 where that would not be fewer than there are.
+
+    A pass writes up to `tokens` positions before the first of them looks `window` - 1 positions back, and a draft that
+    is rejected leaves one more than that to be looked at.
+    """
+    needed = -(-((window or slots) - 1 + tokens) // WINDOW_STEP) * WINDOW_STEP
+    return needed if needed < slots else 0
 
 
 def inputs(form: Form) -> dict[str, Shape]:
@@ -72,9 +97,8 @@ def inputs(form: Form) -> dict[str, Shape]:
     for name in form.ropes:
         cos, sin = rope_inputs(name)
         found |= {cos: (T, g.rope_dim // 2), sin: (T, g.rope_dim // 2)}
-    found |= {name: (1, 1, T, form.slots) for name in form.masks}
-    if form.masks:
-        found["kv_write_mask"] = (1, 1, form.slots, T)
+    found |= {name: (1, 1, T, form.kept(name)) for name in form.masks}
+    found |= {form.write_mask(name): (1, 1, form.kept(name), T) for name in form.masks}
     if form.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
     return found
@@ -94,7 +118,7 @@ def states(form: Form) -> dict[str, Shape]:
         if kind.mixer == "conv":
             found[f"c_{i}"] = (1, 1, g.hidden, RING)
         else:
-            found |= {f"{name}_{i}": (1, g.kv_heads, form.slots, g.head_dim) for name in "kv"}
+            found |= {f"{name}_{i}": (1, g.kv_heads, form.kept(kind.mask), g.head_dim) for name in "kv"}
     return found
 
 
@@ -176,11 +200,12 @@ class Host:
         """Makes the rotary tables, of a row for each slot.
 
         Args:
-            runtime: what model.json says of the model: context, rope, window, conv_taps.
+            runtime: what model.json says of the model: context, rope, window, window_slots, conv_taps.
         """
         self.slots: int = runtime["context"]
         self.window: int | None = runtime["window"]
         self.taps: int = runtime["conv_taps"]
+        self.window_slots: int = runtime["window_slots"]
         self.rope: Mapping[str, Mapping[str, Any]] = runtime["rope"]
         self.tables = {
             name: values
@@ -188,32 +213,42 @@ class Host:
             for name, values in zip(rope_inputs(table), rope_tables(numbers, self.slots), strict=True)
         }
         self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
-        self.ring = np.full(RING, NEVER)  # the same of the convolutions' rings
+        self.recent = np.full(self.window_slots, NEVER)  # the same of the sliding layers' rings
+        self.ring = np.full(RING, NEVER)  # and of the convolutions' rings
 
     def reset(self) -> None:
         """Forgets every slot. What the states hold is masked until it is overwritten."""
         self.held[:] = NEVER
+        self.recent[:] = NEVER
         self.ring[:] = NEVER
 
     def forget(self, slots: Sequence[int]) -> None:
         """Hides slots until they are written again."""
+        self.recent[np.isin(self.recent, self.held[list(slots)])] = NEVER
         self.held[list(slots)] = NEVER
 
     def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
         """The arrays of a pass by the names of inputs; marks its slots as written.
 
         Raises:
-            ValueError: where a convolution would need a token that its ring no longer holds.
+            ValueError: where a layer would need a token that its ring no longer holds.
         """
         at, where = np.asarray(positions), np.asarray(slots)
         found = self._rotary(at)
+        if self.window_slots:  # first, since a ring may refuse: then no slot counts as written
+            self._check_window(int(at[0]))
         if self.taps:
-            found |= self._ring_masks(at)  # first, since it may refuse: then no slot counts as written
+            found |= self._ring_masks(at)
         self.held[where] = at
         found["attn_mask"] = attention_mask(self.held, at)
-        if self.window is not None:
-            found["attn_mask_sliding"] = attention_mask(self.held, at, self.window)
         found["kv_write_mask"] = write_mask(self.slots, where)
+        if self.window_slots:
+            ring = at % self.window_slots
+            self.recent[ring] = at
+            found["attn_mask_sliding"] = attention_mask(self.recent, at, self.window)
+            found["kv_write_mask_sliding"] = write_mask(self.window_slots, ring)
+        elif self.window is not None:
+            found["attn_mask_sliding"] = attention_mask(self.held, at, self.window)
         return found
 
     def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:
@@ -228,7 +263,21 @@ class Host:
 
     def rewindable(self, position: int) -> bool:
         """Whether the next pass may start at a position, given what the rings still hold."""
-        return not self.taps or all(self.ring[p % RING] == p for p in range(max(position - self.taps + 1, 0), position))
+        if self.taps and not all(self.ring[p % RING] == p for p in range(max(position - self.taps + 1, 0), position)):
+            return False
+        return not self.window_slots or not len(self._overtaken(position))
+
+    def _overtaken(self, position: int) -> NDArray[np.int64]:
+        """Positions before one that a sliding layer would look at and that later ones took the slots of."""
+        wanted = np.arange(max(position - (self.window or 0) + 1, 0), position)
+        there = self.recent[wanted % self.window_slots]
+        return wanted[(there > wanted) & (there != NEVER)]
+
+    def _check_window(self, position: int) -> None:
+        lost = self._overtaken(position)
+        if len(lost):
+            ring = f"the sliding layers' ring of {self.window_slots}"
+            raise ValueError(f"position {lost[0]} is no longer in {ring}; feed it again")
 
     def _ring_masks(self, at: NDArray[np.int64]) -> dict[str, Floats]:
         """conv_write_mask [1, 1, T, R] and conv_read_mask [1, L - 1, R, T]: slot = position mod R."""

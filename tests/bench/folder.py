@@ -33,6 +33,7 @@ def scripted_folder(folder: Path) -> Path:
         "vocab": VOCAB,
         "rope": {"rope": {"inv_freq": [], "scale": 1.0}},
         "window": None,
+        "window_slots": 0,
         "conv_taps": 0,
         "eos_token_ids": [VOCAB - 1],
         "embedding": {"path": "embedding.safetensors"},

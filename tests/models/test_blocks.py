@@ -57,7 +57,7 @@ def test_a_short_convolution_over_its_ring_is_transformers(taps: int, widths: li
     weights = theirs.state_dict()
     weights |= {f"tap_{j}": weights["conv.weight"][:, 0, j] for j in range(taps)}
     ours, ring = ShortConv(graph_of(config), weights, "").eval(), draw(1, 1, config.hidden_size, RING)
-    host = Host({"context": 64, "rope": {}, "window": None, "conv_taps": taps})
+    host = Host({"context": 64, "rope": {}, "window": None, "window_slots": 0, "conv_taps": taps})
     first, rows = 0, []
     with torch.no_grad():
         for width in widths:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardmill.models.contract import (
     MASKED,
     NEVER,
     RING,
+    Floats,
     Form,
     Host,
     T,
@@ -30,6 +31,7 @@ from shardmill.models.contract import (
     rope_tables,
     states,
     stem,
+    window_slots,
     write_mask,
 )
 
@@ -170,8 +172,8 @@ def test_a_convolution_has_a_constant_for_each_tap_and_no_attention() -> None:
 # The host.
 
 
-def host(slots: int = 48, window: int | None = None, taps: int = 0, **tables: Any) -> Host:
-    return Host({"context": slots, "rope": tables, "window": window, "conv_taps": taps})
+def host(slots: int = 48, window: int | None = None, taps: int = 0, ring: int = 0, **tables: Any) -> Host:
+    return Host({"context": slots, "rope": tables, "window": window, "window_slots": ring, "conv_taps": taps})
 
 
 def test_tables_are_named_after_the_inputs_and_read_at_the_positions() -> None:
@@ -187,17 +189,17 @@ def test_tables_are_named_after_the_inputs_and_read_at_the_positions() -> None:
 
 def test_tables_hold_as_many_positions_as_there_are_slots() -> None:
     rope = {"inv_freq": [1.0], "scale": 1.0}
-    runtime = {"context": 4, "rope": {"rope": rope}, "window": None, "conv_taps": 0}
+    runtime = {"context": 4, "rope": {"rope": rope}, "window": None, "window_slots": 0, "conv_taps": 0}
     assert len(Host(runtime).tables["rope_cos"]) == 4
     assert rope_tables(rope, 2)[0].dtype == np.float32
 
 
-@pytest.mark.parametrize(("window", "taps"), [(None, 0), (8, 0), (None, 3), (8, 3)])
-def test_the_host_makes_every_array_that_a_form_takes_in_its_shape(window: int | None, taps: int) -> None:
+@pytest.mark.parametrize(("window", "taps", "ring"), [(None, 0, 0), (8, 0, 0), (None, 3, 0), (8, 3, 0), (8, 3, 32)])
+def test_the_host_makes_every_array_that_a_form_takes_in_its_shape(window: int | None, taps: int, ring: int) -> None:
     kinds = [FULL, *([LOCAL] if window else []), *([CONV] if taps else [])]
     table = {"inv_freq": [1.0] * 12, "scale": 1.0}
-    found = host(window=window, taps=taps, rope=table, rope_local=table).arrays([0, 1, 2], [0, 1, 2])
-    for name, shape in inputs(layers(*kinds)).items():
+    found = host(window=window, taps=taps, ring=ring, rope=table, rope_local=table).arrays([0, 1, 2], [0, 1, 2])
+    for name, shape in inputs(replace(layers(*kinds), window_slots=ring)).items():
         if name != "x":
             assert found[name].shape == tuple(3 if extent == T else extent for extent in shape)
             assert found[name].dtype == np.float32
@@ -250,6 +252,66 @@ def test_the_sliding_mask_counts_positions_not_slots() -> None:
     assert (found["attn_mask"][0, 0, 0] == 0).tolist() == [True, False, False, True, True, True]
     assert (found["attn_mask_sliding"][0, 0, 0] == 0).tolist() == [True, False, False, True, False, False]
     assert "attn_mask_sliding" not in host(slots=6).arrays([0], [0])
+
+
+# The sliding layers' ring.
+
+
+class Cache:
+    """A cache of the tokens themselves, written by the host's masks."""
+
+    def __init__(self, slots: int, write: str) -> None:
+        self.tokens, self.write = np.zeros(slots), write
+
+    def sees(self, arrays: Mapping[str, Floats], tokens: Sequence[int]) -> list[list[int]]:
+        """Writes tokens; what each of them sees, sorted."""
+        written = arrays[self.write][0, 0]  # [slots, T]
+        self.tokens = self.tokens * (1 - written.sum(axis=1)) + written @ np.asarray(tokens)
+        return [sorted(self.tokens[row == 0]) for row in arrays["attn_mask_sliding"][0, 0]]
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 28, 29, 30, 60])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_ring_shows_a_sliding_layer_what_all_slots_would(window: int, seed: int) -> None:
+    """With drafts that are rejected. At a window of 29 the ring has no slot to spare."""
+    rng, slots, start = np.random.default_rng(seed), 200, 0
+    ring = window_slots(window, 4, slots)
+    hosts = host(slots, window), host(slots, window, ring=ring)
+    caches = Cache(slots, "kv_write_mask"), Cache(ring, "kv_write_mask_sliding")
+    while start < 190:
+        at = list(range(start, start + int(rng.integers(1, 5))))
+        tokens = rng.integers(1, 10**6, len(at)).tolist()
+        whole, few = (c.sees(h.arrays(at, at), tokens) for c, h in zip(caches, hosts, strict=True))
+        assert few == whole and len(few[-1]) == min(window, at[-1] + 1)
+        start += int(rng.integers(1, len(at) + 1))
+        assert all(h.rewindable(start) for h in hosts)
+
+
+def test_a_ring_is_there_where_it_saves_slots() -> None:
+    assert [window_slots(window, 4, 2048) for window in (None, 1, 29, 30, 512, 2013, 2014, 4096)] == [
+        *(0, 32, 32, 64, 544),
+        *(2016, 0, 0),
+    ]
+    full, sliding = replace(layers(FULL), window_slots=32), replace(layers(LOCAL), window_slots=32)
+    assert inputs(full) == inputs(layers(FULL)) and states(full) == states(layers(FULL))
+    assert {*states(sliding).values()} == {(1, 2, 32, 32)} and inputs(sliding)["attn_mask_sliding"] == (1, 1, T, 32)
+    assert "kv_write_mask" not in inputs(sliding)
+
+
+def test_what_a_ring_lost_is_not_made_up() -> None:
+    """Too far back, and so the text has to be fed again; forgotten slots are lost on purpose."""
+    h = host(200, window=20, ring=32)
+    for start in range(0, 40, 4):
+        at = list(range(start, start + 4))
+        h.arrays(at, at)
+    assert h.rewindable(27) and not h.rewindable(26) and h.rewindable(0)
+    with pytest.raises(ValueError, match="position 7 is no longer in the sliding layers' ring of 32; feed it again"):
+        h.arrays([26], [26])
+    assert h.recent.tolist() == [*range(32, 40), *range(8, 32)]  # refused, so nothing is marked
+    h.forget([38, 39])
+    assert (h.arrays([40], [40])["attn_mask_sliding"] == 0).sum() == 18
+    h.reset()
+    assert h.rewindable(0) and (h.arrays([0], [0])["attn_mask_sliding"] == 0).sum() == 1
 
 
 # The convolutions' ring.

@@ -22,7 +22,7 @@ from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import Model
 from shardmill.models.blocks import build
-from shardmill.models.contract import Floats, Form, Host, constants, inputs
+from shardmill.models.contract import Floats, Form, Host, constants, inputs, window_slots
 from shardmill.pipeline.steps.split import prefix_of
 
 VOCAB, SLOTS, TEXT, WINDOW = 256, 64, 40, 8
@@ -185,13 +185,15 @@ class Blocks:
 
     def __init__(self, model: Model, tensors: Mapping[str, Tensor], slots: int = SLOTS, host: type[Host] = Host):
         a = model.architecture
-        form = Form("layers", a.graph, tuple(enumerate(a.kinds)), slots)
+        ring = window_slots(a.window, self.max_tokens, slots)
+        form = Form("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
         weights = weights_of(model, tensors)
         self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(form))
         self.table = weights["embedding"]
         self.layers, self.head = build(form, weights), build(Form("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
-        self.host = host({"context": slots, "rope": ropes, "window": a.window, "conv_taps": a.graph.conv_taps})
+        known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
+        self.host = host(known | {"conv_taps": a.graph.conv_taps})
 
     def reset(self) -> None:
         """Forgets every slot."""

@@ -22,6 +22,7 @@ PLAN: dict[str, Any] = {
     "tokens_max": 4,
     "widths": [1, 4],
     "eos_token_ids": [0],
+    "window_slots": 0,
     "architecture": {
         "vocab": 256,
         "graph": {"hidden": 96, "conv_taps": 0},

@@ -170,7 +170,7 @@ def test_restoring_a_package_imports_nothing_heavy(tmp_path: Path) -> None:
     from shardmill.models.architecture import Graph
 
     graph = Graph(hidden=96, heads=3, kv_heads=1, head_dim=32, rope_dim=24, ffn=128, rms_norm_eps=1e-5)
-    plan.write_part(tmp_path / "part.json", plan.Part("head_0", "head", 0, 1, 0, 4, graph, (), ()))
+    plan.write_part(tmp_path / "part.json", plan.Part("head_0", "head", 0, 1, 0, 0, 4, graph, (), ()))
 
     def work(made: Made) -> None:
         made["package"].mkdir()

@@ -67,7 +67,7 @@ def task(
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What the host's arrays depend on, beside the part."""
-    return {key: plan[key] for key in ("rope", "window")}
+    return {key: plan[key] for key in ("rope", "window", "window_slots")}
 
 
 def report(name: str, found: Iterable[Measurement | NotRun]) -> dict[str, Any]:
