@@ -183,7 +183,7 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     known = {
         "model.embed_tokens.weight": load_file(build / content["embedding"]["path"])["embedding"].float()
         / plan["architecture"]["embedding_scale"],  # transformers scales them itself
-        "lm_head.weight": torch.cat(list(rows)),
+        "lm_head.weight": torch.cat([block.clone() for block in rows]),  # each is written over the one before
     }
     names = model.state_dict().keys()
     model.load_state_dict({n: known[n] if n in known else weights(n) for n in names}, assign=True)
