@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax
 
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
@@ -28,6 +28,7 @@ from shardmill.plan import Tensor as Constant
 from shardmill.runtime.engine import Engine
 
 CLEAR_MARGIN = 0.1  # nat: below it the two best tokens are as good as equal
+POSITIONS = 32  # whose distributions are compared at a time: with a large vocabulary all of them take gigabytes
 
 
 def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
@@ -104,14 +105,11 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
     def fed() -> Floats:
         return feed(engine, tokens, cut(len(tokens), [engine.max_tokens]))
 
-    shipped = torch.from_numpy(fed())
-    p, q = log_softmax(original, -1), log_softmax(shipped, -1)
-    divergence = Measurement("kl", float(kl_div(q, p, reduction="batchmean", log_target=True)))
-    yield explained(divergence, fed, engine)
-    targets = torch.tensor(tokens[1:])
-    before, after = (math.exp(float(cross_entropy(x[:-1], targets))) for x in (original, shipped))
+    found = compared(original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0]))  # nothing follows the last
+    yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)
+    before, after = (math.exp(float(loss[:-1].mean())) for loss in (found.loss, found.shipped_loss))
     if before < original.shape[1]:
-        yield top1(p, q)
+        yield top1(found)
         yield Measurement("perplexity_ratio", after / before, f"{before:.4g} -> {after:.4g} on {len(tokens)} tokens")
         return
     reason = (
@@ -120,14 +118,35 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
     yield from (NotRun(name, reason) for name in ("top1_agreement", "perplexity_ratio"))
 
 
-def top1(original: Tensor, shipped: Tensor) -> Measurement:
-    """Agreement on the most likely token where the original's margin is clear. Takes log-probabilities [n, vocab]."""
-    best = original.topk(2, dim=-1).values
-    clear = best[:, 0] - best[:, 1] >= CLEAR_MARGIN
-    same = original.argmax(-1) == shipped.argmax(-1)
-    close = f"{int(same[~clear].sum())} of {int((~clear).sum())} others agree"
+@dataclass(frozen=True)
+class Compared:
+    """Two models' distributions of the next token, position by position, each field [n]."""
+
+    divergence: Tensor  # of the shipped distribution from the original's, in nats
+    margin: Tensor  # between the original's two best tokens, in nats
+    agree: Tensor  # whether both have the same most likely token
+    loss: Tensor  # the original's -log p(the token that follows)
+    shipped_loss: Tensor
+
+
+def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
+    """Compares logits [n, vocab]. Args: following the token after each position [n]."""
+    rows = []
+    for block, other, target in zip(*(x.split(POSITIONS) for x in (original, shipped, following)), strict=True):
+        p, q = log_softmax(block, -1), log_softmax(other, -1)
+        best = p.topk(2, dim=-1).values
+        losses = (-x.gather(1, target[:, None])[:, 0] for x in (p, q))
+        divergence = kl_div(q, p, reduction="none", log_target=True).sum(-1)
+        rows.append((divergence, best[:, 0] - best[:, 1], p.argmax(-1) == q.argmax(-1), *losses))
+    return Compared(*map(torch.cat, zip(*rows, strict=True)))
+
+
+def top1(found: Compared) -> Measurement:
+    """Agreement on the most likely token where the original's margin is clear."""
+    clear = found.margin >= CLEAR_MARGIN
+    close = f"{int(found.agree[~clear].sum())} of {int((~clear).sum())} others agree"
     return Measurement(
-        "top1_agreement", float(same[clear].float().mean()), f"{int(clear.sum())} clear positions; {close}"
+        "top1_agreement", float(found.agree[clear].float().mean()), f"{int(clear.sum())} clear positions; {close}"
     )
 
 

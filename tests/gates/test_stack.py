@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shardmill.gates import stack
-from shardmill.gates.stack import top1
+from shardmill.gates.stack import POSITIONS, compared
 from shardmill.gates.thresholds import Measurement, NotRun
 
 VOCAB = 16
@@ -21,6 +21,25 @@ VOCAB = 16
 
 def logits(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows).log_softmax(-1)
+
+
+def top1(original: torch.Tensor, shipped: torch.Tensor) -> Measurement:
+    """Of logits alone: what follows them does not count."""
+    return stack.top1(compared(original, shipped, torch.zeros(len(original), dtype=torch.int64)))
+
+
+def test_distributions_are_compared_row_by_row_however_many_there_are() -> None:
+    """Blocks of positions save memory and change nothing but the last digits."""
+    random = torch.Generator().manual_seed(0)
+    original, shipped = torch.randn(2, 2 * POSITIONS + 5, VOCAB, generator=random)
+    following = torch.randint(VOCAB, (len(original),), generator=random)
+    found, p, q = compared(original, shipped, following), original.log_softmax(-1), shipped.log_softmax(-1)
+    torch.testing.assert_close(found.divergence, (p.exp() * (p - q)).sum(-1))
+    torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(original, following, reduction="none"))
+    torch.testing.assert_close(
+        found.shipped_loss, torch.nn.functional.cross_entropy(shipped, following, reduction="none")
+    )
+    assert torch.equal(found.agree, original.argmax(-1) == shipped.argmax(-1))
 
 
 def test_top1_counts_close_calls_apart() -> None:
