@@ -21,6 +21,8 @@ from shardmill.models.contract import Form, T, constants, inputs, output, states
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
 
+LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp32 (portable_coreml/run/stored.py)
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -188,6 +190,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             "weight_bytes": p.weight_bytes(config.convert.weights),
             "parameters": sum(p.parameters),
             "largest_tensor": max(p.parameters),
+            "expanded": sum(n for n in p.parameters if n < LARGE),
         }
         for p in parts
     ]

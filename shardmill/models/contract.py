@@ -269,9 +269,10 @@ class Host:
 
     def _overtaken(self, position: int) -> NDArray[np.int64]:
         """Positions before one that a sliding layer would look at and that later ones took the slots of."""
-        wanted = np.arange(max(position - (self.window or 0) + 1, 0), position)
+        wanted: NDArray[np.int64] = np.arange(max(position - (self.window or 0) + 1, 0), position)
         there = self.recent[wanted % self.window_slots]
-        return wanted[(there > wanted) & (there != NEVER)]
+        lost: NDArray[np.int64] = wanted[(there > wanted) & (there != NEVER)]
+        return lost
 
     def _check_window(self, position: int) -> None:
         lost = self._overtaken(position)

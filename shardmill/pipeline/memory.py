@@ -30,6 +30,8 @@ class Sizes:
     layer: float = 0.0
     model: float = 0.0  # of all programs
     table: float = 0.0  # of the embedding table
+    expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
+    vocab: float = 0.0  # not of parameters but of tokens, each of which costs logits
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Need:
     layer: float = 0.0
     model: float = 0.0
     table: float = 0.0
+    expanded: float = 0.0
+    vocab: float = 0.0
 
     def mb(self, sizes: Sizes) -> int:
         """The sum in MB, rounded up."""
@@ -87,7 +91,8 @@ def check(job: str, mb: int, limit: int | None) -> None:
 def sizes(plan: Mapping[str, Any], part: str | None = None) -> Sizes:
     """The sizes of a job of one part, or of the whole model, given plan.json's content."""
     rows = {row["name"]: row for row in plan["parts"]}
-    own = rows[part] if part else {"parameters": 0, "largest_tensor": 0}
+    every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
+    own = rows[part] if part else {"parameters": 0, "largest_tensor": 0, "expanded": every}
     layers = sum(row["parameters"] for row in rows.values() if row["kind"] == "layers")
     table = rows["embedding"]["parameters"]
     return Sizes(
@@ -96,4 +101,6 @@ def sizes(plan: Mapping[str, Any], part: str | None = None) -> Sizes:
         layer=layers / plan["architecture"]["layers"] / MILLION,
         model=(sum(row["parameters"] for row in rows.values()) - table) / MILLION,
         table=table / MILLION,
+        expanded=own["expanded"] / MILLION,
+        vocab=plan["architecture"]["vocab"] / MILLION,
     )
