@@ -132,7 +132,8 @@ class Compared:
 def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
     """Compares logits [n, vocab]. Args: following the token after each position [n]."""
     rows = []
-    for block, other, target in zip(*(x.split(POSITIONS) for x in (original, shipped, following)), strict=True):
+    blocks = (torch.split(values, POSITIONS) for values in (original, shipped, following))
+    for block, other, target in zip(*blocks, strict=True):
         p, q = log_softmax(block, -1), log_softmax(other, -1)
         best = p.topk(2, dim=-1).values
         losses = (-x.gather(1, target[:, None])[:, 0] for x in (p, q))
