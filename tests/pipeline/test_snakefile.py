@@ -34,9 +34,9 @@ def limited(limit: int | None) -> SimpleNamespace:
 def test_memory_is_declared_for_the_configured_method_within_the_limit(settings: dict[str, Any]) -> None:
     folder = Path("build/tiny")
     folder.mkdir(parents=True)
-    layers = {"name": "layers_00_02", "kind": "layers", "parameters": 10**8, "largest_tensor": 10**8}
-    table = {"name": "embedding", "kind": "embedding", "parameters": 0, "largest_tensor": 0}
-    (folder / "plan.json").write_text(json.dumps({"architecture": {"layers": 4}, "parts": [layers, table]}))
+    layers = {"name": "layers_00_02", "kind": "layers", "parameters": 10**8, "largest_tensor": 10**8, "expanded": 0}
+    table = {"name": "embedding", "kind": "embedding", "parameters": 0, "largest_tensor": 0, "expanded": 0}
+    (folder / "plan.json").write_text(json.dumps({"architecture": {"layers": 4, "vocab": 0}, "parts": [layers, table]}))
     needs = {}
     for method in ("stamped", "plain"):
         parsed = config.parse(settings | {"convert": {"method": method}})
