@@ -135,6 +135,7 @@ class Reference:
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append((result[0] if isinstance(result, tuple) else result)[0])
             module.to("meta")
+            _give_back()
 
         with ExitStack() as stack, _replaced(self.decoder, "layers", chosen):
             for i, layer in enumerate(chosen):

@@ -74,11 +74,11 @@ MEASURED = {
     ("gemma", "reference", None): 1458,
     ("gemma", "parity", "layers_00_18"): 1278,
     ("gemma", "parity", "head_0"): 568,
-    ("gemma", "parity_stack", None): 3414,
+    ("gemma", "parity_stack", None): 2280,
     ("gemma", "benchmark", None): 1923,
-    ("qwen", "reference", None): 1603,
-    ("qwen", "parity", "layers_00_24"): 1707,
-    ("qwen", "parity_stack", None): 2878,
+    ("qwen", "reference", None): 1053,
+    ("qwen", "parity", "layers_00_24"): 1496,
+    ("qwen", "parity_stack", None): 2170,
     ("qwen", "benchmark", None): 1634,
 }
 
