@@ -166,7 +166,7 @@ def gated(name: str, scratch: Path | None) -> dict[str, Any]:
         verdict = f"build/{name}/parity/layers_00_{count:02d}.json"
         command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", folder]
         done = subprocess.run(
-            [*command, verdict, "--cores", "2", "--configfile", "config.json"],
+            [*command, verdict, "--cores", "2", "--configfile", str(home / "config.json")],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
