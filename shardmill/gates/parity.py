@@ -17,7 +17,8 @@ from shardmill.gates.reference import Reference
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.contract import RING, Floats, Host, inputs, states
+from shardmill.models.contract import RING, inputs, states
+from shardmill.models.host import Floats, Host
 from shardmill.plan import Part
 from shardmill.runtime.program import Program
 

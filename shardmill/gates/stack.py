@@ -22,7 +22,7 @@ from shardmill.gates.speculation import mismatches
 from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.contract import Floats
+from shardmill.models.host import Floats
 from shardmill.plan import Part
 from shardmill.plan import Tensor as Constant
 from shardmill.runtime.engine import Engine

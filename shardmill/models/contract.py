@@ -1,4 +1,4 @@
-"""The graph contract: what goes into each kind of program, what it keeps, what comes out, and what the host computes.
+"""The graph contract: what goes into each kind of program, what it keeps, and what comes out.
 
 A model is a chain of parts, and a part has a kind:
 
@@ -19,28 +19,21 @@ are hidden by their positions until they are written again.
 Where its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
 p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
 
-This file alone spells that out; conversion, engine, gates and manifest ask it.
+This file alone spells that out; conversion, engine, gates and manifest ask it. How the host computes the masks and the
+rotary rows of a pass stands in models/host.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
 
 Shape = tuple[int, ...]
-Floats = NDArray[np.float32]
 
 T = -1  # stands for the token axis in shapes
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
-MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it into NaN (rule N4)
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
-NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
 
 
 @dataclass(frozen=True)
@@ -187,144 +180,3 @@ def _feed_forward(g: Graph) -> dict[str, Shape]:
 def _projection(path: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:
     weight: dict[str, Shape] = {f"{path}.weight": (rows, columns)}
     return weight | ({f"{path}.bias": (rows,)} if bias else {})
-
-
-class Host:
-    """The host's side of the contract: what is in each slot, and the arrays of a pass.
-
-    One Host serves all parts of a model, since all of them see the same tokens. A program takes those of the arrays
-    that are its inputs.
-    """
-
-    def __init__(self, runtime: Mapping[str, Any]) -> None:
-        """Makes the rotary tables, of a row for each slot.
-
-        Args:
-            runtime: what model.json says of the model: context, rope, window, window_slots, conv_taps.
-        """
-        self.slots: int = runtime["context"]
-        self.window: int | None = runtime["window"]
-        self.taps: int = runtime["conv_taps"]
-        self.window_slots: int = runtime["window_slots"]
-        self.rope: Mapping[str, Mapping[str, Any]] = runtime["rope"]
-        self.tables = {
-            name: values
-            for table, numbers in self.rope.items()
-            for name, values in zip(rope_inputs(table), rope_tables(numbers, self.slots), strict=True)
-        }
-        self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
-        self.recent = np.full(self.window_slots, NEVER)  # the same of the sliding layers' rings
-        self.ring = np.full(RING, NEVER)  # and of the convolutions' rings
-
-    def reset(self) -> None:
-        """Forgets every slot. What the states hold is masked until it is overwritten."""
-        self.held[:] = NEVER
-        self.recent[:] = NEVER
-        self.ring[:] = NEVER
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Hides slots until they are written again."""
-        self.recent[np.isin(self.recent, self.held[list(slots)])] = NEVER
-        self.held[list(slots)] = NEVER
-
-    def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
-        """The arrays of a pass by the names of inputs; marks its slots as written.
-
-        Raises:
-            ValueError: where a layer would need a token that its ring no longer holds.
-        """
-        at, where = np.asarray(positions), np.asarray(slots)
-        found = self._rotary(at)
-        if self.window_slots:  # first, since a ring may refuse: then no slot counts as written
-            self._check_window(int(at[0]))
-        if self.taps:
-            found |= self._ring_masks(at)
-        self.held[where] = at
-        found["attn_mask"] = attention_mask(self.held, at)
-        found["kv_write_mask"] = write_mask(self.slots, where)
-        if self.window_slots:
-            ring = at % self.window_slots
-            self.recent[ring] = at
-            found["attn_mask_sliding"] = attention_mask(self.recent, at, self.window)
-            found["kv_write_mask_sliding"] = write_mask(self.window_slots, ring)
-        elif self.window is not None:
-            found["attn_mask_sliding"] = attention_mask(self.held, at, self.window)
-        return found
-
-    def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:
-        """Rotary rows of these positions, each [T, rope_dim / 2]; a sliding context goes past the tables."""
-        if at[-1] < self.slots:
-            return {name: table[at] for name, table in self.tables.items()}
-        return {
-            name: rows
-            for table, numbers in self.rope.items()
-            for name, rows in zip(rope_inputs(table), rope_rows(numbers, at), strict=True)
-        }
-
-    def rewindable(self, position: int) -> bool:
-        """Whether the next pass may start at a position, given what the rings still hold."""
-        if self.taps and not all(self.ring[p % RING] == p for p in range(max(position - self.taps + 1, 0), position)):
-            return False
-        return not self.window_slots or not len(self._overtaken(position))
-
-    def _overtaken(self, position: int) -> NDArray[np.int64]:
-        """Positions before one that a sliding layer would look at and that later ones took the slots of."""
-        wanted: NDArray[np.int64] = np.arange(max(position - (self.window or 0) + 1, 0), position)
-        there = self.recent[wanted % self.window_slots]
-        lost: NDArray[np.int64] = wanted[(there > wanted) & (there != NEVER)]
-        return lost
-
-    def _check_window(self, position: int) -> None:
-        lost = self._overtaken(position)
-        if len(lost):
-            ring = f"the sliding layers' ring of {self.window_slots}"
-            raise ValueError(f"position {lost[0]} is no longer in {ring}; feed it again")
-
-    def _ring_masks(self, at: NDArray[np.int64]) -> dict[str, Floats]:
-        """conv_write_mask [1, 1, T, R] and conv_read_mask [1, L - 1, R, T]: slot = position mod R."""
-        ring, count = self.ring.copy(), len(at)
-        ring[at % RING] = at
-        write = np.zeros((1, 1, count, RING), np.float32)
-        write[0, 0, np.arange(count), at % RING] = 1
-        read = np.zeros((1, self.taps - 1, RING, count), np.float32)
-        for back in range(1, self.taps):
-            wanted = at - back
-            columns = np.flatnonzero(wanted >= 0)  # before the text a convolution reads zeros
-            lost = wanted[columns][ring[wanted[columns] % RING] != wanted[columns]]
-            if len(lost):
-                raise ValueError(f"position {lost[0]} is no longer in the convolutions' ring of {RING}; feed it again")
-            read[0, back - 1, wanted[columns] % RING, columns] = 1
-        self.ring = ring
-        return {"conv_write_mask": write, "conv_read_mask": read}
-
-
-def rope_rows(rope: Mapping[str, Any], positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """cos and sin of these positions, [T, rope_dim / 2], as `rope_tables` has them, but for positions of any size.
-
-    The angle is computed in float64: in float32 a step of one position is lost in those of a long text.
-    """
-    angles = positions[:, None] * np.asarray(rope["inv_freq"], np.float32).astype(np.float64)
-    scale = np.float32(rope["scale"])
-    return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
-
-
-def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats]:
-    """cos and sin for every position, [positions, rope_dim / 2], the attention factor included."""
-    angles = np.arange(positions, dtype=np.float32)[:, None] * np.asarray(rope["inv_freq"], np.float32)
-    scale = np.float32(rope["scale"])
-    return np.cos(angles) * scale, np.sin(angles) * scale
-
-
-def attention_mask(held: NDArray[np.int64], positions: NDArray[np.int64], window: int | None = None) -> Floats:
-    """[1, 1, T, S]: 0 where slot s holds a position <= the token's, and within its window, else -1e4."""
-    visible = held[None, :] <= positions[:, None]
-    if window is not None:
-        visible &= held[None, :] > positions[:, None] - window
-    return np.where(visible, np.float32(0), MASKED)[None, None]
-
-
-def write_mask(slots: int, where: NDArray[np.int64]) -> Floats:
-    """[1, 1, S, T], one-hot: row s, column t = 1 writes token t into slot s."""
-    mask = np.zeros((1, 1, slots, len(where)), np.float32)
-    mask[0, 0, where, np.arange(len(where))] = 1
-    return mask

@@ -1,6 +1,6 @@
 """The programs of a built model as one causal language model: tokens in, logits out.
 
-The host does what the graph contract leaves to it: embedding lookup, the arrays of a pass (models/contract.py), and the
+The host does what the graph contract leaves to it: embedding lookup, the arrays of a pass (models/host.py), and the
 chaining of parts.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
-from shardmill.models.contract import Floats, Host
+from shardmill.models.host import Floats, Host
 from shardmill.runtime.manifest import read_manifest
 from shardmill.runtime.program import Program
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardmill.errors import ShardmillError
-from shardmill.models.contract import Floats
+from shardmill.models.host import Floats
 
 
 class Program:

@@ -14,7 +14,7 @@ from convert.small import write_family
 
 from shardmill.gates.fp16_range import audit
 from shardmill.machine import load_programs_as
-from shardmill.models import contract
+from shardmill.models import host
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
@@ -83,13 +83,13 @@ def test_an_embedding_without_its_scale(gemma: tiny.Build) -> None:
 
 def shifted(patch: pytest.MonkeyPatch, change: Any) -> None:
     """Changes the ring's masks of every pass."""
-    real = contract.Host._ring_masks
+    real = host.Host._ring_masks
 
-    def masks(self: contract.Host, at: Any) -> dict[str, Any]:
+    def masks(self: host.Host, at: Any) -> dict[str, Any]:
         found: dict[str, Any] = change(real(self, at))
         return found
 
-    patch.setattr(contract.Host, "_ring_masks", masks)
+    patch.setattr(host.Host, "_ring_masks", masks)
 
 
 def test_taps_read_in_the_wrong_order(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +107,13 @@ def test_an_input_written_into_the_wrong_slot_of_the_ring(lfm: tiny.Build, monke
 def test_a_ring_that_keeps_the_last_inputs_written(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shifting state would, rejected drafts included: only those show it."""
 
-    def start(self: contract.Host, at: Any) -> dict[str, Any]:
+    def start(self: host.Host, at: Any) -> dict[str, Any]:
         begun = getattr(self, "written", 0)
         self.written = begun + len(at)  # type: ignore[attr-defined]
         return real(self, np.arange(begun, begun + len(at)))
 
-    real = contract.Host._ring_masks
-    monkeypatch.setattr(contract.Host, "_ring_masks", start)
+    real = host.Host._ring_masks
+    monkeypatch.setattr(host.Host, "_ring_masks", start)
     with caught("rejected_draft_error") as error:
         judged.part(lfm, FIRST)
     assert "program_error" not in str(error.value) and "width_error is" not in str(error.value)

@@ -15,7 +15,7 @@ import tiny
 from shardmill.errors import GateError
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.thresholds import Measurement
-from shardmill.models import contract
+from shardmill.models import host
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
@@ -27,14 +27,14 @@ SPOILT = 5  # the position from which on something is no number
 
 def rotate_by(patch: pytest.MonkeyPatch, value: float) -> None:
     """Puts a value into the cosines of one position, which the first rotation of every layer takes."""
-    real = contract.rope_tables
+    real = host.rope_tables
 
     def spoilt(*arguments: Any) -> Any:
         cos, sin = real(*arguments)
         cos[SPOILT] = value
         return cos, sin
 
-    patch.setattr(contract, "rope_tables", spoilt)
+    patch.setattr(host, "rope_tables", spoilt)
 
 
 @pytest.mark.parametrize(("name", "layer"), [("layers_02_03", 2), ("layers_00_02", 0), ("stack", 0)])

@@ -16,7 +16,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from shardmill.models import family
 from shardmill.models.architecture import Graph
 from shardmill.models.blocks import GatedMLP, ShortConv, build
-from shardmill.models.contract import RING, Form, Host, constants, inputs, output, states
+from shardmill.models.contract import RING, Form, constants, inputs, output, states
+from shardmill.models.host import Host
 
 from .small_configs import FAMILIES, small_config
 

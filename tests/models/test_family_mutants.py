@@ -19,7 +19,8 @@ from shardmill.checkpoint.headers import TensorInfo
 from shardmill.errors import CheckpointError
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, Kind, Model
-from shardmill.models.contract import RING, Floats, Host
+from shardmill.models.contract import RING
+from shardmill.models.host import Floats, Host
 
 from . import tiny_families as tiny
 

@@ -14,7 +14,8 @@ from transformers import AutoConfig
 
 from shardmill.errors import CheckpointError
 from shardmill.models import family
-from shardmill.models.contract import rope_inputs, rope_tables
+from shardmill.models.contract import rope_inputs
+from shardmill.models.host import rope_tables
 from shardmill.models.rope import rope
 
 CONTEXT = 96

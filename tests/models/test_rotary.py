@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardmill.models.contract import Host, rope_rows, rope_tables
+from shardmill.models.host import Host, rope_rows, rope_tables
 
 ROPE = {"inv_freq": [1.0, 0.3, 0.01], "scale": 1.5}
 

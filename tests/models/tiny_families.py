@@ -22,7 +22,8 @@ from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import Model
 from shardmill.models.blocks import build
-from shardmill.models.contract import Floats, Form, Host, constants, inputs, window_slots
+from shardmill.models.contract import Form, constants, inputs, window_slots
+from shardmill.models.host import Floats, Host
 from shardmill.pipeline.steps.split import prefix_of
 
 VOCAB, SLOTS, TEXT, WINDOW = 256, 64, 40, 8

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardmill.decode import Session, create_drafter, create_policy, run
 from shardmill.errors import ShardmillError
-from shardmill.models.contract import NEVER
+from shardmill.models.host import NEVER
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 

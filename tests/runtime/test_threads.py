@@ -7,7 +7,7 @@ import tiny
 from bench.folder import build_folder
 
 from shardmill import machine
-from shardmill.models.contract import NEVER
+from shardmill.models.host import NEVER
 from shardmill.runtime import engine, threads
 from shardmill.runtime.threads import choose_threads, fastest, timings
 
