@@ -104,18 +104,7 @@ def decoder(
     refuse_unplaced(config, honours)
     check_context(config, context)
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
-    graph = Graph(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        rope_dim=max(table.dim for table in tables.values()),
-        ffn=options.pop("ffn", None) or config.intermediate_size,
-        rms_norm_eps=options.pop("rms_norm_eps", None) or config.rms_norm_eps,
-        activation=options.pop("activation", None) or activation(config, "hidden_act"),
-        **options,
-    )
-    _check_heads(graph)
+    graph = _graph(config, tables, **options)
     layers = tuple(kinds) if kinds is not None else (Kind(),) * config.num_hidden_layers
     architecture = Architecture(
         model_type=config.model_type,
@@ -127,19 +116,45 @@ def decoder(
         embedding_scale=embedding_scale * graph.stream_scale,
         window=window if any(kind.mask == SLIDING_MASK for kind in layers) else None,
     )
-    named = tensors or {}
-    sources = {
-        f"layers.{i}.{role}": _placed(named.get(role, Source(role)), f"{PREFIX}layers.{i}.")
-        for i, kind in enumerate(layers)
-        for role in layer_constants(graph, kind)
-    }
-    norm = named.get("norm.weight", Source(final_norm))
-    table = Source("embed_tokens.weight", times=architecture.embedding_scale)
-    sources["norm.weight"] = _placed(norm, PREFIX)
-    sources["embedding"] = _placed(table, PREFIX)
-    head = f"{PREFIX}embed_tokens.weight" if architecture.tied else "lm_head.weight"
-    sources["lm_head.weight"] = Source(head)
+    sources = _layer_sources(architecture, tensors or {}) | _end_sources(architecture, tensors or {}, final_norm)
     return Model(architecture, sources, ignored=("lm_head.weight",) if architecture.tied else ())
+
+
+def _graph(
+    config: Any, tables: Mapping[str, Any], *, ffn: int | None = None, rms_norm_eps: float | None = None, **options: Any
+) -> Graph:
+    """The options of the programs' graph; what a family leaves out comes from the config."""
+    graph = Graph(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        rope_dim=max(table.dim for table in tables.values()),
+        ffn=ffn or config.intermediate_size,
+        rms_norm_eps=rms_norm_eps or config.rms_norm_eps,
+        activation=options.pop("activation", None) or activation(config, "hidden_act"),
+        **options,
+    )
+    _check_heads(graph)
+    return graph
+
+
+def _layer_sources(architecture: Architecture, named: Mapping[str, Source]) -> dict[str, Source]:
+    """The tensor behind each constant of each layer: the one that is named for its role, or that is called like it."""
+    return {
+        f"layers.{i}.{role}": _placed(named.get(role, Source(role)), f"{PREFIX}layers.{i}.")
+        for i, kind in enumerate(architecture.kinds)
+        for role in layer_constants(architecture.graph, kind)
+    }
+
+
+def _end_sources(architecture: Architecture, named: Mapping[str, Source], final_norm: str) -> dict[str, Source]:
+    """The tensors behind what lies outside the layers: the last norm, the embedding and the LM head."""
+    return {
+        "norm.weight": _placed(named.get("norm.weight", Source(final_norm)), PREFIX),
+        "embedding": _placed(Source("embed_tokens.weight", times=architecture.embedding_scale), PREFIX),
+        "lm_head.weight": Source(f"{PREFIX}embed_tokens.weight" if architecture.tied else "lm_head.weight"),
+    }
 
 
 def activation(config: Any, field: str) -> str:
