@@ -27,4 +27,4 @@ def write_table(part: Part, source: Path, file: Path, threads: int) -> None:
     with stream.created(file) as descriptor:
         os.ftruncate(descriptor, len(prefix) + size)
         blob.write_at(descriptor, prefix, 0)
-        stream.stream(descriptor, [stream.Weight(tensor, len(prefix))], source, threads)
+        stream.stream(descriptor, [stream.Weight((tensor,), len(prefix))], source, threads)

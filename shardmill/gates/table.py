@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from shardmill.checkpoint.headers import TensorInfo, read_header
-from shardmill.convert.weights import DTYPES, turned
+from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import GateError
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import ROWS, fp16_step
+from shardmill.models.sources import turned
 from shardmill.plan import Part
 
 
@@ -39,8 +40,9 @@ def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
     worst, where = 0.0, ""
     pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
+    vectors = beside(original, source)
     for i, (rows, plain) in enumerate(pairs):
-        expected = turned(plain, original.source)
+        expected = turned(plain, original.source, vectors)
         steps = rows.sub_(expected).abs_().div_(fp16_step(expected)).amax(1)  # [ROWS], NaN where any is
         token = int(steps.argmax())  # NaN counts as the largest
         if math.isnan(steps[token]) or float(steps[token]) > worst:

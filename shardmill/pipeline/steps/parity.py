@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest
-from shardmill.pipeline.steps.reference import seen
+from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
 
@@ -43,7 +43,7 @@ def task(
 
         known = load_file(states.path)
         source = source_folder(record)
-        reference = Reference(source, plan["context"])
+        reference = Reference(source, plan["context"], carry(plan))
         stored = PackageWeights(package.path, piece, plan["prefix"])
         if piece.kind == "layers":
             runner = parity.Runner(bundle.path, piece, plan)

@@ -11,6 +11,7 @@ from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest
 from shardmill.pipeline.steps.parity import host_side, report
+from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
 
@@ -54,10 +55,10 @@ def task(
         manifest = in_place(plan, programs, table.path)
         # Every width of question 2 is fed, not only those that a runtime uses.
         manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
-        weights, head = stack.stored_weights({p.name: (p, paths[p.name]) for p in pieces}, plan["prefix"])
-        reference = Reference(source_folder(record), plan["context"])
-        stored = stack.Stored(reference, weights, head, plan["architecture"]["embedding_scale"])
-        whole = table_parity(embedding, source_folder(record), table.path)
+        source, packed = source_folder(record), {p.name: (p, paths[p.name]) for p in pieces}
+        reference = Reference(source, plan["context"], carry(plan))
+        stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
+        whole = table_parity(embedding, source, table.path)
         found = stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states.path))
         settle("parity stack", report("stack", chain([whole], found)), made["verdict"])
 

@@ -44,7 +44,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         table = weights("model.embed_tokens.weight")
         head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
         blocks = torch.split(head, reference.HEAD_ROWS)
-        model = reference.Reference(source, plan["context"])
+        model = reference.Reference(source, plan["context"], carry(plan))
         trace = model.run(tokens, lambda ids: table[ids], blocks, weights)
         hidden = trace["hidden"][:, : parity["positions"]].contiguous()
         save_file({"tokens": torch.tensor(tokens), "hidden": hidden, "logits": trace["logits"]}, made["states"])
@@ -52,6 +52,13 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
     return Task(work, Action("reference", inputs, params, **tools))
+
+
+def carry(plan: Mapping[str, Any]) -> int:
+    """Channels that a token carries beside the residual stream, see models/contract.py."""
+    layers = next(part for part in plan["parts"] if part["kind"] == "layers")
+    width: int = layers["inputs"]["x"][1] - plan["architecture"]["graph"]["hidden"]
+    return width
 
 
 def seen(states: Path, part: Part) -> str:
