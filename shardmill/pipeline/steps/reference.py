@@ -36,8 +36,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         from shardmill.gates import reference
 
         source = source_folder(record)
-        count = min(max(parity["positions"], parity["perplexity_positions"]), plan["context"])
-        tokens = encode(source, text)[:count]
+        tokens = encode(source, text)[: positions(parity, plan["context"])]
         if len(tokens) < parity["positions"]:
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
         weights = reference.checkpoint_weights(source, plan["prefix"])
@@ -52,6 +51,11 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
     return Task(work, Action("reference", inputs, params, **tools))
+
+
+def positions(parity: Mapping[str, Any], context: int) -> int:
+    """How many of the text's tokens are fed at most, and so how many rows of logits there are."""
+    return min(max(int(parity["positions"]), int(parity["perplexity_positions"])), context)
 
 
 def seen(states: Path, part: Part) -> str:
