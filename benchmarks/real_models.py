@@ -70,7 +70,7 @@ def windows(build: Path, text: Path, count: int, size: int) -> Iterator[list[int
 def shipped_loss(engine: Engine, tokens: Sequence[int]) -> float:
     """Sum of -log p(token) over a window but its first, in the widest passes."""
     engine.reset()
-    total, width = 0.0, engine.max_tokens
+    total, width = 0.0, engine.tokens_max
     for start in range(0, len(tokens) - 1, width):
         at = range(start, min(start + width, len(tokens) - 1))
         rows = engine.forward([tokens[i] for i in at], at, at).astype(np.float64)  # [T, vocab]

@@ -33,7 +33,7 @@ class Engine:
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.max_tokens: int = manifest["tokens_max"]
+        self.tokens_max: int = manifest["tokens_max"]
         self.table = read_table(root / manifest["embedding"]["path"])  # [vocab, d] fp16
         self.host = Host(manifest)
         self.layers: list[tuple[Program, list[str]]] = []  # each with the names of its inputs
