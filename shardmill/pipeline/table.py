@@ -122,7 +122,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"verdict": "parity/stack.json"},
         reads={"summary": PLAN, "parts": (PART, "parts/embedding.json"), "record": RECORD},
         takes={"states": STATES, "packages": PACKAGE, "bundles": BUNDLE, "table": TABLE},
-        needs=Need(900, model=1.0, layer=3.5, expanded=8, logits=12),
+        needs=Need(1000, model=1.0, layer=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         drawn="parity",
     ),

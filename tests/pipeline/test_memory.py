@@ -71,15 +71,15 @@ MEASURED = {
     ("phi", "parity", "head_0"): 1246,
     ("phi", "parity_stack", None): 5609,
     ("phi", "benchmark", None): 5765,
-    ("gemma", "reference", None): 1458,
-    ("gemma", "parity", "layers_00_18"): 1278,
-    ("gemma", "parity", "head_0"): 568,
+    ("gemma", "reference", None): 1362,
+    ("gemma", "parity", "layers_00_18"): 1282,
+    ("gemma", "parity", "head_0"): 570,
     ("gemma", "parity_stack", None): 2280,
     ("gemma", "benchmark", None): 1923,
-    ("qwen", "reference", None): 1053,
+    ("qwen", "reference", None): 1183,
     ("qwen", "parity", "layers_00_24"): 1496,
-    ("qwen", "parity_stack", None): 2170,
-    ("qwen", "benchmark", None): 1634,
+    ("qwen", "parity_stack", None): 2278,
+    ("qwen", "benchmark", None): 1685,
 }
 
 
