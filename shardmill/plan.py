@@ -76,7 +76,7 @@ class Part:
     end: int
     slots: int  # S
     window_slots: int  # W, see models/contract.py
-    tokens: int  # upper bound of T
+    tokens: int  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json
     graph: Graph
     kinds: tuple[Kind, ...]  # of its layers
     tensors: tuple[Tensor, ...]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,12 @@ def _at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
 
 def _give_back() -> None:
     """Returns freed memory to the system: glibc keeps what lies between blocks in use, hundreds of MB by now."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = _trim()
     if trim is not None:
         trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """glibc's malloc_trim. Looked up once: every CDLL makes a class, which only the collector frees."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -89,7 +89,7 @@ def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Seque
         error = Measurement("program_error", relative_error(plain, expected))
         yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
-    for name, passes in schedules(len(tokens), engine.max_tokens).items():
+    for name, passes in schedules(len(tokens), engine.tokens_max).items():
         error = Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
         yield explained(error, partial(feed, engine, tokens, passes), engine)
     if is_portable():
@@ -106,7 +106,7 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
         engine = load()
 
     def fed() -> Floats:
-        return feed(engine, tokens, cut(len(tokens), [engine.max_tokens]))
+        return feed(engine, tokens, cut(len(tokens), [engine.tokens_max]))
 
     found = compared(original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0]))  # nothing follows the last
     yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)

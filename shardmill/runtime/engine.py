@@ -33,7 +33,7 @@ class Engine:
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.max_tokens: int = manifest["tokens_max"]
+        self.tokens_max: int = manifest["tokens_max"]
         self.table = read_table(root / manifest["embedding"]["path"])  # [vocab, d] fp16
         self.host = Host(manifest)
         # What a token carries beside the residual stream: channels of the first part's x that the table lacks.

@@ -272,11 +272,11 @@ def _constant(sources: Sequence[Source], tensors: Mapping[str, Tensor], shape: t
 class Blocks:
     """The PyTorch blocks of a whole model and the contract's Host, called as an engine is."""
 
-    widths, max_tokens = (1, 2, 3, 4), 4
+    widths, tokens_max = (1, 2, 3, 4), 4
 
     def __init__(self, model: Model, tensors: Mapping[str, Tensor], slots: int = SLOTS, host: type[Host] = Host):
         a = model.architecture
-        ring = window_slots(a.window, self.max_tokens, slots)
+        ring = window_slots(a.window, self.tokens_max, slots)
         form = Form("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
         weights = weights_of(model, tensors)
         self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(form))

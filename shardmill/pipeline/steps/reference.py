@@ -36,8 +36,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         from shardmill.gates import reference
 
         source = source_folder(record)
-        count = min(max(parity["positions"], parity["perplexity_positions"]), plan["context"])
-        tokens = encode(source, text)[:count]
+        tokens = encode(source, text)[: positions(parity, plan["context"])]
         if len(tokens) < parity["positions"]:
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
         weights = reference.checkpoint_weights(source, plan["prefix"])
@@ -59,6 +58,11 @@ def carry(plan: Mapping[str, Any]) -> int:
     layers = next(part for part in plan["parts"] if part["kind"] == "layers")
     width: int = layers["inputs"]["x"][1] - plan["architecture"]["graph"]["hidden"]
     return width
+
+
+def positions(parity: Mapping[str, Any], context: int) -> int:
+    """How many of the text's tokens are fed at most, and so how many rows of logits there are."""
+    return min(max(int(parity["positions"]), int(parity["perplexity_positions"])), context)
 
 
 def seen(states: Path, part: Part) -> str:
