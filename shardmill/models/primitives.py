@@ -72,15 +72,15 @@ class UnitNorm(nn.Module):
         return y * torch.rsqrt((y * y).mean(dim=2, keepdim=True) + self.least)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(RMSNorm):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the channels."""
 
     def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        super().__init__()
-        self.norm, self.bias = RMSNorm(weight, eps), vector(bias)
+        super().__init__(weight, eps)
+        self.bias = vector(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return add_channels(self.norm(x - x.mean(dim=1, keepdim=True)), self.bias)
+        return add_channels(super().forward(x - x.mean(dim=1, keepdim=True)), self.bias)
 
 
 def vector(values: Tensor) -> nn.Parameter:
