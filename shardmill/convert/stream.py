@@ -65,12 +65,18 @@ def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight]]:
         placed = [next(left) for _ in values]
         for value, where in zip(values, placed, strict=True):
             value.blobFileValue.offset = where.offset
-        if name not in tensors or math.prod(extents(values[0])) != math.prod(tensors[name].shape):
+        if name not in tensors or not _holds(extents(values[0]), tensors[name].shape):
             raise StampError(f"{name}: the program's weight of {extents(values[0])} is no tensor of {part.name}")
         weights.append(Weight(tensors.pop(name), *(where.data for where in placed)))
     if tensors:
         raise StampError(f"{min(tensors)}: a tensor of {part.name} that its program does not use")
     return blobs, weights
+
+
+def _holds(extents: list[int], shape: tuple[int, ...]) -> bool:
+    """Whether a tensor fills a constant, or the first rows of one whose other rows are zeros."""
+    size, wanted = math.prod(extents), math.prod(shape)
+    return size == wanted or (extents[0] > shape[0] and size // extents[0] * shape[0] == wanted)
 
 
 def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:

@@ -13,6 +13,7 @@ from shardmill import plan
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Source
+from shardmill.models.contract import constants
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 FP16_MAX = float(torch.finfo(torch.float16).max)
@@ -49,6 +50,7 @@ class PartWeights(Mapping[str, Tensor]):
 
     def __init__(self, part: plan.Part, source: Path) -> None:
         self.tensors = {tensor.path: tensor for tensor in part.tensors}
+        self.shapes = constants(part.form) if part.kind == "encoder" else {}
         self.source = source
 
     def __getitem__(self, path: str) -> Tensor:
@@ -57,7 +59,8 @@ class PartWeights(Mapping[str, Tensor]):
         values = turned(read(tensor, self.source), tensor.source).float().reshape(tensor.shape)
         if float(values.abs().max()) > FP16_MAX:
             raise CheckpointError(f"{tensor.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
-        return values
+        missing = self.shapes.get(path, values.shape)[0] - len(values)  # rows of a classifier without a label
+        return torch.cat([values, torch.zeros(missing, *values.shape[1:])]) if missing else values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)

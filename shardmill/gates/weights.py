@@ -21,6 +21,7 @@ from shardmill.errors import GateError
 from shardmill.models.contract import stem
 from shardmill.plan import Part
 
+MATRIX = 2
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
 ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
 
@@ -71,10 +72,11 @@ class PackageWeights:
 
     def stored(self, path: str) -> tuple[Tensor, Tensor | None]:
         """A constant as it is stored, in int8 or fp16, and the quantisation step of each output channel [out, 1]."""
-        op = self.op(path)
+        op, rows = self.op(path), self.tensors[path].shape[0]  # a classifier's last rows have no label
         if op.type == "const":
-            return self.read(op.attributes["val"]).squeeze(), None
-        values, scale = (self.read(op.inputs[key].arguments[0].value) for key in ("data", "scale"))
+            values = self.read(op.attributes["val"]).squeeze()
+            return values.reshape(-1)[:rows] if values.ndim < MATRIX else values[:rows], None
+        values, scale = (self.read(op.inputs[key].arguments[0].value)[:rows] for key in ("data", "scale"))
         return values.flatten(start_dim=1), scale.float().reshape(-1, 1)
 
     def read(self, value: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The programs of a decoder as PyTorch modules, built from a Graph and the kinds of its layers.
+"""The programs of a model as PyTorch modules, built from a Graph and the kinds of its layers.
 
 Submodules carry the paths that models/contract.py gives the weights, so that the programs' constants do too.
 """
@@ -14,6 +14,7 @@ from shardmill.models.architecture import Graph, Kind
 from shardmill.models.contract import Form, inputs, rope_inputs, states
 from shardmill.models.primitives import (
     ACTIVATIONS,
+    LayerNorm,
     RMSNorm,
     attend,
     cap,
@@ -46,9 +47,10 @@ class Shared:
                 _ = mask + 0
             self.masks[name] = mask
         # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
-        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in form.masks})}
-        kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
-        self.writes = {mask: (written[name], kept[name]) for mask in form.masks for name in [form.write_mask(mask)]}
+        kept = form.masks if form.kind == "layers" else ()
+        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in kept})}
+        left = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
+        self.writes = {mask: (written[name], left[name]) for mask in kept for name in [form.write_mask(mask)]}
         if form.convolves:
             self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
             self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
@@ -56,7 +58,7 @@ class Shared:
 
 
 class Attention(nn.Module):
-    """Attention over the cache, with the new tokens written into it first."""
+    """Attention over the cache, with the new tokens written into it first; without one, over the tokens of the pass."""
 
     qkv_proj: nn.Module
     q_proj: nn.Module
@@ -74,15 +76,18 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(weights[f"{path}k_norm.weight"], g.rms_norm_eps, axis)
         self.o_proj = projection(weights[f"{path}o_proj.weight"], weights.get(f"{path}o_proj.bias"))
 
-    def forward(self, x: Tensor, shared: Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         g = self.g
         q, k, v = self.fused(x, shared) if g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
-        k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
-        v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
+        if cache:
+            k_cache, v_cache = cache
+            k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
+            v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
+            k, v = cache
         # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
         factor = g.attention_scale or g.head_dim**-0.5
         q = scale(q, factor).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]
-        y = attend(q, k_cache, v_cache, shared.masks[self.kind.mask], g.score_cap)
+        y = attend(q, k, v, shared.masks[self.kind.mask], g.score_cap)
         y = y.reshape(1, g.heads, -1, g.head_dim).transpose(2, 3)  # [1, heads, head_dim, T]
         out: Tensor = self.o_proj(y.reshape(1, g.heads * g.head_dim, -1, 1))
         return out
@@ -168,31 +173,55 @@ class GatedMLP(nn.Module):
         return down
 
 
+class PlainMLP(nn.Module):
+    """down(activation(up))."""
+
+    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+        super().__init__()
+        self.activation = g.activation
+        self.up_proj = projection(weights[f"{path}up_proj.weight"], weights.get(f"{path}up_proj.bias"))
+        self.down_proj = projection(weights[f"{path}down_proj.weight"], weights.get(f"{path}down_proj.bias"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        down: Tensor = self.down_proj(ACTIVATIONS[self.activation](self.up_proj(x)))
+        return down
+
+
+def norm(g: Graph, weights: Weights, path: str, eps: float) -> RMSNorm:
+    """The norm of a path, of the graph's kind."""
+    if g.norm == "rms":
+        return RMSNorm(weights[f"{path}.weight"], eps)
+    return LayerNorm(weights[f"{path}.weight"], weights.get(f"{path}.bias"), eps)
+
+
 class Layer(nn.Module):
-    """A mixer and a gated MLP, each a branch of the residual stream, with the norms that the family has."""
+    """A mixer and an MLP, each a branch of the residual stream, with the norms that the family has."""
 
     def __init__(self, g: Graph, kind: Kind, index: int, weights: Weights) -> None:
         super().__init__()
         path = f"layers.{index}."
         self.g, self.mixes = g, kind.mixer == "attention"
-        if g.pre_norms:
-            self.input_layernorm = RMSNorm(weights[path + "input_layernorm.weight"], g.stream_eps)
+        self.input_layernorm: nn.Module = nn.Identity()
+        if g.pre_norms and kind.normed and not g.outer_norms:
+            self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
         if self.mixes:
             self.self_attn = Attention(g, kind, weights, path + "self_attn.")
         else:
             self.conv = ShortConv(g, weights, path + "conv.")
-        second = weights[path + "post_attention_layernorm.weight"]
-        self.post_attention_layernorm = RMSNorm(second, g.rms_norm_eps if g.post_norms else g.stream_eps)
-        self.mlp = GatedMLP(g, weights, path + "mlp.")
-        if g.post_norms:
-            if g.pre_norms:
-                third = weights[path + "pre_feedforward_layernorm.weight"]
-                self.pre_feedforward_layernorm = RMSNorm(third, g.stream_eps)
-            last = weights[path + "post_feedforward_layernorm.weight"]
-            self.post_feedforward_layernorm = RMSNorm(last, g.rms_norm_eps)
+        second = g.rms_norm_eps if g.post_norms else g.stream_eps
+        self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", second)
+        self.mlp = (GatedMLP if g.gated else PlainMLP)(g, weights, path + "mlp.")
+        if g.post_norms and g.pre_norms:
+            self.pre_feedforward_layernorm = norm(g, weights, path + "pre_feedforward_layernorm", g.stream_eps)
+        if g.post_norms or g.outer_norms:
+            last = g.rms_norm_eps if g.post_norms else g.stream_eps
+            self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", last)
 
     def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
         mixer = self.self_attn if self.mixes else self.conv
+        if self.g.outer_norms:
+            x = self.post_attention_layernorm(x + mixer(x, shared, *states))
+            return self.post_feedforward_layernorm(x + self.mlp(x))  # type: ignore[no-any-return]
         if self.g.post_norms:
             return self.between(x, mixer, shared, states)
         x = x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
@@ -240,7 +269,42 @@ class HeadPart(nn.Module):
         return cap(scale(logits, self.g.logit_scale), self.g.logit_cap)
 
 
+class EncoderPart(nn.Module):
+    """All layers with what comes before and after them: the contract's part of kind "encoder"."""
+
+    embed_norm: nn.Module
+    norm: nn.Module
+    dense: nn.Module
+    dense_norm: nn.Module
+    classifier: nn.Module
+
+    def __init__(self, form: Form, weights: Weights) -> None:
+        super().__init__()
+        assert form.ends is not None
+        g, ends = form.graph, form.ends
+        self.form, self.ends, self.names = form, ends, list(inputs(form))
+        for name, there in (("embed_norm", ends.embed_norm), ("norm", ends.final_norm), ("dense_norm", ends.dense_norm)):
+            setattr(self, name, norm(g, weights, name, g.rms_norm_eps) if there else nn.Identity())
+        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in form.layers})
+        for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):
+            made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()
+            setattr(self, name, made)
+
+    def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)))
+        x = self.embed_norm(x)
+        for layer in self.layers.values():
+            x = layer(x, shared)
+        x = self.dense(self.norm(x))
+        if self.ends.dense:
+            x = ACTIVATIONS[self.ends.dense](x)
+        out: Tensor = self.classifier(self.dense_norm(x))
+        return out
+
+
+PARTS: Mapping[str, type[nn.Module]] = {"layers": LayersPart, "head": HeadPart, "encoder": EncoderPart}
+
+
 def build(form: Form, weights: Weights) -> nn.Module:
     """The module of a part, in inference mode. Args: weights in fp32 by the contract's paths."""
-    part = HeadPart(form, weights) if form.kind == "head" else LayersPart(form, weights)
-    return part.eval()
+    return PARTS[form.kind](form, weights).eval()

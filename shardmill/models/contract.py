@@ -9,9 +9,14 @@ A model is a chain of parts, and a part has a kind:
             kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
             conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
+    encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
+            rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
+            attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
 
 Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, W
 those of a sliding layer, R the slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass.
+An encoder is one part of kind "encoder" for each number of tokens that it is built for (a bucket): there T is that
+number, its tokens see one another through masks, and models/buckets.py computes the host's arrays.
 No program has an index that depends on data: the host says by masks what is written and what is seen. Token t sees slot
 s if and only if s was last written with a position that is not after t's, so a rejected draft costs nothing: its slots
 are hidden by their positions until they are written again.
@@ -25,27 +30,30 @@ rotary rows of a pass stands in models/host.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
+from shardmill.models.architecture import SLIDING_MASK, Architecture, Ends, Graph, Kind
 
 Shape = tuple[int, ...]
 
 T = -1  # stands for the token axis in shapes
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
+LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
 
 
 @dataclass(frozen=True)
 class Form:
     """All that decides the interface of a part."""
 
-    kind: str  # "layers" or "head"
+    kind: str  # "layers", "head" or "encoder"
     graph: Graph
     layers: tuple[tuple[int, Kind], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
     window_slots: int = 0  # W where sliding layers keep rings; 0 where they keep as much as the others
     rows: int = 0  # of the vocabulary
+    ends: Ends | None = None  # of an encoder
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -57,8 +65,15 @@ class Form:
         """The attention masks that its layers use, sorted."""
         return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer == "attention"}))
 
+    @property
+    def label_rows(self) -> int:
+        """Rows of an encoder's logits: its labels, and nothing in the rows up to a multiple of LABEL_STEP."""
+        return -(-self.ends.labels // LABEL_STEP) * LABEL_STEP if self.ends else 0
+
     def kept(self, mask: str) -> int:
-        """Key/value slots of layers with an attention mask."""
+        """Key/value slots of layers with an attention mask; of an encoder, the tokens of the pass."""
+        if self.kind == "encoder":
+            return T
         return self.window_slots if mask == SLIDING_MASK and self.window_slots else self.slots
 
     def write_mask(self, mask: str) -> str:
@@ -91,6 +106,8 @@ def inputs(form: Form) -> dict[str, Shape]:
         cos, sin = rope_inputs(name)
         found |= {cos: (T, g.rope_dim // 2), sin: (T, g.rope_dim // 2)}
     found |= {name: (1, 1, T, form.kept(name)) for name in form.masks}
+    if form.kind == "encoder":
+        return found
     found |= {form.write_mask(name): (1, 1, form.kept(name), T) for name in form.masks}
     if form.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
@@ -107,7 +124,7 @@ def states(form: Form) -> dict[str, Shape]:
     """The states of a program by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
     g = form.graph
     found: dict[str, Shape] = {}
-    for i, kind in form.layers:
+    for i, kind in form.layers if form.kind == "layers" else ():
         if kind.mixer == "conv":
             found[f"c_{i}"] = (1, 1, g.hidden, RING)
         else:
@@ -117,18 +134,52 @@ def states(form: Form) -> dict[str, Shape]:
 
 def output(form: Form) -> str:
     """The name of a program's one output."""
-    return "logits" if form.kind == "head" else "hidden"
+    return "logits" if form.kind == "head" or form.label_rows else "hidden"
 
 
 def constants(form: Form) -> dict[str, Shape]:
     """The weights of a program by their path in it, in order, with their shapes."""
     if form.kind == "head":
         return {"norm.weight": (form.graph.hidden,), "lm_head.weight": (form.rows, form.graph.hidden)}
-    return {
+    layers = {
         f"layers.{i}.{role}": shape
         for i, kind in form.layers
         for role, shape in layer_constants(form.graph, kind).items()
     }
+    return layers if form.ends is None else _around(layers, form, form.ends)
+
+
+def _around(layers: Mapping[str, Shape], form: Form, ends: Ends) -> dict[str, Shape]:
+    """The weights of an encoder's program, given those of its layers."""
+    g, found = form.graph, dict(layers)
+    if ends.embed_norm:
+        found = {**_norm(g, "embed_norm"), **found}
+    if ends.final_norm:
+        found |= _norm(g, "norm")
+    if ends.dense:
+        found |= _projection("dense", g.hidden, g.hidden, ends.dense_bias)
+    if ends.dense_norm:
+        found |= _norm(g, "dense_norm")
+    return found | (_projection("classifier", form.label_rows, g.hidden, ends.label_bias) if ends.labels else {})
+
+
+def program_form(a: Architecture) -> Form:
+    """The form of a program with all layers of a model: of an encoder, that of its every part."""
+    layers = tuple(enumerate(a.kinds))
+    return Form("encoder", a.graph, layers, ends=a.ends) if a.ends else Form("layers", a.graph, layers)
+
+
+def table_constants(a: Architecture) -> dict[str, Shape]:
+    """The host's tables by path, with their shapes."""
+    found: dict[str, Shape] = {"embedding": (a.vocab, a.graph.hidden)}
+    named = {"positions": a.positions, "types": a.types}
+    return found | {path: (rows, a.graph.hidden) for path, rows in named.items() if rows}
+
+
+def model_constants(a: Architecture) -> dict[str, Shape]:
+    """The weights of all programs and the host's tables by path, with their shapes."""
+    head = {} if a.ends else constants(Form("head", a.graph, rows=a.vocab))
+    return constants(program_form(a)) | head | table_constants(a)
 
 
 def stem(path: str) -> str:
@@ -139,13 +190,19 @@ def stem(path: str) -> str:
 def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
     """The weights of one layer by their path from the layer, with their shapes."""
     mixer = _convolution(g) if kind.mixer == "conv" else _attention(g)
-    first, second = "input_layernorm.weight", "post_attention_layernorm.weight"
+    second, after = _norm(g, "post_attention_layernorm"), _norm(g, "post_feedforward_layernorm")
+    if g.outer_norms:
+        return {**mixer, **second, **_feed_forward(g), **after}
+    start = _norm(g, "input_layernorm") if g.pre_norms and kind.normed else {}
     if not g.post_norms:
-        return {first: (g.hidden,), **mixer, second: (g.hidden,), **_feed_forward(g)}
-    before = {"pre_feedforward_layernorm.weight": (g.hidden,)} if g.pre_norms else {}
-    after = {"post_feedforward_layernorm.weight": (g.hidden,)}
-    start = {first: (g.hidden,)} if g.pre_norms else {}
-    return {**start, **mixer, second: (g.hidden,), **before, **_feed_forward(g), **after}
+        return {**start, **mixer, **second, **_feed_forward(g)}
+    before = _norm(g, "pre_feedforward_layernorm") if g.pre_norms else {}
+    return {**start, **mixer, **second, **before, **_feed_forward(g), **after}
+
+
+def _norm(g: Graph, path: str) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{path}.weight": (g.hidden,)}
+    return weight | ({f"{path}.bias": (g.hidden,)} if g.norm_bias else {})
 
 
 def _attention(g: Graph) -> dict[str, Shape]:
@@ -170,7 +227,7 @@ def _convolution(g: Graph) -> dict[str, Shape]:
 
 
 def _feed_forward(g: Graph) -> dict[str, Shape]:
-    rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn}
+    rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn} if g.gated else {"up": g.ffn}
     found: dict[str, Shape] = {}
     for name, count in rows.items():
         found |= _projection(f"mlp.{name}_proj", count, g.hidden, g.mlp_bias)

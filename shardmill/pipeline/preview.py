@@ -109,7 +109,7 @@ def preview(config: Config) -> Preview:
         model=config.model,
         source=config.source.path or f"{config.source.repo}@{config.source.revision}",
         model_type=a.model_type,
-        context=config.context,
+        context=config.length,
         tokens_max=config.tokens.max,
         weights=config.convert.weights,
         topology=chosen.ranges,

@@ -25,7 +25,7 @@ WIDTHS = ({"hidden": 37, "ffn": 53, "rows": 67}, {"hidden": 41, "ffn": 59, "rows
 
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
     """The template of the part's form: from this process, or the cache folder, or coremltools."""
-    alike = stretches(part) > 1
+    alike = _is_alike(part)
     graph, kinds = _shrunk(part.graph, {"hidden": 0, "ffn": 0}), part.kinds[:1] if alike else part.kinds
     bare = replace(part, name="sample", start=0, end=0, graph=graph, kinds=kinds, tensors=())
     return known_template(bare, alike, quantization, cache)
@@ -34,9 +34,14 @@ def template(part: Part, quantization: str, cache: Path | None) -> Template:
 def stretches(part: Part) -> int:
     """Of how many stretches the part's program consists: of one for each layer if all are alike, else of a single one.
 
-    A head has one, too.
+    A head has one, too, and so has an encoder, which has something before its layers and after them.
     """
-    return len(part.kinds) if len(set(part.kinds)) == 1 else 1
+    return len(part.kinds) if len(set(part.kinds)) == 1 and part.kind != "encoder" else 1
+
+
+def _is_alike(part: Part) -> bool:
+    """Whether a part consists of several stretches."""
+    return stretches(part) > 1
 
 
 def widths(part: Part) -> dict[str, int]:
