@@ -55,7 +55,7 @@ class Reference:
         from transformers import AutoModelForCausalLM
 
         options = {"attn_implementation": "eager", "dtype": torch.float32}  # the config's dtype would round buffers
-        with _without_weights():
+        with without_weights():
             self.model = AutoModelForCausalLM.from_config(load_hf_config(source), **options)  # type: ignore[no-untyped-call]
         self.model.eval()
         self.decoder = self.model.model
@@ -73,9 +73,9 @@ class Reference:
     @torch.no_grad()
     def layers(self, hidden: Tensor, indices: Collection[int], weights: Weights) -> list[Tensor]:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
-        with self._only(indices, hidden, weights) as outputs, _replaced(self.decoder, self.final_norm, nn.Identity()):
+        with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, nn.Identity()):
             self.decoder(inputs_embeds=hidden[None], use_cache=False)
-        _give_back()
+        give_back()
         return outputs[1:]
 
     @torch.no_grad()
@@ -103,11 +103,11 @@ class Reference:
         with (
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
-            _replaced(embed, "weight", rows),
-            _replaced(embed, "padding_idx", None),
+            replaced(embed, "weight", rows),
+            replaced(embed, "padding_idx", None),
         ):
             logits = self.model(input_ids=places[None], use_cache=False).logits[0]
-        _give_back()
+        give_back()
         return {"hidden": torch.stack(outputs), "logits": logits}
 
     @contextmanager
@@ -135,9 +135,9 @@ class Reference:
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append((result[0] if isinstance(result, tuple) else result)[0])
             module.to("meta")
-            _give_back()
+            give_back()
 
-        with ExitStack() as stack, _replaced(self.decoder, "layers", chosen):
+        with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
             for i, layer in enumerate(chosen):
                 stack.callback(layer.register_forward_pre_hook(before(i), with_kwargs=True).remove)
                 if i in indices:
@@ -149,7 +149,7 @@ class Reference:
         """Gives the model its last norm's weights, and an LM head that multiplies block by block."""
         norm = getattr(self.decoder, self.final_norm)
         load(norm, f"model.{self.final_norm}.", weights)
-        with _replaced(self.model, "lm_head", _Blocks(head)):
+        with replaced(self.model, "lm_head", _Blocks(head)):
             yield
         norm.to("meta")
 
@@ -179,7 +179,7 @@ class _Blocks(nn.Module):
 
 
 @contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights() -> Iterator[None]:
     """Modules made within have parameters on the meta device, but real buffers."""
     register = nn.Module.register_parameter
 
@@ -195,7 +195,7 @@ def _without_weights() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an attribute another value for a while."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -215,7 +215,7 @@ def _at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
     return longer
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Returns freed memory to the system: glibc keeps what lies between blocks in use, hundreds of MB by now."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

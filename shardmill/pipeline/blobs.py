@@ -32,10 +32,10 @@ def share(store: Path, hashes: Mapping[Path, str]) -> None:
         pool.mkdir(exist_ok=True)
         with contextlib.suppress(OSError):  # no hard links here, or too many to one file
             kept = pool / sha256
-            if kept.exists() and hash_file(kept) == sha256:
-                _replace(file, kept)
-            else:
+            if not kept.exists():
                 _replace(kept, file)
+            elif not kept.samefile(file):  # between two links to one file a rename does nothing
+                _replace(*((file, kept) if hash_file(kept) == sha256 else (kept, file)))
 
 
 def _replace(target: Path, source: Path) -> None:

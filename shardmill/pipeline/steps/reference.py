@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
+from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.plan import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 1 << 22  # bytes that are hashed at a time
 
 
 def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
     """A safetensors file of tokens [n], hidden [layers + 1, positions, d] and logits [n, vocab].
+
+    Of an encoder: of tokens [n] and, for each bucket T, output_T: what comes out for their passages, a row for each
+    token or, where texts are classified, for each passage.
 
     Args:
         summary: plan.json.
@@ -38,9 +45,12 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         source = source_folder(record)
         count = min(max(parity["positions"], parity["perplexity_positions"]), plan["context"])
         tokens = encode(source, text)[:count]
-        if len(tokens) < parity["positions"]:
+        if len(tokens) < min(parity["positions"], count):
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
         weights = reference.checkpoint_weights(source, plan["prefix"])
+        if plan["buckets"]:
+            save_file({"tokens": torch.tensor(tokens), **_outputs(source, plan, tokens, weights)}, made["states"])
+            return
         table = weights("model.embed_tokens.weight")
         head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
         blocks = torch.split(head, reference.HEAD_ROWS)
@@ -65,12 +75,36 @@ def seen(states: Path, part: Part) -> str:
     """
     states = states.resolve()
     held = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
+    if part.kind == ENCODER:
+        output, tokens = held[f"output_{part.tokens}"], held["tokens"]
+        return _hashed(states, [(tokens.start, tokens.end), (output.start, output.end)], repr(output.shape))
     hidden, logits = held["hidden"], held["logits"]
     edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes
     first, last = (part.start, part.end) if part.kind == "layers" else (hidden.shape[0] - 1,) * 2
     spans = [(hidden.start + first * edge, hidden.start + (last + 1) * edge)]
     spans += [] if part.kind == "layers" else [(logits.start, logits.end)]
-    digest = hashlib.sha256(repr((hidden.shape[1:], logits.shape)).encode())
+    return _hashed(states, spans, repr((hidden.shape[1:], logits.shape)))
+
+
+def _outputs(
+    source: Path, plan: Mapping[str, Any], tokens: list[int], weights: Callable[[str], Tensor]
+) -> dict[str, Tensor]:
+    """What transformers makes of the tokens' passages, for each bucket."""
+    import torch
+
+    from shardmill.gates.encoder_reference import EncoderReference, passages
+
+    model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
+    found = {}
+    for bucket in plan["buckets"]:
+        outputs = model.run(passages(tokens, bucket, plan["task"]), lambda ids: table[ids], weights)
+        found[f"output_{bucket}"] = torch.cat(outputs).contiguous()
+    return found
+
+
+def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
+    """sha256 of what some ranges of bytes of a file hold, and of the shapes that they have."""
+    digest = hashlib.sha256(shapes.encode())
     with states.open("rb") as stream:
         for start, end in spans:
             stream.seek(start)
