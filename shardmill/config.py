@@ -130,6 +130,9 @@ class Config:
     buckets: Annotated[
         Sizes | None, Field(description="Tokens of each of an encoder's programs; auto: 128 and 512.")
     ] = None
+    pooling: Annotated[
+        Literal["mean", "cls"], Field(description="What an embedding is made of: all tokens' rows, or the first.")
+    ] = "mean"
     topology: Annotated[
         Topology, Field(description="Layers of each part, in order; auto: as few parts as fit, of even size.")
     ] = "auto"
@@ -272,7 +275,8 @@ def _source_problems(source: Source) -> list[str]:
 def _kind_problems(config: Config, content: Mapping[Any, Any]) -> list[str]:
     """Settings of decoders in the config of an encoder, and the other way round."""
     if config.kind == DECODER:
-        return [] if config.context else ["context: missing; an encoder has `buckets` instead"]
+        strange = ["pooling: a decoder has none"] if "pooling" in content else []
+        return strange if config.context else ["context: missing; an encoder has `buckets` instead"]
     strange = [key for key in ("context", "topology", "tokens", "head") if key in content]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]

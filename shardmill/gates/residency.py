@@ -1,8 +1,9 @@
 """Residency: every operation but constants must run on the Neural Engine, or be predicted to; unknown is a failure.
 
-On a Mac MLComputePlan measures, at the default shape T = 1 (of an encoder, at the only shape there is) and, through a copy of the package whose default is the
-upper bound, at T = max, since a plan describes the default shape only. Elsewhere the portable engine's placement rules
-predict, for the whole range of T at once. The two are never mixed: each row carries its evidence.
+On a Mac MLComputePlan measures, at the default shape T = 1 and, through a copy of the package whose default is the
+upper bound, at T = max, since a plan describes the default shape only; an encoder's program has a single shape.
+Elsewhere the portable engine's placement rules predict, for the whole range of T at once. The two are never mixed:
+each row carries its evidence.
 
 That an operation can run there does not mean that Core ML chooses to run it there. A program with so few weights that
 dispatching it does not pay (rule W5; the demo's programs are such) is expected on the CPU. It does not fail when an
@@ -39,9 +40,7 @@ class Row:
     rules: tuple[str, ...] = ()
 
 
-def inspect(
-    package: Path, bundle: Path, tokens: int, fixed: bool = False
-) -> tuple[list[Row], list[dict[str, Any]]]:
+def inspect(package: Path, bundle: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:
     """A row for each operation at each shape that is looked at, and findings on the program as a whole.
 
     Args:

@@ -1,9 +1,9 @@
 """What a model is, as data: its numbers, what its layers are, and where the constants of its programs come from.
 
 A family (families/*.py for decoders, encoders/*.py) writes such a description from a Hugging Face config; everything
-else reads it and knows no family. `Graph`, `Kind` and `Ends` decide a program's graph, so together with the weights they
-decide its bytes. Decoders and encoders have their layers in common: an encoder's see each other's tokens through a mask
-instead of a cache, and it has `Ends` where a decoder has an LM head.
+else reads it and knows no family. `Graph`, `Kind` and `Ends` decide a program's graph, so together with the weights
+they decide its bytes. Decoders and encoders have their layers in common: an encoder's layers see the tokens of a pass
+where a decoder's see a cache, and it has `Ends` where a decoder has an LM head.
 """
 
 from __future__ import annotations

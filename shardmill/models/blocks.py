@@ -283,7 +283,11 @@ class EncoderPart(nn.Module):
         assert form.ends is not None
         g, ends = form.graph, form.ends
         self.form, self.ends, self.names = form, ends, list(inputs(form))
-        for name, there in (("embed_norm", ends.embed_norm), ("norm", ends.final_norm), ("dense_norm", ends.dense_norm)):
+        for name, there in (
+            ("embed_norm", ends.embed_norm),
+            ("norm", ends.final_norm),
+            ("dense_norm", ends.dense_norm),
+        ):
             setattr(self, name, norm(g, weights, name, g.rms_norm_eps) if there else nn.Identity())
         self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in form.layers})
         for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):

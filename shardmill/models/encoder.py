@@ -1,4 +1,4 @@
-"""What encoders' files share: from a transformers config to the description of an encoder, refusing what has no place."""
+"""What encoders' files share: from a transformers config to a description, refusing what has no place."""
 
 from __future__ import annotations
 

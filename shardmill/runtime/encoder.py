@@ -39,6 +39,10 @@ class Encoder:
         """The most tokens of a pass."""
         return max(self.programs)
 
+    def bucket(self, count: int) -> int:
+        """The bucket that so many tokens go through. Raises ValueError for more than fit."""
+        return bucket_for(tuple(self.programs), count)
+
     def embedded(self, tokens: Sequence[int]) -> Floats:
         """The host's rows [n, d] of tokens at positions 0 .. n - 1."""
         rows: Floats = self.tables["embedding"][list(tokens)].astype(np.float32)
@@ -58,7 +62,7 @@ class Encoder:
         Raises:
             ValueError: for more tokens than fit.
         """
-        return self.through(self.embedded(tokens), bucket or bucket_for(tuple(self.programs), len(tokens)))
+        return self.through(self.embedded(tokens), bucket or self.bucket(len(tokens)))
 
     def through(self, rows: Floats, bucket: int) -> Floats:
         """`run` for rows [n, d] of the host's tables."""

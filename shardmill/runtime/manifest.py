@@ -21,7 +21,13 @@ RUNTIME: Keys = {  # what the runtime of a decoder reads
     "conv_taps": int,
     "eos_token_ids": list,
 }
-ENCODER: Keys = {**SHARED, "task": str, "buckets": list, "labels": list}  # what that of an encoder reads
+ENCODER: Keys = {
+    **SHARED,
+    "task": str,
+    "buckets": list,
+    "labels": list,
+    "pooling": str,
+}  # what that of an encoder reads
 MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
@@ -118,7 +124,7 @@ def runtime_manifest(
         "parts": parts,
     }
     if plan["buckets"]:
-        return shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach")}
+        return shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
     return shared | {
         "context": plan["context"],
         "tokens_max": plan["tokens_max"],

@@ -1,4 +1,4 @@
-"""model_type bert: BERT and what was fine-tuned from it to label tokens, to classify texts, or to embed them.
+"""model_type bert: BERT and what was fine-tuned from it to label tokens, classify texts or embed them.
 
 Source of the arithmetic: transformers, models/bert/modeling_bert.py.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardmill.config import Config
 
 log = logging.getLogger(__name__)
-DECIDING = ("model", "context", "buckets", "topology", "tokens", "head", "convert")  # keys of the config
+DECIDING = ("model", "context", "buckets", "pooling", "topology", "tokens", "head", "convert")  # keys of the config
 
 EMBEDDING = "embed_tokens.weight"
 
