@@ -130,8 +130,8 @@ def expected(model: Any, tokens: Sequence[int]) -> Floats:
 
 
 def write_tiny(model_type: str, folder: Path, task: str = "token-classification", **changes: Any) -> Path:
-    """A checkpoint of an encoder as the hub has it: bf16, in several files, with a tokenizer."""
-    model = tiny_model(model_type, task, **changes).to(torch.bfloat16)
+    """A checkpoint of an encoder as the hub has it: bf16, in several files, with a tokenizer. fp16 holds its weights."""
+    model = tiny_model(model_type, task, **changes).to(torch.float16).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="100KB")
     tokenizer().save_pretrained(folder)
     return folder
