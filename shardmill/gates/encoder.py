@@ -21,7 +21,8 @@ from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED
 from shardmill.models.buckets import arrays, columns
-from shardmill.models.contract import Floats, inputs
+from shardmill.models.contract import inputs
+from shardmill.models.host import Floats
 from shardmill.plan import Part
 from shardmill.runtime.encoder import Encoder
 from shardmill.runtime.program import Program

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from shardmill.models.architecture import MASK, SLIDING_MASK
-from shardmill.models.contract import MASKED, Floats, rope_inputs, rope_tables
+from shardmill.models.contract import rope_inputs
+from shardmill.models.host import MASKED, Floats, rope_tables
 
 
 def bucket_for(buckets: Sequence[int], count: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
 from shardmill.models.buckets import arrays, bucket_for, columns
-from shardmill.models.contract import Floats
+from shardmill.models.host import Floats
 from shardmill.runtime.manifest import ENCODER, read_manifest
 from shardmill.runtime.program import Program
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
-from shardmill.models.contract import Floats
+from shardmill.models.host import Floats
 from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped, likeliest, read_calibration

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
-from shardmill.models.contract import Floats
+from shardmill.models.host import Floats
 
 OUTSIDE = "O"
 CALIBRATION = "viterbi_calibration.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.models.contract import Floats
+from shardmill.models.host import Floats
 
 SHARE = 4  # an approximation leaves out this part of a window at either end
 

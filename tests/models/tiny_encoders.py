@@ -16,7 +16,8 @@ from shardmill.convert.weights import turned
 from shardmill.models.architecture import Model
 from shardmill.models.blocks import build
 from shardmill.models.buckets import arrays, columns
-from shardmill.models.contract import Floats, constants, inputs, program_form, table_constants
+from shardmill.models.contract import constants, inputs, program_form, table_constants
+from shardmill.models.host import Floats
 
 VOCAB, TEXT = 384, 40
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
@@ -130,7 +131,7 @@ def expected(model: Any, tokens: Sequence[int]) -> Floats:
 
 
 def write_tiny(model_type: str, folder: Path, task: str = "token-classification", **changes: Any) -> Path:
-    """A checkpoint of an encoder as the hub has it: bf16, in several files, with a tokenizer. fp16 holds its weights."""
+    """A checkpoint of an encoder as the hub has it: bf16 that fp16 can hold, in several files, with a tokenizer."""
     model = tiny_model(model_type, task, **changes).to(torch.float16).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="100KB")
     tokenizer().save_pretrained(folder)
