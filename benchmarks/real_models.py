@@ -3,7 +3,7 @@
     python benchmarks/real_models.py build/MODEL TEXT_FILE [--tokens 20000] [--prompts 20] [--new-tokens 100]
 
 Two answers. Text: greedy tokens with the ngram drafter, in fp32, against those of transformers in fp32 with the weights
-dequantised from the packages; no token ends a text. Perplexity: the shipped build (INT8 weights, fp16 arithmetic)
+as the packages hold them; no token ends a text. Perplexity: the build as shipped (those weights, fp16 arithmetic)
 against the original checkpoint in transformers and fp32, both on the same windows of the build's context. Windows do
 not overlap (the stride is the window) and each begins as the tokenizer begins a text, with <bos> where it has one; the
 first token of a window is not counted. The exit code is 1 if a text differs or the ratio is more than 1 % off.
@@ -70,7 +70,7 @@ def windows(build: Path, text: Path, count: int, size: int) -> Iterator[list[int
 def shipped_loss(engine: Engine, tokens: Sequence[int]) -> float:
     """Sum of -log p(token) over a window but its first, in the widest passes."""
     engine.reset()
-    total, width = 0.0, engine.max_tokens
+    total, width = 0.0, engine.tokens_max
     for start in range(0, len(tokens) - 1, width):
         at = range(start, min(start + width, len(tokens) - 1))
         rows = engine.forward([tokens[i] for i in at], at, at).astype(np.float64)  # [T, vocab]

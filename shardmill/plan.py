@@ -7,17 +7,20 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.files import write_json
-from shardmill.models.architecture import Architecture, Ends, Graph, Kind, Model, Source
+from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
 from shardmill.models.contract import (
     Form,
+    Shape,
     T,
     constants,
     inputs,
@@ -36,7 +39,7 @@ LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp
 
 @dataclass(frozen=True)
 class Tensor:
-    """A constant of a program, and the bytes [start, end) of a checkpoint's file that it is made from."""
+    """A constant of a program, or a block of one, and the bytes [start, end) of a file that it is made from."""
 
     path: str  # of the constant, after models/contract.py
     source: Source
@@ -47,16 +50,20 @@ class Tensor:
     dtype: str
     stored: tuple[int, ...]  # shape of those bytes
     sha256: str = ""
+    at: tuple[int, int] = (0, 0)  # row and column of the constant where the block begins
+    beside: tuple[Tensor, ...] = ()  # the source's vectors
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The constant's shape."""
-        return self.stored if self.source.column is None else self.stored[:1]
+        """The block's shape."""
+        return self.source.block_shape(self.stored)
 
     @property
     def label(self) -> str:
         """What a person calls the bytes."""
-        return self.source.tensor if self.rows is None else f"{self.source.tensor}[{self.rows[0]}:{self.rows[1]}]"
+        index = "" if self.source.index is None else f"[{self.source.index}]"
+        rows = "" if self.rows is None else f"[{self.rows[0]}:{self.rows[1]}]"
+        return f"{self.source.tensor}{index}{rows}"
 
     @property
     def info(self) -> TensorInfo:
@@ -66,8 +73,8 @@ class Tensor:
     @property
     def content(self) -> tuple[Any, ...]:
         """What decides the constant, wherever it lies and whatever the checkpoint calls it."""
-        source = self.source
-        return (self.path, self.dtype, self.stored, self.sha256, source.add, source.times, source.column)
+        how = asdict(replace(self.source, tensor="", index=None, plus="", by="", shape=None))
+        return (self.path, self.at, self.dtype, self.stored, self.sha256, how, [one.content for one in self.beside])
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Part:
     end: int
     slots: int  # S
     window_slots: int  # W, see models/contract.py
-    tokens: int  # upper bound of T; of an encoder, T
+    tokens: int  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder, T
     graph: Graph
     kinds: tuple[Kind, ...]  # of its layers
     tensors: tuple[Tensor, ...]
@@ -105,14 +112,21 @@ class Part:
         return fields
 
     @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of its constants by their paths; of the embedding, those of the host's tables."""
+        if self.kind == "embedding":
+            return {tensor.path: tensor.shape for tensor in self.tensors}
+        return constants(self.form)
+
+    @property
     def parameters(self) -> list[int]:
         """How many numbers each constant holds."""
-        return [prod(tensor.shape) for tensor in self.tensors]
+        return list(map(prod, self.shapes.values()))
 
     def weight_bytes(self, quantization: str) -> int:
         """Bytes of the part's weights once converted, scales and alignment left out. The host's table is fp16."""
         matrix = 1 if quantization == "int8" and self.kind != "embedding" else 2
-        return sum(prod(t.shape) * (matrix if len(t.shape) == 2 else 2) for t in self.tensors)
+        return sum(prod(shape) * (matrix if len(shape) == 2 else 2) for shape in self.shapes.values())
 
 
 def load_part(path: Path) -> Part:
@@ -121,18 +135,22 @@ def load_part(path: Path) -> Part:
 
     fields = json.loads(path.read_text())
     kinds = tuple(Kind(**kind) for kind in fields["kinds"])
-    tensors = tuple(map(_loaded, fields["tensors"]))
+    experts = fields["graph"]["experts"]
+    graph = Graph(**fields["graph"] | {"experts": Experts(**experts) if experts else None})
     ends = Ends(**fields["ends"]) if fields["ends"] else None
-    return Part(**fields | {"graph": Graph(**fields["graph"]), "kinds": kinds, "tensors": tensors, "ends": ends})
+    tensors = tuple(map(_loaded, fields["tensors"]))
+    return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends})
 
 
 def _loaded(fields: dict[str, Any]) -> Tensor:
-    source = fields["source"]
-    shape = tuple(source["shape"]) if source["shape"] else None
-    rows = tuple(fields["rows"]) if fields["rows"] else None
-    return Tensor(
-        **fields | {"source": Source(**source | {"shape": shape}), "rows": rows, "stored": tuple(fields["stored"])}
-    )
+    source = {name: _tuple(value) for name, value in fields["source"].items()}
+    lists = {name: _tuple(fields[name]) for name in ("rows", "stored", "at")}
+    return Tensor(**fields | lists | {"source": Source(**source), "beside": tuple(map(_loaded, fields["beside"]))})
+
+
+def _tuple(value: Any) -> Any:
+    """JSON has lists only."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def write_part(path: Path, part: Part) -> None:
@@ -168,33 +186,63 @@ def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo])
 
     def filled(part: Part) -> Part:
         rows = (part.start, part.end) if part.kind == "head" else None
-        paths = table_constants(model.architecture) if part.kind == "embedding" else constants(part.form)
-        return replace(part, tensors=tuple(_drafted(path, model, tensors, rows) for path in paths))
+        shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
+        found = [_drafted(path, shape, model, tensors, rows) for path, shape in shapes.items()]
+        return replace(part, tensors=tuple(chain(*found)))
 
     return tuple(map(filled, empty_parts(config, model.architecture)))
 
 
-def _drafted(path: str, model: Model, tensors: Mapping[str, TensorInfo], rows: tuple[int, int] | None) -> Tensor:
-    """A constant's tensor. Args: rows those of the LM head that the part holds; its other constants are whole."""
-    source = model.sources[path]
-    info = tensors[source.tensor]
-    if rows is None or path != "lm_head.weight":
+def _drafted(
+    path: str, shape: Shape, model: Model, tensors: Mapping[str, TensorInfo], rows: tuple[int, int] | None
+) -> Iterator[Tensor]:
+    """A constant's blocks. Args: rows those of the LM head that the part holds; its other constants are whole."""
+    down, across = 0, 0
+    for source in blocks(model.sources[path]):
+        beside = tuple(_placed(path, Source(name), tensors[name], None) for name in (source.plus, source.by) if name)
+        of_part = rows if path.startswith("lm_head.") else None
+        block = replace(_placed(path, source, tensors[source.tensor], of_part), at=(down, across), beside=beside)
+        yield block
+        if len(block.shape) == 1 or block.shape[1] == shape[-1]:
+            down += block.shape[0]
+        else:
+            across += block.shape[1]
+
+
+def _placed(path: str, source: Source, info: TensorInfo, rows: tuple[int, int] | None) -> Tensor:
+    """A block whose bytes are some rows of a tensor, or one matrix of a stack, or all of it."""
+    if rows is None and source.index is None:
         return Tensor(path, source, None, info.file, info.start, info.end, info.dtype, info.shape)
-    first, last = rows
-    size = (info.end - info.start) // info.shape[0]  # bytes of a row
+    first, last = rows or (source.index or 0, (source.index or 0) + 1)
+    size = (info.end - info.start) // info.shape[0]  # bytes of a row, or of a matrix
     start, end = info.start + first * size, info.start + last * size
-    return Tensor(path, source, rows, info.file, start, end, info.dtype, (last - first, *info.shape[1:]))
+    stored = (last - first, *info.shape[1:]) if rows else source.read_shape(info.shape)
+    return Tensor(path, source, rows, info.file, start, end, info.dtype, stored)
 
 
 def tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor that the checkpoint must have."""
-    wanted = model_constants(model.architecture)
-    return {model.sources[path].tensor: model.sources[path].shape or shape for path, shape in wanted.items()}
+    found: dict[str, tuple[int, ...]] = {}
+    for path, shape in model_constants(model.architecture).items():
+        for source in blocks(model.sources[path]):
+            found[source.tensor] = source.shape or shape
+            found |= {name: shape[-1:] for name in (source.plus, source.by) if name}
+    return found
 
 
 def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part, ...]:
     """The parts with every tensor's sha256 filled in, from a mapping by their labels."""
-    return tuple(replace(p, tensors=tuple(replace(t, sha256=hashes[t.label]) for t in p.tensors)) for p in parts)
+    return tuple(replace(part, tensors=_hashed(part.tensors, hashes)) for part in parts)
+
+
+def _hashed(tensors: Sequence[Tensor], hashes: Mapping[str, str]) -> tuple[Tensor, ...]:
+    return tuple(replace(t, sha256=hashes[t.label], beside=_hashed(t.beside, hashes)) for t in tensors)
+
+
+def every_tensor(parts: Iterable[Part]) -> Iterator[Tensor]:
+    """All that the parts read of the checkpoint."""
+    for tensor in (tensor for part in parts for tensor in part.tensors):
+        yield from (tensor, *tensor.beside)
 
 
 def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, Any]:
@@ -222,7 +270,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
         "buckets": list(config.sizes),
         "pooling": config.pooling,
         **{key: getattr(model.architecture, key) for key in ("task", "labels", "band", "reach")},
-        "tables": {path: model.sources[path].tensor for path in table_constants(model.architecture)},
+        "tables": {tensor.path: tensor.source.tensor for tensor in parts[-1].tensors},
         "architecture": asdict(model.architecture) | {"layers": model.architecture.layers},
         "prefix": model.prefix,
         "conv_taps": model.architecture.graph.conv_taps,

@@ -15,9 +15,9 @@ from stored import Outcome
 
 from shardmill.pipeline.store import Store
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores, and so do the processes that they start
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores, and so do the processes that they start
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

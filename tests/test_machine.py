@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import portable_coreml
 import pytest
@@ -79,3 +80,9 @@ def test_another_system_runs_the_portable_engine(mac: list[str], monkeypatch: py
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     assert machine.engine() == {"name": "portable"}
     assert mac == []
+
+
+def test_package_versions_are_the_installed_ones() -> None:
+    found = machine.package_versions(("torch", "numpy"))
+    assert found == {"numpy": version("numpy"), "torch": version("torch")}
+    assert list(found) == ["numpy", "torch"]

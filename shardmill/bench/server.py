@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from shardmill.bench.follow import follow_parent
 from shardmill.errors import ShardmillError
 
 MAIN = "from shardmill.cli import main; main()"
 SHARDMILL = (sys.executable, "-c", MAIN)
-FOLLOW = "from shardmill.bench.server import _follow_parent; _follow_parent()"
+FOLLOW = f"from {follow_parent.__module__} import {follow_parent.__name__}; {follow_parent.__name__}()"
 GREETING = re.compile(
     r"serving (?P<model>\S+) on the \S+ engine( \((?P<threads>\d+) threads?\))? at (?P<url>http://\S+)/v1"
 )
@@ -49,17 +48,6 @@ def command(build: Path, draft: Path | None, precision: str) -> list[str]:
     more = ["--draft-build", str(draft)] if draft else []
     options = ["--port", "0", "--drafter", "none", "--precision", precision, *more]
     return [sys.executable, "-c", f"{FOLLOW}; {MAIN}", "serve", str(build), *options]
-
-
-def _follow_parent() -> None:
-    """Ends this process in order once its standard input closes, which happens however its parent ends."""
-
-    def wait() -> None:
-        while os.read(0, 1024):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextmanager

@@ -23,60 +23,81 @@ from shardmill import plan
 from shardmill.convert import blob, quantize
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.template.program import main_block
-from shardmill.convert.weights import DTYPES, FP16_MAX, turned
+from shardmill.convert.weights import DTYPES, FP16_MAX, beside
 from shardmill.errors import CheckpointError
-from shardmill.models.contract import stem
+from shardmill.models.contract import computed, stem
+from shardmill.models.sources import turned
 
 BLOCK = 1 << 18  # weights: the fp32 block and its scratch copies stay in a core's cache
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor and the offsets at which it goes into a file: fp16, or int8 with one fp16 scale per row."""
+    """Rows of a constant and the offsets at which they go into a file: fp16, or int8 with one fp16 scale per row."""
 
-    tensor: plan.Tensor
+    tensors: tuple[plan.Tensor, ...]  # blocks, side by side
     data: int
     scale: int | None = None
 
     @property
-    def columns(self) -> int:
-        """Of the constant; a vector is one row."""
-        return 1 if self.tensor.source.column is not None else self.tensor.stored[-1]
+    def whole(self) -> bool:
+        """Whether the rows have to be made all at once, because they do not lie one after the other."""
+        return any(
+            t.source.transposed or t.source.rows or t.source.repeat > 1 or t.source.magnitude for t in self.tensors
+        )
 
     @property
-    def stride(self) -> int:
-        """Numbers of a row in the checkpoint."""
-        return self.tensor.stored[-1]
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns; a vector is one row."""
+        first = self.tensors[0].shape
+        if len(first) == 1:
+            return 1, first[0]
+        return first[0], sum(math.prod(tensor.shape[1:]) for tensor in self.tensors)
 
-    @property
-    def rows(self) -> int:
-        return math.prod(self.tensor.stored) // self.stride
+
+@dataclass(frozen=True)
+class Given:
+    """A constant that no checkpoint decides, in fp16."""
+
+    values: tuple[float, ...]
+    data: int
 
 
-def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight]]:
+def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight | Given]]:
     """Gives every weight of the program its place in the weight file, in the order of use, and says what goes there.
 
     Raises StampError where the program's weights are not the part's tensors.
     """
     sites = list(weight_sites(spec))
     blobs = blob.lay_out([_kind_and_size(value) for _, values in sites for value in values])
-    tensors, left, weights = {stem(t.path): t for t in part.tensors}, iter(blobs), []
+    shapes, given = {stem(path): path for path in part.shapes}, {stem(p): v for p, v in computed(part.form).items()}
+    left, weights = iter(blobs), list[Weight | Given]()
     for name, values in sites:
-        placed = [next(left) for _ in values]
-        for value, where in zip(values, placed, strict=True):
+        offsets = [next(left) for _ in values]
+        for value, where in zip(values, offsets, strict=True):
             value.blobFileValue.offset = where.offset
-        if name not in tensors or not _holds(extents(values[0]), tensors[name].shape):
+        if name in given:
+            weights.append(Given(given[name], offsets[0].data))
+            continue
+        if name not in shapes or math.prod(extents(values[0])) != math.prod(part.shapes[shapes[name]]):
             raise StampError(f"{name}: the program's weight of {extents(values[0])} is no tensor of {part.name}")
-        weights.append(Weight(tensors.pop(name), *(where.data for where in placed)))
-    if tensors:
-        raise StampError(f"{min(tensors)}: a tensor of {part.name} that its program does not use")
+        weights += constant_weights(part, shapes.pop(name), *(where.data for where in offsets))
+    if shapes:
+        raise StampError(f"{min(shapes)}: a tensor of {part.name} that its program does not use")
     return blobs, weights
 
 
-def _holds(extents: list[int], shape: tuple[int, ...]) -> bool:
-    """Whether a tensor fills a constant, or the first rows of one whose other rows are zeros."""
-    size, wanted = math.prod(extents), math.prod(shape)
-    return size == wanted or (extents[0] > shape[0] and size // extents[0] * shape[0] == wanted)
+def constant_weights(part: plan.Part, path: str, data: int, scale: int | None = None) -> list[Weight]:
+    """What goes into a constant's place, block by block of those that lie under each other."""
+    bands: dict[int, list[plan.Tensor]] = {}
+    for tensor in part.tensors:
+        if tensor.path == path:
+            bands.setdefault(tensor.at[0], []).append(tensor)
+    item, columns = 1 if scale is not None else 2, math.prod(part.shapes[path][1:])
+    return [
+        Weight(tuple(band), data + item * row * columns, None if scale is None else scale + 2 * row)
+        for row, band in sorted(bands.items())
+    ]
 
 
 def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
@@ -103,11 +124,14 @@ def _kind_and_size(value: Any) -> tuple[int, int]:
     return kind, item * math.prod(extents(value))
 
 
-def write(file: Path, blobs: list[blob.Blob], weights: list[Weight], source: Path, threads: int) -> None:
+def write(file: Path, blobs: list[blob.Blob], weights: list[Weight | Given], source: Path, threads: int) -> None:
     """Writes the weight file. Raises CheckpointError for a weight that fp16 can't hold, or a file that is too short."""
     with created(file) as descriptor:
         blob.write_records(descriptor, blobs)
-        stream(descriptor, weights, source, threads)
+        for given in weights:
+            if isinstance(given, Given):
+                blob.write_at(descriptor, np.asarray(given.values, np.float16).data, given.data)
+        stream(descriptor, [weight for weight in weights if isinstance(weight, Weight)], source, threads)
 
 
 @contextmanager
@@ -122,7 +146,7 @@ def created(file: Path) -> Iterator[int]:
 
 def stream(descriptor: int, weights: list[Weight], source: Path, threads: int) -> None:
     """Writes weights to their places in a file; raises as `write` does."""
-    jobs = [(weight, row) for weight in weights for row in range(0, weight.rows, _rows_per_block(weight))]
+    jobs = [(weight, row) for weight in weights for row in range(0, weight.shape[0], _rows_per_block(weight))]
     with single_threaded_torch(threads) as pool:
         for _ in pool.map(lambda job: _write_block(descriptor, job[0], job[1], source), jobs):
             pass  # raises what a block raised
@@ -130,7 +154,8 @@ def stream(descriptor: int, weights: list[Weight], source: Path, threads: int) -
 
 def _rows_per_block(weight: Weight) -> int:
     """How many rows are encoded at a time."""
-    return max(1, BLOCK // weight.stride)
+    rows, columns = weight.shape
+    return rows if weight.whole else max(1, BLOCK // columns)
 
 
 @contextmanager
@@ -146,25 +171,34 @@ def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
     """Reads, encodes and writes the rows of a block that starts at `row`."""
-    rows = turned(read_rows(weight, row, min(_rows_per_block(weight), weight.rows - row), source), weight.tensor.source)
+    count, columns = min(_rows_per_block(weight), weight.shape[0] - row), weight.shape[1]
+    found = [rows_of(tensor, row, count, source) for tensor in weight.tensors]
+    rows = (found[0] if len(found) == 1 else torch.cat(found, dim=1)).reshape(count, columns).contiguous()
     if weight.scale is None:
         data, magnitude = quantize.to_fp16(rows)
     else:
         data, scale, magnitude = quantize.to_int8(rows)
         blob.write_at(descriptor, scale.numpy().data, weight.scale + 2 * row)
     if not quantize.fits_fp16(magnitude):
-        raise CheckpointError(f"{weight.tensor.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
-    blob.write_at(descriptor, data.numpy().data, weight.data + data.itemsize * row * weight.columns)
+        label = weight.tensors[0].label
+        raise CheckpointError(f"{label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
+    blob.write_at(descriptor, data.numpy().data, weight.data + data.itemsize * row * columns)
 
 
-def read_rows(weight: Weight, row: int, count: int, source: Path) -> torch.Tensor:
-    """Rows [row, row + count) as they lie in the checkpoint: [count, stride]."""
-    tensor = weight.tensor
-    dtype = DTYPES[tensor.dtype]
-    stride = weight.stride * dtype.itemsize
+def rows_of(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
+    """Rows [row, row + count) of a block; all of them where they do not lie one after the other."""
+    if len(tensor.shape) == 1 or Weight((tensor,), 0).whole:
+        row, count = 0, tensor.stored[0]
+    return turned(_read(tensor, row, count, source), tensor.source, beside(tensor, source))
+
+
+def _read(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
+    """Rows [row, row + count) of a block's bytes as they lie in the checkpoint: [count, ...]."""
+    dtype, rest = DTYPES[tensor.dtype], tensor.stored[1:]
+    stride = math.prod(rest) * dtype.itemsize
     raw = np.empty(count * stride, np.uint8)
     with (source / tensor.file).open("rb", buffering=0) as stream:
         stream.seek(tensor.start + row * stride)
         if stream.readinto(raw.data) != raw.size:
             raise CheckpointError(f"{tensor.file}: ends within {tensor.label}; fetch it again")
-    return torch.from_numpy(raw).view(dtype).reshape(count, weight.stride)
+    return torch.from_numpy(raw).view(dtype).reshape(count, *rest)

@@ -29,5 +29,5 @@ def write_table(part: Part, source: Path, file: Path, threads: int) -> None:
     with stream.created(file) as descriptor:
         os.ftruncate(descriptor, len(prefix) + end)
         blob.write_at(descriptor, prefix, 0)
-        weights = [stream.Weight(tensor, len(prefix) + at) for tensor, at in zip(part.tensors, starts, strict=True)]
+        weights = [stream.Weight((tensor,), len(prefix) + at) for tensor, at in zip(part.tensors, starts, strict=True)]
         stream.stream(descriptor, weights, source, threads)

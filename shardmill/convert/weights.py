@@ -12,8 +12,7 @@ from torch import Tensor
 from shardmill import plan
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import Source
-from shardmill.models.contract import constants
+from shardmill.models.sources import assembled, turned
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 FP16_MAX = float(torch.finfo(torch.float16).max)
@@ -33,13 +32,14 @@ def read_info(info: TensorInfo, source: Path) -> Tensor:
     return torch.from_numpy(raw).view(DTYPES[info.dtype]).reshape(info.shape)
 
 
-def turned(rows: Tensor, source: Source) -> Tensor:
-    """A constant's rows, given those of the checkpoint's tensor in any float dtype; fp32 where they change."""
-    if source.column is not None:
-        rows = rows[..., source.column].reshape(len(rows), 1)
-    if (source.add, source.times) == (0.0, 1.0):
-        return rows
-    return (rows.float() + source.add) * source.times
+def block(tensor: plan.Tensor, source: Path) -> Tensor:
+    """A whole block of a constant, in the checkpoint's dtype or fp32."""
+    return turned(read(tensor, source), tensor.source, beside(tensor, source))
+
+
+def beside(tensor: plan.Tensor, source: Path) -> list[Tensor]:
+    """The vectors that the block's source names."""
+    return [read(vector, source) for vector in tensor.beside]
 
 
 class PartWeights(Mapping[str, Tensor]):
@@ -49,18 +49,18 @@ class PartWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, part: plan.Part, source: Path) -> None:
-        self.tensors = {tensor.path: tensor for tensor in part.tensors}
-        self.shapes = constants(part.form) if part.kind == "encoder" else {}
-        self.source = source
+        self.shapes, self.source = part.shapes, source
+        self.tensors: dict[str, list[plan.Tensor]] = {path: [] for path in self.shapes}
+        for tensor in part.tensors:
+            self.tensors[tensor.path].append(tensor)
 
     def __getitem__(self, path: str) -> Tensor:
         """Raises CheckpointError for a weight that fp16, the dtype of every program, can't hold."""
-        tensor = self.tensors[path]
-        values = turned(read(tensor, self.source), tensor.source).float().reshape(tensor.shape)
-        if float(values.abs().max()) > FP16_MAX:
-            raise CheckpointError(f"{tensor.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
-        missing = self.shapes.get(path, values.shape)[0] - len(values)  # rows of a classifier without a label
-        return torch.cat([values, torch.zeros(missing, *values.shape[1:])]) if missing else values
+        blocks = [block(tensor, self.source).float() for tensor in self.tensors[path]]
+        for tensor, values in zip(self.tensors[path], blocks, strict=True):
+            if float(values.abs().max()) > FP16_MAX:
+                raise CheckpointError(f"{tensor.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
+        return assembled(blocks, self.shapes[path])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 
 from shardmill.gates.encoder_reference import EncoderReference, passages
+from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import psnr, relative_error
-from shardmill.gates.reference import Weights
 from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.machine import is_portable, load_programs_as

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmill.gates.reference import Weights, give_back, load, replaced, without_weights
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.gates.naming import Weights, loaded, origins
+from shardmill.gates.reference import give_back, replaced, without_weights
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.hf_config import load_hf_config
 
@@ -43,6 +45,7 @@ class EncoderReference:
         if getattr(self.model, "pooler", None) is not None:
             self.model.pooler = None  # an embedding is made of hidden states
         self.model.eval()
+        self.origins = origins(self.model, read_tensors(source))
         self.path, self.layers = _layers(self.model, config.num_hidden_layers)
 
     @torch.no_grad()
@@ -67,7 +70,8 @@ class EncoderReference:
         for index, layer in enumerate(self.layers):
 
             def before(module: nn.Module, args: Any, prefix: str = f"{self.path}.{index}.") -> None:
-                load(module, prefix, weights)
+                found = {name: loaded(prefix + name, self.origins, weights) for name in module.state_dict()}
+                module.load_state_dict(found, assign=True)
 
             def after(module: nn.Module, args: Any, result: Any) -> None:
                 module.to("meta")
@@ -87,7 +91,7 @@ class EncoderReference:
             own = dict(module.named_parameters(recurse=False))
             if module is not embed and not name.startswith(f"{self.path}."):
                 for key in own:
-                    value = weights(f"{name}.{key}" if name else key).float()
+                    value = loaded(f"{name}.{key}" if name else key, self.origins, weights)
                     setattr(module, key, nn.Parameter(value, requires_grad=False))
 
     def _output(self, result: Any) -> Tensor:

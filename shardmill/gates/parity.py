@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -53,7 +52,6 @@ class Runner:
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Outputs [n, d] for inputs [n, d], and by name what the states hold of the tokens."""
-        gc.collect()  # a program that ran is held by circles of references until then, with all its memory
         program, host = Program(self.program, stateful=True), Host(self.runtime)
         scale = np.float32(self.part.graph.stream_scale)
         outputs = np.zeros_like(rows)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
+from shardmill.gates.naming import Weights, loaded, origins
 from shardmill.models.hf_config import load_hf_config
 
 HEAD_ROWS = 16384
-Weights = Callable[[str], Tensor]  # transformers' name of a parameter -> values in any float dtype
 
 
 def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
@@ -45,12 +46,14 @@ def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
 class Reference:
     """transformers' model of a checkpoint's config, without weights."""
 
-    def __init__(self, source: Path, context: int) -> None:
+    def __init__(self, source: Path, context: int, carry: int = 0) -> None:
         """Builds it.
 
         Args:
-            source: the folder with config.json.
+            source: the folder with config.json and the headers of the weight files.
             context: the length of the whole sequence, which decides LongRoPE's factors.
+            carry: channels that a layer passes to the next beside the hidden state; wherever hidden states are taken
+                or given here, they follow it.
         """
         from transformers import AutoModelForCausalLM
 
@@ -59,6 +62,7 @@ class Reference:
             self.model = AutoModelForCausalLM.from_config(load_hf_config(source), **options)  # type: ignore[no-untyped-call]
         self.model.eval()
         self.decoder = self.model.model
+        self.carry, self.origins = carry, origins(self.model, read_tensors(source))
         for module in self.model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
                 module.forward = _at_length(module.forward, context)
@@ -74,15 +78,23 @@ class Reference:
     def layers(self, hidden: Tensor, indices: Collection[int], weights: Weights) -> list[Tensor]:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
         with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, nn.Identity()):
-            self.decoder(inputs_embeds=hidden[None], use_cache=False)
+            self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
         give_back()
         return outputs[1:]
 
     @torch.no_grad()
-    def logits(self, hidden: Tensor, head: Iterable[Tensor], weights: Weights) -> Tensor:
-        """Logits [n, rows] of the last layer's outputs [n, d]. Args: head rows of the LM head [rows, d] in blocks."""
-        with self._only((), hidden, weights), self._headed(head, weights):
-            result: Tensor = self.model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+    def logits(self, hidden: Tensor, head: Iterable[Tensor], weights: Weights, indices: Collection[int] = ()) -> Tensor:
+        """Logits [n, rows] of the last layer's outputs [n, d], or of the inputs of the last few layers.
+
+        Args:
+            hidden: those, at positions 0 .. n - 1.
+            head: rows of the LM head [rows, d] in blocks.
+            weights: of everything else.
+            indices: the layers that are still to run.
+        """
+        with self._only(indices, hidden, weights), self._headed(head, weights):
+            result: Tensor = self.model(inputs_embeds=self._stream(hidden)[None], use_cache=False).logits[0]
+        give_back()
         return result
 
     @torch.no_grad()
@@ -110,6 +122,10 @@ class Reference:
         give_back()
         return {"hidden": torch.stack(outputs), "logits": logits}
 
+    def _stream(self, hidden: Tensor) -> Tensor:
+        """Hidden states without what is carried beside them."""
+        return hidden[:, : hidden.shape[1] - self.carry]
+
     @contextmanager
     def _only(self, indices: Collection[int], hidden: Tensor | None, weights: Weights) -> Iterator[list[Tensor]]:
         """Lets the decoder run some of its layers only, fed with `hidden` [n, d] where it is given.
@@ -117,39 +133,62 @@ class Reference:
         Yields the first of these layers' input and every layer's output, each [n, d], as they come about.
         """
         own = self.decoder.layers
-        chosen = nn.ModuleList([layer if i in indices else _Skipped(layer) for i, layer in enumerate(own)])
+        chosen = nn.ModuleList([layer if i in indices else _Skipped(layer, self.carry) for i, layer in enumerate(own)])
         feeding = min(indices, default=0)
         outputs: list[Tensor] = []
 
         def before(index: int) -> Callable[..., Any]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 if index == feeding:
-                    args = args if hidden is None else (hidden[None], *args[1:])
-                    outputs.append(args[0][0])
+                    args = args if hidden is None else (*self._parted(hidden), *args[1 + bool(self.carry) :])
+                    outputs.append(self._joined(args))
                 if index in indices:
-                    load(module, f"model.layers.{index}.", weights)
+                    self._load(module, f"model.layers.{index}.", weights)
                 return args, kwargs
 
             return hook
 
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            outputs.append((result[0] if isinstance(result, tuple) else result)[0])
+            outputs.append(self._joined(result if isinstance(result, tuple) else (result,)))
             module.to("meta")
             give_back()
 
         with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
+            for name, parameter in dict(self.decoder._parameters).items():  # of its own, used before the first layer
+                zeros = torch.zeros(parameter.shape)
+                given = zeros if hidden is not None else loaded(f"model.{name}", self.origins, weights)
+                stack.enter_context(replaced(self.decoder, name, nn.Parameter(given, requires_grad=False)))
             for i, layer in enumerate(chosen):
                 stack.callback(layer.register_forward_pre_hook(before(i), with_kwargs=True).remove)
                 if i in indices:
                     stack.callback(layer.register_forward_hook(after).remove)
             yield outputs
 
+    def _parted(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """A layer's first arguments, each with a batch axis, from [n, d]."""
+        stream = self._stream(hidden)[None]
+        return (stream, hidden[None, :, stream.shape[2] :]) if self.carry else (stream,)
+
+    def _joined(self, passed: tuple[Any, ...]) -> Tensor:
+        """[n, d] from what a layer takes or gives first."""
+        stream: Tensor = passed[0][0]
+        if not self.carry:
+            return stream
+        carried = torch.zeros(len(stream), self.carry) if passed[1] is None else passed[1][0]
+        return torch.cat([stream, carried], dim=1)
+
+    def _load(self, module: nn.Module, prefix: str, weights: Weights) -> None:
+        """Assigns a module's weights, in fp32."""
+        found = {name: loaded(prefix + name, self.origins, weights) for name in module.state_dict()}
+        module.load_state_dict(found, assign=True)
+
     @contextmanager
     def _headed(self, head: Iterable[Tensor], weights: Weights) -> Iterator[None]:
         """Gives the model its last norm's weights, and an LM head that multiplies block by block."""
         norm = getattr(self.decoder, self.final_norm)
-        load(norm, f"model.{self.final_norm}.", weights)
-        with replaced(self.model, "lm_head", _Blocks(head)):
+        self._load(norm, f"model.{self.final_norm}.", weights)
+        bias = None if self.model.lm_head.bias is None else weights("lm_head.bias").float()
+        with replaced(self.model, "lm_head", _Blocks(head, bias)):
             yield
         norm.to("meta")
 
@@ -157,25 +196,27 @@ class Reference:
 class _Skipped(nn.Module):
     """Stands for a layer that is not run; it has what the decoder asks a layer for."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, carry: int) -> None:
         super().__init__()
+        self.carry = carry
         for name, value in vars(layer).items():
             if not name.startswith("_") and name != "training":
                 setattr(self, name, value)
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return hidden_states
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (hidden_states, *args[:1]) if self.carry else hidden_states
 
 
 class _Blocks(nn.Module):
     """An LM head whose rows [vocab, d] come in blocks: in fp32 all of them may take gigabytes."""
 
-    def __init__(self, rows: Iterable[Tensor]) -> None:
+    def __init__(self, rows: Iterable[Tensor], bias: Tensor | None) -> None:
         super().__init__()
-        self.rows = rows
+        self.rows, self.bias = rows, bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return torch.cat([hidden @ rows.float().T for rows in self.rows], dim=-1)
+        found = torch.cat([hidden @ rows.float().T for rows in self.rows], dim=-1)
+        return found if self.bias is None else found + self.bias
 
 
 @contextmanager
@@ -217,11 +258,12 @@ def _at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
 
 def give_back() -> None:
     """Returns freed memory to the system: glibc keeps what lies between blocks in use, hundreds of MB by now."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = _trim()
     if trim is not None:
         trim(0)
 
 
-def load(module: nn.Module, prefix: str, weights: Weights) -> None:
-    """Assigns a module's weights, in fp32."""
-    module.load_state_dict({name: weights(prefix + name).float() for name in module.state_dict()}, assign=True)
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """glibc's malloc_trim. Looked up once: every CDLL makes a class, which only the collector frees."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

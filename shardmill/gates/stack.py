@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
+from shardmill.convert.weights import read
+from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, cut, schedules
-from shardmill.gates.reference import Reference, Weights
+from shardmill.gates.reference import Reference
 from shardmill.gates.speculation import mismatches
 from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
+from shardmill.models.sources import undone
 from shardmill.plan import Part
 from shardmill.plan import Tensor as Constant
 from shardmill.runtime.engine import Engine
@@ -48,13 +51,13 @@ class Stored:
     reference: Reference
     weights: Weights
     head: Iterable[Tensor]  # rows [vocab, d] in blocks
-    embedding_scale: float  # of the host's table
+    original: Callable[[Tensor], Tensor]  # gives the checkpoint's rows of the embedding for those of the host's table
 
     def logits(self, tokens: Sequence[int], table: NDArray[np.float16]) -> Tensor:
         """Its logits [n, vocab], given the host's table [vocab, d]."""
 
         def rows(ids: Tensor) -> Tensor:
-            return torch.from_numpy(table[ids.numpy()]).float() / self.embedding_scale
+            return self.original(torch.from_numpy(table[ids.numpy()]).float())
 
         return self.reference.run(tokens, rows, self.head, self.weights)["logits"]
 
@@ -86,7 +89,7 @@ def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Seque
         error = Measurement("program_error", relative_error(plain, expected))
         yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
-    for name, passes in schedules(len(tokens), engine.max_tokens).items():
+    for name, passes in schedules(len(tokens), engine.tokens_max).items():
         error = Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
         yield explained(error, partial(feed, engine, tokens, passes), engine)
     if is_portable():
@@ -103,7 +106,7 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
         engine = load()
 
     def fed() -> Floats:
-        return feed(engine, tokens, cut(len(tokens), [engine.max_tokens]))
+        return feed(engine, tokens, cut(len(tokens), [engine.tokens_max]))
 
     found = compared(original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0]))  # nothing follows the last
     yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)
@@ -151,17 +154,38 @@ def top1(found: Compared) -> Measurement:
     )
 
 
-def stored_weights(packages: Mapping[str, tuple[Part, Path]], prefix: str) -> tuple[Weights, Iterator[Tensor]]:
-    """Dequantised from all packages: layer and norm weights by transformers' names, and the LM head's rows.
+def stored_model(
+    reference: Reference, packages: Mapping[str, tuple[Part, Path]], embedding: Part, source: Path, prefix: str
+) -> Stored:
+    """transformers' model with the weights of all packages.
 
     Args:
+        reference: the model without weights.
         packages: part and .mlpackage by the part's name.
+        embedding: the embedding part.
+        source: the checkpoint's folder.
         prefix: begins the checkpoint's names where transformers' begin with "model.".
     """
+    weights, head = stored_weights(packages, prefix)
+    (table,) = embedding.tensors
+    vectors = {_transformers_name(one, prefix): read(one, source) for one in table.beside}
+
+    def original(rows: Tensor) -> Tensor:
+        return undone(rows, table.source, list(vectors.values()))
+
+    return Stored(reference, lambda name: vectors[name] if name in vectors else weights(name), head, original)
+
+
+def stored_weights(packages: Mapping[str, tuple[Part, Path]], prefix: str) -> tuple[Weights, Iterator[Tensor]]:
+    """Dequantised from all packages: layer and norm weights by transformers' names, and the LM head's rows."""
     stored = [(part, PackageWeights(path, part, prefix)) for part, path in packages.values()]
     owners = {_transformers_name(t, prefix): weights for part, weights in stored for t in part.tensors}
     heads = [weights for part, weights in stored if part.kind == "head"]
-    return lambda name: owners[name](name), (rows for weights in heads for rows in weights.rows("lm_head.weight"))
+
+    def weights(name: str) -> Tensor:
+        return torch.cat([one(name) for one in heads]) if name == "lm_head.bias" else owners[name](name)
+
+    return weights, (rows for one in heads for rows in one.rows("lm_head.weight"))
 
 
 def _transformers_name(tensor: Constant, prefix: str) -> str:

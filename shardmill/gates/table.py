@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from shardmill.checkpoint.headers import TensorInfo, read_header
-from shardmill.convert.weights import DTYPES, turned
+from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import GateError
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import ROWS, fp16_step
+from shardmill.models.sources import turned
 from shardmill.plan import Part, Tensor
 
 
@@ -37,15 +38,16 @@ def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
 
 
 def _distance(original: Tensor, source: Path, table: Path) -> tuple[float, str]:
-    """The largest distance of one tensor's rows, and where it is; raises as `table_parity` does."""
+    """The largest distance of one table's rows, and where it is; raises as `table_parity` does."""
     stored = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}.get(original.path)
     if stored is None or stored.shape != original.shape:
         found = "none" if stored is None else list(stored.shape)
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
     worst, where = 0.0, ""
     pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
+    vectors = beside(original, source)
     for i, (rows, plain) in enumerate(pairs):
-        expected = turned(plain, original.source)
+        expected = turned(plain, original.source, vectors)
         steps = rows.sub_(expected).abs_().div_(fp16_step(expected)).amax(1)  # [ROWS], NaN where any is
         token = int(steps.argmax())  # NaN counts as the largest
         if math.isnan(steps[token]) or float(steps[token]) > worst:

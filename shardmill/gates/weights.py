@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from shardmill.convert.package import MODEL_FILE, load_spec
-from shardmill.convert.weights import read, turned
+from shardmill.convert.weights import PartWeights, block
 from shardmill.errors import GateError
 from shardmill.models.contract import stem
+from shardmill.models.sources import put_back
 from shardmill.plan import Part
+from shardmill.plan import Tensor as Constant
 
-MATRIX = 2
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
 ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
 
@@ -41,7 +42,7 @@ class PackageWeights:
         operations = function.block_specializations[function.opset].operations
         self.package, self.prefix = package, prefix
         self.ops = {op.outputs[0].name: op for op in operations if op.type.startswith("const")}
-        self.tensors = {tensor.path: tensor for tensor in part.tensors}
+        self.part = part
 
     def __call__(self, name: str) -> Tensor:
         """A checkpoint's tensor in fp32, as the program's constants would have it.
@@ -53,13 +54,34 @@ class PackageWeights:
             GateError: if the package does not hold it.
         """
         tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
-        made = [held for held in self.tensors.values() if held.source.tensor == tensor]
+        made = [held for held in self.part.tensors if held.source.tensor == tensor and held.source.magnitude != "only"]
         if not made:
             raise GateError(f"{self.package.name} does not hold {name}")
-        columns: list[Tensor] = [held.source.original(self.values(held.path)) for held in made]
-        if made[0].source.column is None:
-            return columns[0].reshape(made[0].stored)
-        return torch.stack(columns, dim=-1).reshape(made[0].stored)
+        found = torch.zeros(made[0].source.shape or made[0].stored)
+        for held in made:
+            place = found if held.source.index is None else found[held.source.index]
+            put_back(place, self.block(held), held.source, self.magnitude(held))
+        return found
+
+    def block(self, tensor: Constant) -> Tensor:
+        """A block of a constant in fp32."""
+        values, (row, column) = self.values(tensor.path), tensor.at
+        if len(tensor.shape) == 1:
+            return values.flatten()[row : row + tensor.shape[0]]
+        values = values.reshape(-1, values.shape[-1])
+        return values[row : row + tensor.shape[0], column : column + tensor.shape[1]]
+
+    def magnitude(self, tensor: Constant) -> float:
+        """What a block was divided by, which another constant holds."""
+        if not tensor.source.magnitude:
+            return 1.0
+        same = (tensor.source.tensor, tensor.source.index)
+        held = next(
+            one
+            for one in self.part.tensors
+            if one.source.magnitude == "only" and (one.source.tensor, one.source.index) == same
+        )
+        return float(self.block(held)[0])
 
     def values(self, path: str) -> Tensor:
         """A constant in fp32."""
@@ -72,11 +94,10 @@ class PackageWeights:
 
     def stored(self, path: str) -> tuple[Tensor, Tensor | None]:
         """A constant as it is stored, in int8 or fp16, and the quantisation step of each output channel [out, 1]."""
-        op, rows = self.op(path), self.tensors[path].shape[0]  # a classifier's last rows have no label
+        op = self.op(path)
         if op.type == "const":
-            values = self.read(op.attributes["val"]).squeeze()
-            return values.reshape(-1)[:rows] if values.ndim < MATRIX else values[:rows], None
-        values, scale = (self.read(op.inputs[key].arguments[0].value)[:rows] for key in ("data", "scale"))
+            return self.read(op.attributes["val"]).squeeze(), None
+        values, scale = (self.read(op.inputs[key].arguments[0].value) for key in ("data", "scale"))
         return values.flatten(start_dim=1), scale.float().reshape(-1, 1)
 
     def read(self, value: Any) -> Tensor:
@@ -116,17 +137,19 @@ def weight_steps(stored: PackageWeights, source: Path) -> tuple[float, str]:
         stored: the package's weights.
         source: the checkpoint's folder.
     """
-    worst, where = 0.0, ""
-    for path, tensor in stored.tensors.items():
-        original, (kept, scale) = read(tensor, source), stored.stored(path)
+    worst, where, weights = 0.0, "", PartWeights(stored.part, source)
+    for path in weights:
+        tensors, (kept, scale) = weights.tensors[path], stored.stored(path)
+        original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
+        original = original.reshape(kept.shape)
         for i, rows in enumerate(expanded(kept, scale)):
-            expected = turned(original[i * ROWS : (i + 1) * ROWS], tensor.source).float().reshape(rows.shape)
+            expected = original[i * ROWS : (i + 1) * ROWS].float()
             step = fp16_step(expected) if scale is None else scale[i * ROWS : (i + 1) * ROWS].clamp(min=FP16_STEP)
             steps = float(rows.sub_(expected).abs_().div_(step).max())
             if math.isnan(steps):
-                return steps, tensor.label
+                return steps, tensors[0].label
             if steps > worst:
-                worst, where = steps, tensor.label
+                worst, where = steps, tensors[0].label
     return worst, where
 
 

@@ -8,9 +8,8 @@ where a decoder's see a cache, and it has `Ends` where a decoder has an LM head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX = "model."  # of transformers' names for all that is not the LM head
@@ -35,13 +34,43 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in the place of an MLP, and the router that chooses among them (models/routing.py)."""
+
+    count: int
+    chosen: int  # for each token
+    ffn: int  # width of one expert
+    scores: str = "softmax"  # what makes weights of the router's logits: or "sigmoid", or "sparsemixer"
+    normalised: bool = True  # the weights of the chosen ones add up to 1
+    normal_eps: float = 0.0  # added to that sum, where the scores are sigmoids
+    choice_bias: bool = False  # numbers of the checkpoint are added to the scores for the choice, not for the weights
+    scale: float = 1.0  # of the weights
+    jitter: float = 0.0  # SparseMixer's eps
+    skips: bool = False  # one more class that stands for no expert
+    router: str = "linear"  # or "mlp", ZAYA's
+    router_width: int = 0  # of the router's own hidden state, where it has one
+    router_bias: bool = False
+    biases: bool = False  # of the experts' projections
+    swiglu_alpha: float = 0.0  # gate * sigmoid(alpha * gate) * (up + 1), both within swiglu_limit; 0 for a plain one
+    swiglu_limit: float = 0.0
+    group: int = 1  # experts whose projections are one matrix
+
+    @property
+    def classes(self) -> int:
+        """How many logits the router has."""
+        return self.count + self.skips
+
+
+@dataclass(frozen=True)
 class Kind:
     """What tells one layer's graph from another's in the same model; a layer's index does not."""
 
-    mixer: str = "attention"  # or "conv", a short causal convolution
+    mixer: str = "attention"  # or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention
     rope: str | None = ROPE  # the table that its heads turn by; None for a layer without rotary embedding
     mask: str = MASK  # which positions its tokens see
     normed: bool = True  # whether its mixer has the norm that the graph puts before it
+    ffn: str = "mlp"  # or "experts"
+    carries: bool = False  # its router adds the state that the layer before left to its own
 
 
 @dataclass(frozen=True)
@@ -59,14 +88,12 @@ class Graph:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    norm: str = "rms"  # or "layer"
-    norm_bias: bool = False
     gated: bool = True  # an MLP with a gate
     qk_norm: str = ""  # "before" or "after" the rotation, for each head; "wide": before, over all heads together
     pre_norms: bool = True  # a norm before each branch
     post_norms: bool = False  # a norm on each branch's output
     outer_norms: bool = False  # a norm on each sum of stream and branch, and none anywhere else
-    activation: str = "silu"  # or "gelu_tanh", "gelu"
+    activation: str = "silu"  # or another of models/primitives.py
     attention_scale: float = 0.0  # of the scores; 0 stands for head_dim ** -0.5
     score_cap: float = 0.0  # c * tanh(score / c); 0 for none
     logit_cap: float = 0.0
@@ -74,11 +101,22 @@ class Graph:
     branch_scale: float = 1.0  # of what a branch adds to the residual stream
     stream_scale: float = 1.0  # the residual stream is this many times the model's, to stay in the range of fp16
     conv_taps: int = 0  # of a short convolution: this token and conv_taps - 1 before it
+    norm: str = "rms"  # or "layer": LayerNorm
+    norm_bias: bool = True  # of LayerNorms
+    head_bias: bool = False
+    sinks: bool = False  # a logit for each head that takes its share of the softmax and gives nothing
+    residual_scales: bool = False  # (branch + bias) * scale + (stream + bias) * scale, four vectors a branch
+    experts: Experts | None = None  # of the layers that have them
 
     @property
     def group(self) -> int:
         """Query heads per key/value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def carry(self) -> int:
+        """Channels that a token carries from layer to layer beside the residual stream: the router's state."""
+        return self.experts.router_width if self.experts and self.experts.router == "mlp" else 0
 
     @property
     def stream_eps(self) -> float:
@@ -132,17 +170,40 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a constant comes from: a checkpoint's tensor, (value + add) * times, row by row."""
+    """Where a constant, or a block of its rows or columns, comes from: (value + add) * times of a tensor's rows.
+
+    First a matrix is taken out of the tensor, then rows of it; see models/sources.py.
+    """
 
     tensor: str
     add: float = 0.0
     times: float = 1.0
-    column: int | None = None  # only this one of the columns of a row
+    index: int | None = None  # only this one of a stack of matrices [n, rows, columns]
+    column: int | None = None  # only this one along the last axis
+    transposed: bool = False  # the checkpoint has the matrix as [columns, rows]
+    rows: tuple[int, int, int] | None = None  # only these: first, stop, step
+    repeat: int = 1  # every row so many times
+    magnitude: str = ""  # "divide": by the matrix' magnitude, a power of two; "only": that number is the one row
+    plus: str = ""  # a tensor of a number for each column, added first
+    by: str = ""  # and one that every row is multiplied with
     shape: tuple[int, ...] | None = None  # the tensor's, where it is not the constant's
 
-    def original(self, values: Any) -> Any:
-        """The checkpoint's values, given a constant's."""
-        return values / self.times - self.add
+    def read_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what is read of a tensor of a shape: one matrix of a stack, or all of it."""
+        return shape if self.index is None else shape[1:]
+
+    def block_shape(self, read: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the block that is made of values of shape `read`."""
+        if self.magnitude == "only":
+            return (self.repeat,)
+        found = read if self.column is None else tuple(extent for extent in read[:-1] if extent > 1)
+        if self.transposed:
+            found = found[::-1]
+        count = found[0] if self.rows is None else len(range(*self.rows))
+        return (count * self.repeat, *found[1:])
+
+
+Sources = Source | tuple[Source, ...]  # blocks, under each other or side by side, whichever the constant's shape says
 
 
 @dataclass(frozen=True)
@@ -153,15 +214,29 @@ class Model:
     """
 
     architecture: Architecture
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Sources]
     prefix: str = PREFIX  # begins the checkpoint's names where transformers' begin with "model."
     ignored: tuple[str, ...] = ()  # tensors that a checkpoint may hold and no program needs
 
     def under(self, prefix: str) -> Model:
         """The same model inside a larger one, whose checkpoint has its tensors under another prefix."""
-        moved = {
-            path: replace(source, tensor=prefix + source.tensor.removeprefix(self.prefix))
-            for path, source in self.sources.items()
-            if source.tensor.startswith(self.prefix)
-        }
-        return replace(self, sources={**self.sources, **moved}, prefix=prefix)
+
+        def moved(name: str) -> str:
+            return prefix + name.removeprefix(self.prefix) if name.startswith(self.prefix) else name
+
+        sources: dict[str, Sources] = {}
+        for path, found in self.sources.items():
+            many = tuple(renamed(source, moved) for source in blocks(found))
+            sources[path] = many[0] if isinstance(found, Source) else many
+        return replace(self, sources=sources, prefix=prefix)
+
+
+def blocks(sources: Sources) -> tuple[Source, ...]:
+    """The blocks of a constant, of which most have one."""
+    return (sources,) if isinstance(sources, Source) else sources
+
+
+def renamed(source: Source, name: Callable[[str], str]) -> Source:
+    """A source whose tensors have other names."""
+    plus, by = (name(vector) if vector else "" for vector in (source.plus, source.by))
+    return replace(source, tensor=name(source.tensor), plus=plus, by=by)

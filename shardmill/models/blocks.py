@@ -11,119 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import Graph, Kind
-from shardmill.models.contract import Form, inputs, rope_inputs, states
+from shardmill.models.attention import Attention, Shared
+from shardmill.models.cca import ConvolvedAttention
+from shardmill.models.contract import ORDER, Form, computed, inputs, states
+from shardmill.models.mixture import Mixture
 from shardmill.models.primitives import (
     ACTIVATIONS,
     LayerNorm,
     RMSNorm,
-    attend,
+    add_channels,
     cap,
     projection,
     read_ring,
-    rotate,
     scale,
-    write_cache,
+    vector,
     write_ring,
 )
 
 Weights = Mapping[str, Tensor]
-
-
-class Shared:
-    """What the layers of a part need of its inputs, computed once per part."""
-
-    def __init__(self, form: Form, given: Mapping[str, Tensor]) -> None:
-        self.ropes: dict[str, tuple[Tensor, Tensor]] = {}
-        for table in form.ropes:
-            cos, sin = (given[name] for name in rope_inputs(table))
-            self.ropes[table] = cos.transpose(0, 1), sin.transpose(0, 1)  # each [rope_dim / 2, T]
-        group = form.graph.group
-        self.masks: dict[str, Tensor] = {}
-        for name in form.masks:
-            mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
-            if len(form.masks) > 1:
-                # torch.jit names a value where it is used first: here, or else the kind of the first layer would
-                # decide which of the masks is called what. Nothing uses the sum, so no program has it.
-                _ = mask + 0
-            self.masks[name] = mask
-        # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
-        kept = form.masks if form.kind == "layers" else ()
-        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in kept})}
-        left = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
-        self.writes = {mask: (written[name], left[name]) for mask in kept for name in [form.write_mask(mask)]}
-        if form.convolves:
-            self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
-            self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
-            self.ring_read = torch.split(given["conv_read_mask"], 1, dim=1)  # L - 1 of [1, 1, R, T]
-
-
-class Attention(nn.Module):
-    """Attention over the cache, with the new tokens written into it first; without one, over the tokens of the pass."""
-
-    qkv_proj: nn.Module
-    q_proj: nn.Module
-    k_proj: nn.Module
-    v_proj: nn.Module
-
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
-        super().__init__()
-        self.g, self.kind = g, kind
-        for name in ("qkv_proj",) if g.fused else ("q_proj", "k_proj", "v_proj"):
-            setattr(self, name, projection(weights[f"{path}{name}.weight"], weights.get(f"{path}{name}.bias")))
-        if g.qk_norm:
-            axis = 1 if g.qk_norm == "wide" else 2
-            self.q_norm = RMSNorm(weights[f"{path}q_norm.weight"], g.rms_norm_eps, axis)
-            self.k_norm = RMSNorm(weights[f"{path}k_norm.weight"], g.rms_norm_eps, axis)
-        self.o_proj = projection(weights[f"{path}o_proj.weight"], weights.get(f"{path}o_proj.bias"))
-
-    def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
-        g = self.g
-        q, k, v = self.fused(x, shared) if g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
-        if cache:
-            k_cache, v_cache = cache
-            k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
-            v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
-            k, v = cache
-        # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
-        factor = g.attention_scale or g.head_dim**-0.5
-        q = scale(q, factor).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]
-        y = attend(q, k, v, shared.masks[self.kind.mask], g.score_cap)
-        y = y.reshape(1, g.heads, -1, g.head_dim).transpose(2, 3)  # [1, heads, head_dim, T]
-        out: Tensor = self.o_proj(y.reshape(1, g.heads * g.head_dim, -1, 1))
-        return out
-
-    def fused(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of one projection; the heads of query and key are rotated together."""
-        g = self.g
-        turning = g.heads + g.kv_heads  # heads that rotate
-        qk, v = torch.split(self.qkv_proj(x), [turning * g.head_dim, g.kv_heads * g.head_dim], dim=1)
-        qk = qk.reshape(1, turning, g.head_dim, -1)
-        qk = self.turn(qk, shared)
-        q, k = torch.split(qk.transpose(2, 3), [g.heads, g.kv_heads], dim=1)
-        v = v.reshape(1, g.kv_heads, g.head_dim, -1).transpose(2, 3)
-        return q, k, v
-
-    def separate(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of a projection each, with the norms that the family has."""
-        g = self.g
-        q, k = self.q_proj(x), self.k_proj(x)  # [1, heads * head_dim, T, 1]
-        if g.qk_norm == "wide":
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = q.reshape(1, g.heads, g.head_dim, -1), k.reshape(1, g.kv_heads, g.head_dim, -1)
-        if g.qk_norm == "before":
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.turn(q, shared), self.turn(k, shared)
-        if g.qk_norm == "after":
-            q, k = self.q_norm(q), self.k_norm(k)
-        v = self.v_proj(x).reshape(1, g.kv_heads, g.head_dim, -1)
-        return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
-
-    def turn(self, x: Tensor, shared: Shared) -> Tensor:
-        """Rotary embedding of heads [1, heads, head_dim, T], where the layer has one."""
-        if self.kind.rope is None:
-            return x
-        cos, sin = shared.ropes[self.kind.rope]
-        return rotate(x, cos, sin, (self.g.rope_dim // 2, self.g.head_dim - self.g.rope_dim))
 
 
 class ShortConv(nn.Module):
@@ -187,54 +92,97 @@ class PlainMLP(nn.Module):
         return down
 
 
-def norm(g: Graph, weights: Weights, path: str, eps: float) -> RMSNorm:
-    """The norm of a path, of the graph's kind."""
-    if g.norm == "rms":
-        return RMSNorm(weights[f"{path}.weight"], eps)
-    return LayerNorm(weights[f"{path}.weight"], weights.get(f"{path}.bias"), eps)
+def norm(g: Graph, weights: Weights, path: str, eps: float) -> nn.Module:
+    """The norm of a constant's path, of the kind that the family has."""
+    if g.norm == "layer":
+        return LayerNorm(weights[f"{path}.weight"], weights.get(f"{path}.bias"), eps)
+    return RMSNorm(weights[f"{path}.weight"], eps)
+
+
+class ResidualScale(nn.Module):
+    """(branch + bias) * scale + (stream + bias) * scale, each [1, d, T, 1] (transformers, models/zaya)."""
+
+    hidden_states_bias: Tensor
+    hidden_states_scale: Tensor
+    residual_bias: Tensor
+    residual_scale: Tensor
+
+    def __init__(self, weights: Weights, path: str) -> None:
+        super().__init__()
+        for name in ("hidden_states_bias", "residual_bias"):
+            setattr(self, name, vector(weights[f"{path}{name}"]))
+        for name in ("hidden_states_scale", "residual_scale"):
+            setattr(self, name, nn.Parameter(weights[f"{path}{name}"].reshape(1, -1, 1, 1), requires_grad=False))
+
+    def forward(self, branch: Tensor, stream: Tensor) -> Tensor:
+        branch = add_channels(branch, self.hidden_states_bias) * self.hidden_states_scale
+        return branch + add_channels(stream, self.residual_bias) * self.residual_scale
 
 
 class Layer(nn.Module):
-    """A mixer and an MLP, each a branch of the residual stream, with the norms that the family has."""
+    """A mixer and a feed-forward block, each a branch of the residual stream, with the norms that the family has."""
 
     def __init__(self, g: Graph, kind: Kind, index: int, weights: Weights) -> None:
         super().__init__()
         path = f"layers.{index}."
-        self.g, self.mixes = g, kind.mixer == "attention"
+        self.g, self.kind = g, kind
         self.input_layernorm: nn.Module = nn.Identity()
         if g.pre_norms and kind.normed and not g.outer_norms:
             self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
-        if self.mixes:
-            self.self_attn = Attention(g, kind, weights, path + "self_attn.")
-        else:
+        if kind.mixer == "conv":
             self.conv = ShortConv(g, weights, path + "conv.")
-        second = g.rms_norm_eps if g.post_norms else g.stream_eps
-        self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", second)
-        self.mlp = (GatedMLP if g.gated else PlainMLP)(g, weights, path + "mlp.")
-        if g.post_norms and g.pre_norms:
-            self.pre_feedforward_layernorm = norm(g, weights, path + "pre_feedforward_layernorm", g.stream_eps)
-        if g.post_norms or g.outer_norms:
-            last = g.rms_norm_eps if g.post_norms else g.stream_eps
-            self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", last)
+        else:
+            mixer = ConvolvedAttention if kind.mixer == "cca" else Attention
+            self.self_attn = mixer(g, kind, weights, path + "self_attn.")
+        eps = g.rms_norm_eps if g.post_norms else g.stream_eps
+        self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
+        if kind.ffn == "experts":
+            self.mlp: nn.Module = Mixture(g, kind, weights, path + "mlp.")
+        else:
+            self.mlp = (GatedMLP if g.gated else PlainMLP)(g, weights, path + "mlp.")
+        if g.post_norms:
+            if g.pre_norms:
+                self.pre_feedforward_layernorm = norm(g, weights, path + "pre_feedforward_layernorm", g.stream_eps)
+            self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", g.rms_norm_eps)
+        if g.outer_norms:
+            self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", g.stream_eps)
+        if g.residual_scales:
+            self.post_attention_residual_scale = ResidualScale(weights, path + "post_attention_residual_scale.")
+            self.post_mlp_residual_scale = ResidualScale(weights, path + "post_mlp_residual_scale.")
 
     def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
-        mixer = self.self_attn if self.mixes else self.conv
+        mixer = self.conv if self.kind.mixer == "conv" else self.self_attn
+        if self.g.residual_scales:
+            return self.scaled(x, mixer, shared, states)
         if self.g.outer_norms:
             x = self.post_attention_layernorm(x + mixer(x, shared, *states))
-            return self.post_feedforward_layernorm(x + self.mlp(x))  # type: ignore[no-any-return]
+            out: Tensor = self.post_feedforward_layernorm(x + self.feed_forward(x, shared))
+            return out
         if self.g.post_norms:
             return self.between(x, mixer, shared, states)
         x = x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
-        x = x + scale(self.mlp(self.post_attention_layernorm(x)), self.g.branch_scale)
+        x = x + scale(self.feed_forward(self.post_attention_layernorm(x), shared), self.g.branch_scale)
         return x
+
+    def feed_forward(self, x: Tensor, shared: Shared) -> Tensor:
+        """The MLP or the experts."""
+        out: Tensor = self.mlp(x, shared.order)[0] if self.kind.ffn == "experts" else self.mlp(x)
+        return out
 
     def between(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
         """The layer with norms on its branches' outputs, and before them where the family has those too."""
         y = self.input_layernorm(x) if self.g.pre_norms else x
         x = x + self.post_attention_layernorm(mixer(y, shared, *states))
         y = self.pre_feedforward_layernorm(x) if self.g.pre_norms else x
-        x = x + self.post_feedforward_layernorm(self.mlp(y))
+        x = x + self.post_feedforward_layernorm(self.feed_forward(y, shared))
         return x
+
+    def scaled(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
+        """The layer with scaled branches and stream, and its router's state after the stream's channels."""
+        x, before = torch.split(x, [self.g.hidden, self.g.carry], dim=1)
+        x = self.post_attention_residual_scale(mixer(self.input_layernorm(x), shared, *states), x)
+        y, state = self.mlp(self.post_attention_layernorm(x), shared.order, before)
+        return torch.cat([self.post_mlp_residual_scale(y, x), state], dim=1)
 
 
 class LayersPart(nn.Module):
@@ -246,12 +194,15 @@ class LayersPart(nn.Module):
         self.layers = nn.ModuleDict({str(i): Layer(form.graph, kind, i, weights) for i, kind in form.layers})
         for name, shape in states(form).items():
             self.register_buffer(name, torch.zeros(shape))
+        for name, values in computed(form).items():
+            self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
-        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)))
+        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
         for i, kind in self.form.layers:
-            held = (f"c_{i}",) if kind.mixer == "conv" else (f"k_{i}", f"v_{i}")
-            x = self.layers[str(i)](x, shared, *(getattr(self, name) for name in held))
+            held = {"conv": (f"c_{i}",), "attention": (f"k_{i}", f"v_{i}"), "cca": (f"k_{i}", f"v_{i}", f"c_{i}")}
+            names = held[kind.mixer]
+            x = self.layers[str(i)](x, shared, *(getattr(self, name) for name in names))
         return x
 
 
@@ -261,10 +212,12 @@ class HeadPart(nn.Module):
     def __init__(self, form: Form, weights: Weights) -> None:
         super().__init__()
         self.g = form.graph
-        self.norm = RMSNorm(weights["norm.weight"], self.g.stream_eps)
-        self.lm_head = projection(weights["lm_head.weight"])
+        self.norm = norm(self.g, weights, "norm", self.g.stream_eps)
+        self.lm_head = projection(weights["lm_head.weight"], weights.get("lm_head.bias"))
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if self.g.carry:
+            hidden = hidden[:, : self.g.hidden]
         logits: Tensor = self.lm_head(self.norm(hidden))
         return cap(scale(logits, self.g.logit_scale), self.g.logit_cap)
 
@@ -283,19 +236,18 @@ class EncoderPart(nn.Module):
         assert form.ends is not None
         g, ends = form.graph, form.ends
         self.form, self.ends, self.names = form, ends, list(inputs(form))
-        for name, there in (
-            ("embed_norm", ends.embed_norm),
-            ("norm", ends.final_norm),
-            ("dense_norm", ends.dense_norm),
-        ):
+        norms = {"embed_norm": ends.embed_norm, "norm": ends.final_norm, "dense_norm": ends.dense_norm}
+        for name, there in norms.items():
             setattr(self, name, norm(g, weights, name, g.rms_norm_eps) if there else nn.Identity())
         self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in form.layers})
         for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):
             made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()
             setattr(self, name, made)
+        for name, values in computed(form).items():
+            self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
-        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)))
+        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
         x = self.embed_norm(x)
         for layer in self.layers.values():
             x = layer(x, shared)

@@ -15,8 +15,10 @@ A model is a chain of parts, and a part has a kind:
 
 Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, W
 those of a sliding layer, R the slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass.
-An encoder is one part of kind "encoder" for each number of tokens that it is built for (a bucket): there T is that
-number, its tokens see one another through masks, and models/buckets.py computes the host's arrays.
+What a token carries from part to part beside the residual stream, a router's state, lies in channels of x and hidden
+after the first d; the host gives the first part zeros there. An encoder is one part of kind "encoder" for each number
+of tokens that it is built for (a bucket): there T is that number, and its tokens see one another through the masks.
+
 No program has an index that depends on data: the host says by masks what is written and what is seen. Token t sees slot
 s if and only if s was last written with a position that is not after t's, so a rejected draft costs nothing: its slots
 are hidden by their positions until they are written again.
@@ -25,7 +27,7 @@ Where its window is short enough, a sliding layer keeps no more than it sees: W 
 p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
 
 This file alone spells that out; conversion, engine, gates and manifest ask it. How the host computes the masks and the
-rotary rows of a pass stands in models/host.py.
+rotary rows of a pass stands in models/host.py, and for encoders in models/buckets.py.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ Shape = tuple[int, ...]
 
 T = -1  # stands for the token axis in shapes
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
-WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
+ORDER = "order"  # the constant that falls from expert to expert, see models/routing.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
+WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 
 @dataclass(frozen=True)
@@ -58,16 +61,16 @@ class Form:
     @property
     def ropes(self) -> tuple[str, ...]:
         """The rotary tables that its layers use, sorted."""
-        return tuple(sorted({kind.rope for _, kind in self.layers if kind.mixer == "attention" and kind.rope}))
+        return tuple(sorted({kind.rope for _, kind in self.layers if kind.mixer != "conv" and kind.rope}))
 
     @property
     def masks(self) -> tuple[str, ...]:
         """The attention masks that its layers use, sorted."""
-        return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer == "attention"}))
+        return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer != "conv"}))
 
     @property
     def label_rows(self) -> int:
-        """Rows of an encoder's logits: its labels, and nothing in the rows up to a multiple of LABEL_STEP."""
+        """Rows of an encoder's logits: its labels and, up to a multiple of LABEL_STEP, the first of them once more."""
         return -(-self.ends.labels // LABEL_STEP) * LABEL_STEP if self.ends else 0
 
     def kept(self, mask: str) -> int:
@@ -82,8 +85,13 @@ class Form:
 
     @property
     def convolves(self) -> bool:
-        """Whether any layer is a short convolution."""
-        return any(kind.mixer == "conv" for _, kind in self.layers)
+        """Whether any layer has convolutions."""
+        return any(kind.mixer != "attention" for _, kind in self.layers)
+
+    @property
+    def routes(self) -> bool:
+        """Whether any layer has experts."""
+        return any(kind.ffn == "experts" for _, kind in self.layers)
 
 
 def window_slots(window: int | None, tokens: int, slots: int) -> int:
@@ -100,8 +108,8 @@ def inputs(form: Form) -> dict[str, Shape]:
     """The inputs of a program by name, in order; T stands for the token axis."""
     g = form.graph
     if form.kind == "head":
-        return {"hidden": (1, g.hidden, T, 1)}
-    found: dict[str, Shape] = {"x": (1, g.hidden, T, 1)}
+        return {"hidden": (1, g.hidden + g.carry, T, 1)}
+    found: dict[str, Shape] = {"x": (1, g.hidden + g.carry, T, 1)}
     for name in form.ropes:
         cos, sin = rope_inputs(name)
         found |= {cos: (T, g.rope_dim // 2), sin: (T, g.rope_dim // 2)}
@@ -124,12 +132,17 @@ def states(form: Form) -> dict[str, Shape]:
     """The states of a program by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
     g = form.graph
     found: dict[str, Shape] = {}
-    for i, kind in form.layers if form.kind == "layers" else ():
-        if kind.mixer == "conv":
-            found[f"c_{i}"] = (1, 1, g.hidden, RING)
-        else:
+    for i, kind in () if form.kind == "encoder" else form.layers:
+        if kind.mixer != "conv":
             found |= {f"{name}_{i}": (1, g.kv_heads, form.kept(kind.mask), g.head_dim) for name in "kv"}
+        if kind.mixer != "attention":
+            found[f"c_{i}"] = (1, 1, g.hidden if kind.mixer == "conv" else sum(cca_widths(g)), RING)
     return found
+
+
+def cca_widths(g: Graph) -> tuple[int, int]:
+    """Channels of ZAYA's attention that its ring keeps: query and key together, and the delayed half of the value."""
+    return (g.heads + g.kv_heads) * g.head_dim, g.kv_heads * g.head_dim // 2
 
 
 def output(form: Form) -> str:
@@ -139,12 +152,11 @@ def output(form: Form) -> str:
 
 def constants(form: Form) -> dict[str, Shape]:
     """The weights of a program by their path in it, in order, with their shapes."""
+    g = form.graph
     if form.kind == "head":
-        return {"norm.weight": (form.graph.hidden,), "lm_head.weight": (form.rows, form.graph.hidden)}
+        return _norm("norm", g) | _projection("lm_head", form.rows, g.hidden, g.head_bias)
     layers = {
-        f"layers.{i}.{role}": shape
-        for i, kind in form.layers
-        for role, shape in layer_constants(form.graph, kind).items()
+        f"layers.{i}.{role}": shape for i, kind in form.layers for role, shape in layer_constants(g, kind).items()
     }
     return layers if form.ends is None else _around(layers, form, form.ends)
 
@@ -153,13 +165,13 @@ def _around(layers: Mapping[str, Shape], form: Form, ends: Ends) -> dict[str, Sh
     """The weights of an encoder's program, given those of its layers."""
     g, found = form.graph, dict(layers)
     if ends.embed_norm:
-        found = {**_norm(g, "embed_norm"), **found}
+        found = _norm("embed_norm", g) | found
     if ends.final_norm:
-        found |= _norm(g, "norm")
+        found |= _norm("norm", g)
     if ends.dense:
         found |= _projection("dense", g.hidden, g.hidden, ends.dense_bias)
     if ends.dense_norm:
-        found |= _norm(g, "dense_norm")
+        found |= _norm("dense_norm", g)
     return found | (_projection("classifier", form.label_rows, g.hidden, ends.label_bias) if ends.labels else {})
 
 
@@ -182,27 +194,48 @@ def model_constants(a: Architecture) -> dict[str, Shape]:
     return constants(program_form(a)) | head | table_constants(a)
 
 
+def computed(form: Form) -> dict[str, tuple[float, ...]]:
+    """Constants that no checkpoint decides, by their path."""
+    if not form.routes or form.graph.experts is None:
+        return {}
+    return {ORDER: tuple(float(n) for n in range(form.graph.experts.classes, 0, -1))}
+
+
 def stem(path: str) -> str:
     """What coremltools calls a constant: its path in the PyTorch module, spelled as an identifier."""
     return path.replace(".", "_")
 
 
 def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
-    """The weights of one layer by their path from the layer, with their shapes."""
-    mixer = _convolution(g) if kind.mixer == "conv" else _attention(g)
-    second, after = _norm(g, "post_attention_layernorm"), _norm(g, "post_feedforward_layernorm")
+    """The weights of one layer by their path from the layer, with their shapes.
+
+    A matrix of two axes is a convolution's, which INT8 quantises. One of three is a factor of a matrix product, as are
+    a router's and those of grouped convolutions: it stays in fp16.
+    """
+    mixer = {"conv": _convolution, "attention": _attention, "cca": _cca}[kind.mixer](g)
+    ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
+    first = _norm("input_layernorm", g) if kind.normed else {}
+    second, last = _norm("post_attention_layernorm", g), _norm("post_feedforward_layernorm", g)
     if g.outer_norms:
-        return {**mixer, **second, **_feed_forward(g), **after}
-    start = _norm(g, "input_layernorm") if g.pre_norms and kind.normed else {}
+        return {**mixer, **second, **ffn, **last}
+    if g.residual_scales:
+        scales = [_residual(f"{name}_residual_scale", g) for name in ("post_attention", "post_mlp")]
+        return {**first, **mixer, **scales[0], **second, **ffn, **scales[1]}
     if not g.post_norms:
-        return {**start, **mixer, **second, **_feed_forward(g)}
-    before = _norm(g, "pre_feedforward_layernorm") if g.pre_norms else {}
-    return {**start, **mixer, **second, **before, **_feed_forward(g), **after}
+        return {**first, **mixer, **second, **ffn}
+    before = _norm("pre_feedforward_layernorm", g) if g.pre_norms else {}
+    start = first if g.pre_norms else {}
+    return {**start, **mixer, **second, **before, **ffn, **last}
 
 
-def _norm(g: Graph, path: str) -> dict[str, Shape]:
-    weight: dict[str, Shape] = {f"{path}.weight": (g.hidden,)}
-    return weight | ({f"{path}.bias": (g.hidden,)} if g.norm_bias else {})
+def _norm(path: str, g: Graph) -> dict[str, Shape]:
+    gain: dict[str, Shape] = {f"{path}.weight": (g.hidden,)}
+    return gain | ({f"{path}.bias": (g.hidden,)} if g.norm == "layer" and g.norm_bias else {})
+
+
+def _residual(path: str, g: Graph) -> dict[str, Shape]:
+    names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
+    return {f"{path}.{name}": (g.hidden,) for name in names}
 
 
 def _attention(g: Graph) -> dict[str, Shape]:
@@ -214,7 +247,17 @@ def _attention(g: Graph) -> dict[str, Shape]:
     if g.qk_norm:
         widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
         found |= {f"{p}q_norm.weight": widths[:1], f"{p}k_norm.weight": widths[1:]}
-    return found | _projection(f"{p}o_proj", g.hidden, q, g.o_bias)
+    sinks: dict[str, Shape] = {f"{p}sinks": (g.heads,)} if g.sinks else {}
+    return found | sinks | _projection(f"{p}o_proj", g.hidden, q, g.o_bias)
+
+
+def _cca(g: Graph) -> dict[str, Shape]:
+    q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
+    rows = {"q_proj": q, "k_proj": kv, "v_proj_current": kv // 2, "v_proj_delayed": kv // 2}
+    found: dict[str, Shape] = {f"{p}{name}.weight": (count, g.hidden) for name, count in rows.items()}
+    found |= {f"{p}depthwise.{name}": (q + kv,) for name in ("tap_0", "tap_1", "bias")}
+    found |= {f"{p}grouped.tap_{j}": (g.heads + g.kv_heads, g.head_dim, g.head_dim) for j in range(2)}
+    return found | {f"{p}grouped.bias": (q + kv,), f"{p}k_gain": (kv,), f"{p}o_proj.weight": (g.hidden, q)}
 
 
 def _convolution(g: Graph) -> dict[str, Shape]:
@@ -232,6 +275,37 @@ def _feed_forward(g: Graph) -> dict[str, Shape]:
     for name, count in rows.items():
         found |= _projection(f"mlp.{name}_proj", count, g.hidden, g.mlp_bias)
     return found | _projection("mlp.down_proj", g.hidden, g.ffn, g.mlp_bias)
+
+
+def _mixture(g: Graph, kind: Kind) -> dict[str, Shape]:
+    e = g.experts
+    assert e is not None
+    found: dict[str, Shape] = {"mlp.router.weight": (1, e.classes, g.hidden)}
+    if e.router == "mlp":
+        found = _mlp_router(g, kind)
+    if e.router_bias:
+        found["mlp.router.bias"] = (e.classes,)
+    if e.choice_bias:
+        found["mlp.choice_bias"] = (e.classes,)
+    wide = e.group * e.ffn
+    for j in range(e.count // e.group):
+        path = f"mlp.experts.{j}."
+        found |= _projection(f"{path}gate_proj", wide, g.hidden, e.biases)
+        found |= _projection(f"{path}up_proj", wide, g.hidden, e.biases)
+        found |= {f"{path}scale": (wide,)} if e.group > 1 else {}
+        found[f"{path}down_proj.weight"] = (g.hidden, wide)
+    return found | ({"mlp.down_bias": (1, g.hidden, e.count)} if e.biases else {})
+
+
+def _mlp_router(g: Graph, kind: Kind) -> dict[str, Shape]:
+    assert g.experts is not None
+    p, width = "mlp.router.", g.experts.router_width
+    found: dict[str, Shape] = {f"{p}down_proj.weight": (1, width, g.hidden), f"{p}down_proj.bias": (width,)}
+    found |= {f"{p}states_scale": (width,)} if kind.carries else {}
+    found[f"{p}norm.weight"] = (width,)
+    for name in ("fc1", "fc2"):
+        found |= {f"{p}{name}.weight": (1, width, width), f"{p}{name}.bias": (width,)}
+    return found | {f"{p}out_proj.weight": (1, g.experts.classes, width)}
 
 
 def _projection(path: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:

@@ -17,6 +17,8 @@ from shardmill.models.architecture import (
     Kind,
     Model,
     Source,
+    Sources,
+    renamed,
 )
 from shardmill.models.contract import layer_constants
 from shardmill.models.rope import rope
@@ -80,8 +82,9 @@ def decoder(
     ropes: Mapping[str, Any] | None = None,
     window: int | None = None,
     embedding_scale: float = 1.0,
-    tensors: Mapping[str, Source] | None = None,
+    tensors: Mapping[str, Sources] | None = None,
     final_norm: str = "norm.weight",
+    table: Source | None = None,
     **options: Any,
 ) -> Model:
     """The description of a decoder whose layers are those of models/blocks.py.
@@ -96,6 +99,7 @@ def decoder(
         embedding_scale: what the model multiplies a token's row with.
         tensors: for a layer's constants, where they come from, if not from the tensor of the same name.
         final_norm: the last norm's tensor.
+        table: what the embedding is made of, before all multipliers, if not of embed_tokens alone.
         options: of the Graph.
 
     Raises:
@@ -116,7 +120,8 @@ def decoder(
         embedding_scale=embedding_scale * graph.stream_scale,
         window=window if any(kind.mask == SLIDING_MASK for kind in layers) else None,
     )
-    sources = _layer_sources(architecture, tensors or {}) | _end_sources(architecture, tensors or {}, final_norm)
+    named = tensors or {}
+    sources = _layer_sources(architecture, named) | _end_sources(architecture, named, final_norm, table)
     return Model(architecture, sources, ignored=("lm_head.weight",) if architecture.tied else ())
 
 
@@ -139,7 +144,7 @@ def _graph(
     return graph
 
 
-def _layer_sources(architecture: Architecture, named: Mapping[str, Source]) -> dict[str, Source]:
+def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> dict[str, Sources]:
     """The tensor behind each constant of each layer: the one that is named for its role, or that is called like it."""
     return {
         f"layers.{i}.{role}": _placed(named.get(role, Source(role)), f"{PREFIX}layers.{i}.")
@@ -148,13 +153,23 @@ def _layer_sources(architecture: Architecture, named: Mapping[str, Source]) -> d
     }
 
 
-def _end_sources(architecture: Architecture, named: Mapping[str, Source], final_norm: str) -> dict[str, Source]:
+def _end_sources(
+    architecture: Architecture, named: Mapping[str, Sources], final_norm: str, table: Source | None
+) -> dict[str, Sources]:
     """The tensors behind what lies outside the layers: the last norm, the embedding and the LM head."""
-    return {
+    head = "embed_tokens" if architecture.tied else "lm_head"
+    found: dict[str, Sources] = {
         "norm.weight": _placed(named.get("norm.weight", Source(final_norm)), PREFIX),
-        "embedding": _placed(Source("embed_tokens.weight", times=architecture.embedding_scale), PREFIX),
-        "lm_head.weight": Source(f"{PREFIX}embed_tokens.weight" if architecture.tied else "lm_head.weight"),
+        "embedding": _placed(
+            replace(table or Source("embed_tokens.weight"), times=architecture.embedding_scale), PREFIX
+        ),
+        "lm_head.weight": Source(f"{PREFIX}{head}.weight" if architecture.tied else "lm_head.weight"),
     }
+    if architecture.graph.norm == "layer":
+        found["norm.bias"] = _placed(Source("norm.bias"), PREFIX)
+    if architecture.graph.head_bias:
+        found["lm_head.bias"] = Source("lm_head.bias")
+    return found
 
 
 def activation(config: Any, field: str) -> str:
@@ -171,12 +186,12 @@ def sliding_kind(context: int, window: int | None, **options: Any) -> Kind:
 
 
 def kinds_by_type(
-    layer_types: Sequence[str], context: int, window: int | None, sliding_rope: str = ROPE
+    layer_types: Sequence[str], context: int, window: int | None, sliding_rope: str = ROPE, **options: Any
 ) -> tuple[Kind, ...]:
     """Attention layers after the config's `layer_types`. Raises CheckpointError for a type that programs lack."""
     known = {
-        "full_attention": Kind(),
-        "sliding_attention": sliding_kind(context, window, rope=sliding_rope),
+        "full_attention": Kind(**options),
+        "sliding_attention": sliding_kind(context, window, rope=sliding_rope, **options),
     }
     unknown = sorted(set(layer_types) - known.keys())
     if unknown:
@@ -213,5 +228,8 @@ def check_heads(g: Graph) -> None:
         raise CheckpointError(f"{g.heads} heads are no multiple of {g.kv_heads} key/value heads")
 
 
-def _placed(source: Source, prefix: str) -> Source:
-    return replace(source, tensor=prefix + source.tensor)
+def _placed(sources: Sources, prefix: str) -> Sources:
+    """The same tensors under a prefix."""
+    if isinstance(sources, Source):
+        return renamed(sources, lambda name: prefix + name)
+    return tuple(renamed(source, lambda name: prefix + name) for source in sources)

@@ -7,7 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, Architecture, Ends, Graph, Kind, Model, Source
+from shardmill.models.architecture import (
+    CLASSIFY,
+    EMBED,
+    LABEL,
+    Architecture,
+    Ends,
+    Graph,
+    Kind,
+    Model,
+    Source,
+    Sources,
+    blocks,
+    renamed,
+)
 from shardmill.models.contract import model_constants
 from shardmill.models.decoder import check_heads, refuse_unplaced
 
@@ -67,6 +80,7 @@ def encoder(
     band: int | None = None,
     positions: int = 0,
     types: int = 0,
+    tensors: Mapping[str, Sources] | None = None,
 ) -> Model:
     """The description of an encoder whose layers are those of models/blocks.py.
 
@@ -82,6 +96,8 @@ def encoder(
         band: positions that a token of a sliding layer sees on either side.
         positions: rows of the table of positions.
         types: rows of the table of segments.
+        tensors: for a layer's constants, where they come from, if not from the tensor of that name; without the
+            beginning that a layer's tensors share.
 
     Raises:
         CheckpointError: for what the programs have no place for.
@@ -107,10 +123,30 @@ def encoder(
         positions=positions,
         types=types,
     )
-    shapes, sources = model_constants(a), {}
-    for path in shapes:
-        sources[path] = Source(_tensor(path, names), shape=_held(path, shapes[path], len(labels)))
+    sources = {path: _source(path, shape, names, tensors or {}, labels) for path, shape in model_constants(a).items()}
     return Model(a, sources, ignored=tuple(names.ignored))
+
+
+def _source(
+    path: str, shape: tuple[int, ...], names: Names, tensors: Mapping[str, Sources], labels: Sequence[str]
+) -> Sources:
+    """Where a constant comes from."""
+    if path.startswith("classifier."):
+        return _filled_up(_tensor(path, names), shape, len(labels))
+    index, _, role = path.removeprefix("layers.").partition(".")
+    if not path.startswith("layers.") or role not in tensors:
+        return Source(_tensor(path, names))
+    layer = names.layer.format(i=index)
+    found = tuple(renamed(source, lambda name: layer + name) for source in blocks(tensors[role]))
+    return found[0] if len(found) == 1 else found
+
+
+def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
+    """A classifier's rows, and the first of them once more up to as many as the program has."""
+    whole = Source(tensor, shape=(labels, *shape[1:]))
+    times, rest = divmod(shape[0], labels)
+    found = (whole,) * times + ((replace(whole, rows=(0, rest, 1)),) if rest else ())
+    return found[0] if len(found) == 1 else found
 
 
 def _tensor(path: str, names: Names) -> str:
@@ -123,11 +159,6 @@ def _tensor(path: str, names: Names) -> str:
         return f"{names.layer.format(i=index)}{names.roles.get(module, module)}.{last}"
     module, _, last = path.rpartition(".")
     return f"{names.around[module]}.{last}"
-
-
-def _held(path: str, shape: tuple[int, ...], labels: int) -> tuple[int, ...] | None:
-    """The shape of a constant's tensor where it is another: a program's classifier has rows without a label."""
-    return (labels, *shape[1:]) if path.startswith("classifier.") else None
 
 
 def activation(config: Any, name: str) -> str:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 # Below this magnitude RMSNorm divides by the constant instead of the largest element, so that a token of zeros is safe.
 NORM_FLOOR = 2.0**-4
 GELU_RANGE = 10.0
-ERF_RANGE, ERF_UNIT = 5.5, 1 / 32  # of `gelu`, with its polynomial's terms: all of them are fp16 numbers
-ERF_TERMS = (1.595703125, 2.33203125, -0.232177734375, -2.10546875, 2.484375)
+MOST_PIECES = 8
+# logit(Phi(x)) = x * sum c_i (x / 5)^(2 i), fitted by least squares so that x * Phi(x) is off by 7e-8 at most.
+ERF_RANGE = 5.0
+ERF_LOGIT = (1.595769, 1.816705, -0.04123294, -1.727702, 3.106274, -2.615562, 0.8873228)
 # How far RMSNorm's root of epsilon may be off in fp16. That of 1e-5 is off by 3e-5 and shows nowhere; that of 1e-6 is
 # off by 4e-4, which made the logits of Gemma 3 270M's first token wrong by 1e-4: it has branches as small as epsilon.
 EPS_TOLERANCE = 1e-4
@@ -42,37 +44,70 @@ class RMSNorm(nn.Module):
         self.register_buffer("root_eps", torch.full((1, 1, 1, 1), root_eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        y, root = self.parts(x)
-        return y * root * self.weight
-
-    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Two factors of x / sqrt(mean(x^2) + eps): one of the shape of x, and one that all along the axis share."""
         axis = self.axis
         high, low = x.amax(dim=axis, keepdim=True), x.amin(dim=axis, keepdim=True)  # [1, 1, T, 1]
         largest = torch.maximum(torch.maximum(high, low * -1), self.floor)
         y, e = x / largest, self.root_eps / largest
         for factor in self.factors:
             e = e * factor
-        return y, torch.rsqrt((y * y).mean(dim=axis, keepdim=True) + e * e)
+        return y * torch.rsqrt((y * y).mean(dim=axis, keepdim=True) + e * e) * self.weight
 
 
-class LayerNorm(RMSNorm):
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the channels: the RMSNorm of what differs from the mean.
+class UnitNorm(nn.Module):
+    """x * sqrt(n) / |x| over the n elements of axis 2, within the range of fp16; 0 for a vector of zeros.
 
-    The weight comes before the root: coremltools would fuse a product with a constant that is followed by the sum with
-    another into a batch normalisation, and fails at it in fp16.
+    Divided by the largest magnitude first, as RMSNorm does; what is added under the root then shows nowhere else.
     """
 
-    bias: nn.Parameter | None
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
-        super().__init__(weight, eps)
-        self.bias = None if bias is None else nn.Parameter(bias.reshape(1, -1, 1, 1), requires_grad=False)
+    def __init__(self) -> None:
+        super().__init__()
+        self.floor: Tensor
+        self.least: Tensor
+        self.register_buffer("floor", torch.full((1, 1, 1, 1), 2.0**-10))
+        self.register_buffer("least", torch.full((1, 1, 1, 1), 2.0**-24))
 
     def forward(self, x: Tensor) -> Tensor:
-        y, root = self.parts(x - x.mean(dim=1, keepdim=True))
-        y = y * self.weight * root
-        return y if self.bias is None else y + self.bias
+        high, low = x.amax(dim=2, keepdim=True), x.amin(dim=2, keepdim=True)
+        y = x / torch.maximum(torch.maximum(high, low * -1), self.floor)
+        return y * torch.rsqrt((y * y).mean(dim=2, keepdim=True) + self.least)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the channels."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        super().__init__()
+        self.norm, self.bias = RMSNorm(weight, eps), None if bias is None else vector(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x - x.mean(dim=1, keepdim=True))
+        return y if self.bias is None else add_channels(y, self.bias)
+
+
+def vector(values: Tensor) -> nn.Parameter:
+    """A number for each channel, as `add_channels` takes it: [1, 1, channels, 1]."""
+    return nn.Parameter(values.reshape(1, 1, -1, 1), requires_grad=False)
+
+
+def add_channels(x: Tensor, values: Tensor) -> Tensor:
+    """x [1, channels, T, 1] plus a constant for each channel.
+
+    Reshaped for it, because coremltools folds a constant that is added right after a convolution, or a product with a
+    constant, into a bias or a batch norm of its own: the constant would not be the checkpoint's.
+    """
+    channels = values.shape[2]
+    return (x.reshape(1, 1, channels, -1) + values).reshape(1, channels, -1, 1)
+
+
+def product(weight: Tensor) -> nn.Parameter:
+    """Rows [rows, columns] of a matrix that INT8 leaves alone, as `multiply` takes them: [1, 1, rows, columns]."""
+    return nn.Parameter(weight.reshape(1, 1, *weight.shape[-2:]), requires_grad=False)
+
+
+def multiply(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [1, 1, rows, columns] @ x [1, columns, T, 1] -> [1, rows, T, 1], as a matrix product."""
+    rows, columns = weight.shape[2:]
+    return torch.matmul(weight, x.reshape(1, 1, columns, -1)).reshape(1, rows, -1, 1)
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
@@ -117,24 +152,24 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return x * torch.sigmoid(scale(inner, 2 * math.sqrt(2 / math.pi)))
 
 
-def gelu(x: Tensor) -> Tensor:
-    """GELU, x times the normal distribution's share under x, to an error of 4e-6.
+def gelu_erf(x: Tensor) -> Tensor:
+    """GELU itself, spelled as x * sigmoid(logit(Phi(x))): an odd polynomial is as close to that logit as fp32 is.
 
-    Neither `gelu` nor `erf` is known to run on the Neural Engine, so the share is spelled as a sigmoid. Its argument is
-    an odd polynomial, fitted for the largest |x| * error to be least; beyond ERF_RANGE it is what it is there.
+    Beyond ERF_RANGE in magnitude Phi is 0 or 1 to fp16's last digit.
     """
     near = torch.clamp(x, -ERF_RANGE, ERF_RANGE)
-    square = near * near * ERF_UNIT
-    inner = square * ERF_TERMS[-1] + ERF_TERMS[-2]
-    for term in reversed(ERF_TERMS[:-2]):
-        inner = inner * square + term
-    return x * torch.sigmoid(near * inner)
+    square = near * scale(near, ERF_RANGE**-2)  # 0 .. 1
+    power, total = near, scale(near, ERF_LOGIT[0])
+    for coefficient in ERF_LOGIT[1:]:
+        power = power * square
+        total = total + scale(power, coefficient)
+    return x * torch.sigmoid(total)
 
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "gelu_tanh": gelu_tanh,
-    "gelu": gelu,
+    "gelu": gelu_erf,
     "relu": nn.functional.relu,
     "tanh": torch.tanh,
 }
@@ -159,6 +194,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tenso
     half, rest = sizes
     a, b, *tail = torch.split(x, [half, half, rest] if rest else [half, half], dim=2)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, *tail], dim=2)
+
+
+def one_by_one(x: Tensor, count: int, size: int = 1) -> list[Tensor]:
+    """`count` pieces of `size` channels, by splits into few: a long list of sizes would be a constant in a file."""
+    if count == 1:
+        return [x]
+    most = -(-count // MOST_PIECES)
+    counts = [min(most, count - first) for first in range(0, count, most)]
+    pieces = torch.split(x, [size * n for n in counts], dim=1)
+    return [one for piece, n in zip(pieces, counts, strict=True) for one in one_by_one(piece, n, size)]
 
 
 def write_cache(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
@@ -187,7 +232,7 @@ def read_ring(ring: Tensor, read_mask: Tensor, width: int) -> Tensor:
     return torch.matmul(ring, read_mask).reshape(1, width, -1, 1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0, sinks: Tensor | None = None) -> Tensor:
     """Softmax attention, all query heads of a key/value head in one matrix product.
 
     Args:
@@ -196,9 +241,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0) ->
         v: [1, kv_heads, S, head_dim].
         mask: [1, 1, group * T, S], additive.
         limit: of the scores' magnitude, see `cap`.
+        sinks: [1, heads, 1, 1], a logit of each head that takes part in the softmax and has no value.
 
     Returns:
         [1, kv_heads, group * T, head_dim].
     """
     scores = cap(torch.matmul(q, k.transpose(-1, -2)), limit) + mask  # [1, kv_heads, group * T, S]
-    return torch.matmul(torch.softmax(scores, dim=-1), v)
+    if sinks is None:
+        return torch.matmul(torch.softmax(scores, dim=-1), v)
+    heads, kv_heads, slots = sinks.shape[1], v.shape[1], v.shape[2]
+    scores = scores.reshape(1, heads, -1, slots)
+    with_sinks = torch.cat([scores, scores[..., :1] * 0 + sinks], dim=-1)  # [1, heads, T, S + 1]
+    shares = torch.softmax(with_sinks, dim=-1)[..., :slots].reshape(1, kv_heads, -1, slots)
+    return torch.matmul(shares, v)

@@ -27,7 +27,7 @@ from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError
 from shardmill.files import replacing, write_json
 from shardmill.models import DECODER, ENCODER, family, supported, type_fault
-from shardmill.models.architecture import Model, Source
+from shardmill.models.architecture import Model, Source, blocks
 from shardmill.models.contract import model_constants, table_constants
 
 MAX_FILE_BYTES = 5_000_000_000
@@ -126,10 +126,14 @@ def _recipes(config: dict[str, Any]) -> Iterator[Recipe]:
     wanted = table_constants(a) | model_constants(a)
     made: set[str] = set()
     for path, shape in wanted.items():
-        source = model.sources[path]
-        if source.tensor not in made:  # a tied head, or another column
-            made.add(source.tensor)
-            yield _recipe(path, source, source.shape or shape, g.hidden, a.layers, table)
+        for source in blocks(model.sources[path]):
+            if source.tensor not in made:  # a tied head, another column, or another expert of a stack
+                made.add(source.tensor)
+                yield _recipe(path, source, source.shape or shape, g.hidden, a.layers, table)
+            for vector in (source.plus, source.by):
+                if vector:
+                    mean = float(vector == source.by)
+                    yield Recipe(vector, shape[-1:], Normal(mean, table), Normal(mean, table))
 
 
 def _described(config: dict[str, Any]) -> Model:

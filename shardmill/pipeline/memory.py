@@ -1,7 +1,7 @@
 """What every job needs of memory, from the plan, so that Snakemake starts at once only what fits.
 
-A need is the process with its imports, and so many bytes for each parameter that the job has to do with. The numbers
-stand in the step table: upper bounds of what jobs log as their peak, for the demo and at the size of Phi-4-mini
+A need is the process with its imports, and so many bytes for each parameter or logit that the job has to do with. The
+numbers stand in the step table: upper bounds of what jobs log as their peak, for the demo and at the size of Phi-4-mini
 (docs/benchmarks.md).
 """
 
@@ -23,7 +23,7 @@ Resource = Callable[[Any, Any], int]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Millions of parameters."""
+    """Millions of parameters, and of logits."""
 
     part: float = 0.0  # of the job's own part
     largest: float = 0.0  # of the largest tensor of that part
@@ -31,12 +31,12 @@ class Sizes:
     model: float = 0.0  # of all programs
     table: float = 0.0  # of the embedding table
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
-    vocab: float = 0.0  # not of parameters but of tokens, each of which costs logits
+    logits: float = 0.0  # not of parameters: positions of the parity text times the vocabulary
 
 
 @dataclass(frozen=True)
 class Need:
-    """MB, and bytes for each parameter of what `Sizes` names alike."""
+    """MB, and bytes for each item of what `Sizes` names alike."""
 
     base: int
     part: float = 0.0
@@ -45,7 +45,7 @@ class Need:
     model: float = 0.0
     table: float = 0.0
     expanded: float = 0.0
-    vocab: float = 0.0
+    logits: float = 0.0
 
     def mb(self, sizes: Sizes) -> int:
         """The sum in MB, rounded up."""
@@ -53,7 +53,7 @@ class Need:
         return ceil(self.base + sum(shares))
 
 
-def declared(build: Path, step: str, need: Need, limit: int | None) -> Resource | int:
+def declared(build: Path, step: str, need: Need, limit: int | None, positions: int) -> Resource | int:
     """What a step's rule declares as mem_mb: a number, or a function of a job's wildcards and input.
 
     The function raises ShardmillError for a job that needs more than the limit, which Snakemake would start all the
@@ -64,6 +64,7 @@ def declared(build: Path, step: str, need: Need, limit: int | None) -> Resource 
         step: its name, for the error line.
         need: what its jobs need.
         limit: MB that jobs may use together; None for any.
+        positions: of the parity text, for each of which there is a row of logits.
     """
     if need == Need(need.base):
         return need.base
@@ -71,7 +72,7 @@ def declared(build: Path, step: str, need: Need, limit: int | None) -> Resource 
     def mem_mb(wildcards: Any, input: Any) -> int:
         part = wildcards.get("part")
         try:
-            mb = need.mb(sizes(json.loads((build / "plan.json").read_text()), part))
+            mb = need.mb(sizes(json.loads((build / "plan.json").read_text()), positions, part))
         except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
             raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
         check(f"{step} {part}" if part else step, mb, limit)
@@ -88,8 +89,8 @@ def check(job: str, mb: int, limit: int | None) -> None:
         )
 
 
-def sizes(plan: Mapping[str, Any], part: str | None = None) -> Sizes:
-    """The sizes of a job of one part, or of the whole model, given plan.json's content."""
+def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:
+    """The sizes of a job of one part, or of the whole model, by plan.json's content and the positions that are fed."""
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
     own = rows[part] if part else {"parameters": 0, "largest_tensor": 0, "expanded": every}
@@ -103,5 +104,5 @@ def sizes(plan: Mapping[str, Any], part: str | None = None) -> Sizes:
         model=(sum(row["parameters"] for row in rows.values()) - table) / MILLION,
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
-        vocab=plan["architecture"]["vocab"] / MILLION,
+        logits=positions * plan["architecture"]["vocab"] / MILLION,
     )

@@ -15,6 +15,7 @@ from shardmill.pipeline.configured import settings, source_files, split_settings
 from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock
 from shardmill.pipeline.settle import settle
+from shardmill.pipeline.steps import reference
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
 from shardmill.yamlfile import read_yaml
@@ -69,11 +70,12 @@ def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | i
     """What a step's rule declares as mem_mb, see `memory.declared`; the limit is what --resources mem_mb says."""
     limit = workflow.global_resources.get("mem_mb").value
     build = Path("build") / config.model
+    positions = reference.positions(settings(config)["parity"], config.length)
 
     def of_step(name: str) -> memory.Resource | int:
         needs = STEPS[name].needs
         need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
-        return memory.declared(build, name, need, limit)
+        return memory.declared(build, name, need, limit, positions)
 
     return of_step
 

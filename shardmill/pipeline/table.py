@@ -57,7 +57,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         reads={"summary": PLAN, "record": RECORD},
         outside={"text": lambda config: config.parity.text},
         params={"parity": lambda config: configured.settings(config)["parity"]},
-        needs=Need(850, layer=4, table=2, vocab=3072),
+        needs=Need(850, layer=4, table=2, logits=12),  # fp32, three times over
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
         lane=1,
         amount="in fp32",
@@ -122,7 +122,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"verdict": "parity/stack.json"},
         reads={"summary": PLAN, "parts": (PART, "parts/embedding.json"), "record": RECORD},
         takes={"states": STATES, "packages": PACKAGE, "bundles": BUNDLE, "table": TABLE},
-        needs=Need(900, model=1.0, layer=3.5, expanded=8, vocab=3072),
+        needs=Need(1000, model=1.0, layer=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         drawn="parity",
     ),

@@ -33,9 +33,11 @@ class Engine:
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.max_tokens: int = manifest["tokens_max"]
+        self.tokens_max: int = manifest["tokens_max"]
         self.table = read_table(root / manifest["embedding"]["path"])  # [vocab, d] fp16
         self.host = Host(manifest)
+        # What a token carries beside the residual stream: channels of the first part's x that the table lacks.
+        self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
         self.layers: list[tuple[Program, list[str]]] = []  # each with the names of its inputs
         self.heads: list[Program] = []
         for part in manifest["parts"]:
@@ -75,6 +77,7 @@ class Engine:
     def hidden(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """The last layer's output [1, d, T, 1]."""
         x = self.table[list(tokens)].astype(np.float32).T[None, :, :, None]  # [1, d, T, 1]
+        x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
         given = self.host.arrays(slots, positions)
         for program, names in self.layers:
             given["x"] = x

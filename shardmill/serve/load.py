@@ -38,13 +38,14 @@ def load_model(
     tokenizer = load.load_tokenizer(build, manifest)
     template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
     end = turn_end(template, tokenizer) if template else None
+    ends = tuple(dict.fromkeys(manifest["eos_token_ids"]))
     return Model(
         name=manifest["model"],
         tokenizer=tokenizer,
         template=template,
         engine=load.load_engine(build, precision),
         engine_name=load.engine_name(),
-        eos=tuple(dict.fromkeys((*manifest["eos_token_ids"], *([] if end is None else [end])))),
+        eos=ends if end is None or end in ends else (*ends, end),
         draft_session=Session(load.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build
         else None,

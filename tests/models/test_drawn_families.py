@@ -173,7 +173,7 @@ def test_any_config_of_a_family_computes_what_transformers_computes(model_type: 
     @given(changes(model_type))
     def check(found: dict[str, Any]) -> None:
         model, tokens = tiny.tiny_model(model_type, **found), tiny.tiny_text(TEXT)
-        engine = tiny.Blocks(tiny.described(model), model.state_dict())
+        engine = tiny.Blocks(tiny.described(model), tiny.tensors_of(model))
         assert tiny.error_of(engine, tokens, tiny.expected(model, tokens)) <= LIMIT
 
     check()

@@ -27,8 +27,8 @@ def test_blocks_compute_what_transformers_computes(model_type: str) -> None:
     """In passes of every width, and with drafts that are rejected."""
     model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
     truth = tiny.expected(model, tokens)
-    engine: Any = tiny.Blocks(tiny.described(model), model.state_dict())
-    passes = schedules(len(tokens), engine.max_tokens) | {"random": tiny.random_passes(len(tokens), 0)}
+    engine: Any = tiny.Blocks(tiny.described(model), tiny.tensors_of(model))
+    passes = schedules(len(tokens), engine.tokens_max) | {"random": tiny.random_passes(len(tokens), 0)}
     for name, schedule in passes.items():
         logits = feed(engine, tokens, schedule)
         assert relative_error(logits, truth) <= LIMIT, name

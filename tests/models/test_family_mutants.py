@@ -126,7 +126,7 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
 def error(model_type: str, mutation: Mutation = lambda model: model, host: type[Host] = Host) -> float:
     """How far off the tiny model of a family is after a mistake."""
     model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
-    engine = tiny.Blocks(mutation(tiny.described(model)), model.state_dict(), host=host)
+    engine = tiny.Blocks(mutation(tiny.described(model)), tiny.tensors_of(model), host=host)
     return tiny.error_of(engine, tokens, tiny.expected(model, tokens))
 
 
@@ -169,7 +169,7 @@ def test_heads_of_hidden_over_heads_are_refused(model_type: str) -> None:
     """Where the config says head_dim: other shapes than the checkpoint's tensors have."""
     model = tiny.tiny_model(model_type)
     sound = tiny.described(model)
-    found = {name: _info(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
+    found = {name: _info(name, tuple(tensor.shape)) for name, tensor in tiny.tensors_of(model).items()}
     g = sound.architecture.graph
     check_tensors(found, plan.tensor_shapes(sound), optional=sound.ignored)
     wrong = graph(head_dim=g.hidden // g.heads)(sound)

@@ -25,6 +25,7 @@ from shardmill.gates.reference import Reference
 from shardmill.gates.speculation import TurningDrafter, one_by_one
 from shardmill.machine import load_programs_as
 from shardmill.models import supported
+from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.steps.split import split
 from shardmill.plan import Part
 from shardmill.runtime.engine import Engine
@@ -56,9 +57,8 @@ class Shipped:
     def stored(self) -> stack.Stored:
         """transformers' model with the packages' weights."""
         pairs = {name: (self.parts[name], path) for name, path in self.packages.items()}
-        weights, head = stack.stored_weights(pairs, self.plan["prefix"])
-        reference = Reference(self.source, CONTEXT)
-        return stack.Stored(reference, weights, head, self.plan["architecture"]["embedding_scale"])
+        reference = Reference(self.source, CONTEXT, carry(self.plan))
+        return stack.stored_model(reference, pairs, self.parts["embedding"], self.source, self.plan["prefix"])
 
 
 def ship(checkpoint: Path, folder: Path, templates: Path) -> Shipped:
@@ -69,10 +69,11 @@ def ship(checkpoint: Path, folder: Path, templates: Path) -> Shipped:
     found, plan = split(source, settings, HashCache(folder / "hashes"), files)
     parts = {part.name: part for part in found}
     table = folder / "embedding.safetensors"
-    write_table(parts.pop("embedding"), source, table, 1)
-    packages = {name: folder / f"{name}.mlpackage" for name in parts}
-    bundles = {name: folder / f"{name}.mlmodelc" for name in parts}
-    for name, part in parts.items():
+    write_table(parts["embedding"], source, table, 1)
+    programs = {name: part for name, part in parts.items() if name != "embedding"}
+    packages = {name: folder / f"{name}.mlpackage" for name in programs}
+    bundles = {name: folder / f"{name}.mlmodelc" for name in programs}
+    for name, part in programs.items():
         convert_stamped(part, source, "int8", packages[name], templates)
         with load_programs_as("fp16"):
             ct.models.utils.compile_model(str(packages[name]), str(bundles[name]))

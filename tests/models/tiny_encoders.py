@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from shardmill import models
-from shardmill.convert.weights import turned
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import Model, blocks
 from shardmill.models.blocks import build
 from shardmill.models.buckets import arrays, columns
 from shardmill.models.contract import constants, inputs, program_form, table_constants
 from shardmill.models.host import Floats
+from shardmill.models.sources import assembled, turned
 
 VOCAB, TEXT = 384, 40
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
@@ -90,15 +90,17 @@ class Blocks:
         self.a, form = model.architecture, program_form(model.architecture)
         shapes = constants(form)
         weights = {path: self.held(model, path, shape, tensors) for path, shape in shapes.items()}
-        self.tables = {path: tensors[model.sources[path].tensor] for path in table_constants(self.a)}
+        self.tables = {path: tensors[blocks(model.sources[path])[0].tensor] for path in table_constants(self.a)}
         self.names, self.module = list(inputs(form)), build(form, weights)
 
     @staticmethod
     def held(model: Model, path: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:
-        """A constant, with rows of zeros where its tensor has fewer."""
-        source = model.sources[path]
-        values = turned(tensors[source.tensor], source).float()
-        return torch.cat([values, torch.zeros(shape[0] - len(values), *values.shape[1:])]).reshape(shape)
+        """A constant of its blocks."""
+        found = []
+        for source in blocks(model.sources[path]):
+            stored = tensors[source.tensor] if source.index is None else tensors[source.tensor][source.index]
+            found.append(turned(stored, source).float())
+        return assembled(found, shape)
 
     @torch.no_grad()
     def run(self, tokens: Sequence[int], bucket: int, noise: bool = False) -> Floats:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from shardmill import models
-from shardmill.convert.weights import turned
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import Model, Source, blocks
 from shardmill.models.blocks import build
 from shardmill.models.contract import Form, constants, inputs, window_slots
 from shardmill.models.host import Floats, Host
+from shardmill.models.sources import assembled, turned
 from shardmill.pipeline.steps.split import prefix_of
 
 VOCAB, SLOTS, TEXT, WINDOW = 256, 64, 40, 8
@@ -57,6 +57,15 @@ LONGROPE = {
     "long_factor": [1 + 0.5 * i for i in range(12)],
     "original_max_position_embeddings": 128,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
 GEMMA: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 32,
@@ -80,13 +89,36 @@ VISION = {
     "patch_size": 14,
 }
 
+# Ten experts and heads or more: smaller vectors are not kept in a weight file.
+EXPERTS = {"num_experts_per_tok": 3, "num_local_experts": 12}
+
 TINY: dict[str, dict[str, Any]] = {
     "gemma2": BASE | GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma3": {"text_config": BASE | GEMMA3, "vision_config": VISION},
     "gemma3_text": BASE | GEMMA3,
+    "gpt_oss": BASE
+    | EXPERTS
+    | {
+        "num_attention_heads": 12,
+        "head_dim": 32,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": YARN,
+    },
     "granite": BASE
     | WIDE
     | {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6.0,
+        "tie_word_embeddings": True,
+    },
+    "granitemoe": BASE
+    | WIDE
+    | EXPERTS
+    | {
+        "intermediate_size": 48,
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.1,
         "residual_multiplier": 0.22,
@@ -107,6 +139,17 @@ TINY: dict[str, dict[str, Any]] = {
         "block_ff_dim": 144,
         "block_multiple_of": 32,
     },
+    "lfm2_moe": BASE
+    | WIDE
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "moe_intermediate_size": 48,
+        "num_dense_layers": 1,
+        "num_experts": 12,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 1.5,
+    },
     "llama": BASE
     | {
         "head_dim": 32,
@@ -116,7 +159,9 @@ TINY: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
     },
     "mistral": BASE | {"head_dim": 32, "sliding_window": WINDOW},
+    "mixtral": BASE | WIDE | EXPERTS | {"intermediate_size": 48, "sliding_window": WINDOW},
     "olmo2": BASE | WIDE,
+    "olmoe": BASE | WIDE | {"intermediate_size": 48, "num_experts": 12, "num_experts_per_tok": 3},
     "phi3": BASE
     | WIDE
     | {
@@ -125,10 +170,39 @@ TINY: dict[str, dict[str, Any]] = {
         "rope_parameters": LONGROPE,
         "sliding_window": None,
     },
+    "phimoe": BASE
+    | WIDE
+    | {
+        "intermediate_size": 48,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 12,
+        "router_jitter_noise": 0.2,  # large enough for experts to come close
+        "attention_bias": True,
+        "lm_head_bias": True,
+    },
     "qwen2": BASE | WIDE | {"tie_word_embeddings": True},
     "qwen3": BASE | MIXED,
+    "qwen3_moe": BASE
+    | {
+        "head_dim": 32,
+        "moe_intermediate_size": 48,
+        "num_experts": 80,  # so many that they share projections
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+    },
     "seed_oss": BASE | {"head_dim": 32},
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+    "zaya": BASE
+    | {
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "head_dim": 32,
+        "moe_intermediate_size": 32,
+        "num_experts": 12,
+        "router_hidden_size": 16,
+        "tie_word_embeddings": True,
+        "layer_types": ["hybrid"] * 3,
+    },
 }
 
 
@@ -155,17 +229,24 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
-            if weight.ndim == 1 or "conv.conv" in name:
+            if weight.ndim == 1 or "conv.conv" in name or "_bias" in name:
                 drawn = 0.3 * torch.randn(weight.shape, generator=generator)
-                weight.copy_(drawn + (centre if "norm" in name else 0.0))
+                weight.copy_(drawn + (centre if "norm" in name or name.endswith("_scale") else 0.0))
     return model
+
+
+def tensors_of(model: Any) -> dict[str, Tensor]:
+    """A model's tensors by the names that they have on the hub, which may not be those in memory."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, model.state_dict())
 
 
 def described(model: Any, slots: int = SLOTS) -> Model:
     """Our description of one of transformers' models, by the names that its tensors have in memory."""
     config = model.config.get_text_config()
     found: Model = models.family(model.config.model_type).describe(config, slots)
-    return found.under(prefix_of(model.state_dict(), found.prefix))
+    return found.under(prefix_of(tensors_of(model), found.prefix))
 
 
 def weights_of(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -175,22 +256,31 @@ def weights_of(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
         Form("head", a.graph, rows=a.vocab)
     )
     shapes["embedding"] = (a.vocab, a.graph.hidden)
-    found = {path: turned(tensors[model.sources[path].tensor], model.sources[path]).float() for path in shapes}
-    return {path: values.reshape(shapes[path]) for path, values in found.items()}
+    return {path: _constant(blocks(model.sources[path]), tensors, shape) for path, shape in shapes.items()}
+
+
+def _constant(sources: Sequence[Source], tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
+    """A constant from the tensors of its sources."""
+    found = []
+    for source in sources:
+        stored = tensors[source.tensor] if source.index is None else tensors[source.tensor][source.index]
+        beside = [tensors[name] for name in (source.plus, source.by) if name]
+        found.append(turned(stored, source, beside).float())
+    return assembled(found, shape)
 
 
 class Blocks:
     """The PyTorch blocks of a whole model and the contract's Host, called as an engine is."""
 
-    widths, max_tokens = (1, 2, 3, 4), 4
+    widths, tokens_max = (1, 2, 3, 4), 4
 
     def __init__(self, model: Model, tensors: Mapping[str, Tensor], slots: int = SLOTS, host: type[Host] = Host):
         a = model.architecture
-        ring = window_slots(a.window, self.max_tokens, slots)
+        ring = window_slots(a.window, self.tokens_max, slots)
         form = Form("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
         weights = weights_of(model, tensors)
         self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(form))
-        self.table = weights["embedding"]
+        self.table, self.carry = weights["embedding"], a.graph.carry
         self.layers, self.head = build(form, weights), build(Form("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
         known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
@@ -206,6 +296,7 @@ class Blocks:
         arrays = self.host.arrays(slots, positions)
         given = {name: torch.as_tensor(arrays[name]) for name in self.names if name != "x"}
         x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
+        x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, self.carry))
         logits: Tensor = self.head(self.layers(x, *given.values()))[0, :, :, 0].T
         return logits.numpy()
 

@@ -71,15 +71,15 @@ MEASURED = {
     ("phi", "parity", "head_0"): 1246,
     ("phi", "parity_stack", None): 5609,
     ("phi", "benchmark", None): 5765,
-    ("gemma", "reference", None): 1458,
-    ("gemma", "parity", "layers_00_18"): 1278,
-    ("gemma", "parity", "head_0"): 568,
+    ("gemma", "reference", None): 1362,
+    ("gemma", "parity", "layers_00_18"): 1282,
+    ("gemma", "parity", "head_0"): 570,
     ("gemma", "parity_stack", None): 2280,
     ("gemma", "benchmark", None): 1923,
-    ("qwen", "reference", None): 1053,
+    ("qwen", "reference", None): 1183,
     ("qwen", "parity", "layers_00_24"): 1496,
-    ("qwen", "parity_stack", None): 2170,
-    ("qwen", "benchmark", None): 1634,
+    ("qwen", "parity_stack", None): 2278,
+    ("qwen", "benchmark", None): 1685,
 }
 
 
@@ -92,7 +92,7 @@ def need(step: str, method: str = "stamped") -> Need:
 @pytest.mark.parametrize(("model", "step", "part"), MEASURED)
 def test_needs_cover_what_was_measured(model: str, step: str, part: str | None) -> None:
     """And not much more, or jobs would wait for memory that nobody uses."""
-    measured, mb = MEASURED[model, step, part], need(*step.split()).mb(memory.sizes(PLANS[model], part))
+    measured, mb = MEASURED[model, step, part], need(*step.split()).mb(memory.sizes(PLANS[model], 256, part))
     assert measured <= mb < 1.6 * measured + 300
 
 
@@ -101,10 +101,10 @@ def test_what_is_expanded_is_what_the_engine_expands() -> None:
 
 
 def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
-    part = memory.sizes(phi_4_mini(), "layers_30_32")
+    part = memory.sizes(phi_4_mini(), 100, "layers_30_32")
     assert (part.part, part.largest, part.layer) == (2 * LAYER / 1e6, GATE_UP / 1e6, LAYER / 1e6)
-    assert (part.expanded, part.vocab) == (4 * NORM / 1e6, 0.200064)
-    whole = memory.sizes(phi_4_mini())
+    assert (part.expanded, part.logits) == (4 * NORM / 1e6, 20.0064)
+    whole = memory.sizes(phi_4_mini(), 100)
     assert whole.expanded == pytest.approx((64 + 4) * NORM / 1e6)
     assert (whole.part, whole.largest, whole.table) == (0, 0, TABLE / 1e6)
     assert whole.model == pytest.approx((32 * LAYER + 4 * (SLICE + NORM)) / 1e6)
@@ -123,7 +123,7 @@ def build(tmp_path: Path) -> Path:
 
 def convert(build: Path, method: str = "plain", limit: int | None = None) -> Callable[[str], int]:
     """What a convert job declares, by part."""
-    mem_mb = memory.declared(build, "convert", need("convert", method), limit)
+    mem_mb = memory.declared(build, "convert", need("convert", method), limit, 256)
     assert callable(mem_mb)
     return lambda part: mem_mb(SimpleNamespace(get={"part": part}.get), ["build/m/parts/p.json"])
 

@@ -50,6 +50,25 @@ def test_memory_is_declared_for_the_configured_method_within_the_limit(settings:
         too_much({"part": "layers_00_02"}, ["a"])
 
 
+def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any]) -> None:
+    """As many rows of logits as the context allows."""
+    folder = Path("build/tiny")
+    folder.mkdir(parents=True)
+    table = {"name": "embedding", "kind": "embedding", "parameters": 0, "largest_tensor": 0, "expanded": 0}
+    plan = {"architecture": {"layers": 4, "vocab": 10**6}, "parts": [table]}
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+    def declared(positions: int, context: int) -> int:
+        parity = {"positions": 8, "perplexity_positions": positions}
+        parsed = config.parse(settings | {"parity": parity, "context": context})
+        mem_mb = snakefile.mem_mb(parsed, limited(None))("reference")
+        assert callable(mem_mb)
+        return mem_mb({}, ["a"])
+
+    assert declared(64, 64) - declared(32, 64) == 32 * 12
+    assert declared(256, 64) == declared(64, 64)
+
+
 def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
     files = SimpleNamespace(configfiles=["configs/a.yaml"])
     Path("configs").mkdir()

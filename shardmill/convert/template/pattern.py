@@ -2,8 +2,8 @@
 
 coremltools numbers what it names (`var_209`, `x_9_cast_fp16`, `transpose_5`). In programs made of like stretches every
 such number is affine in the stretch's place k and their number n, and every extent is a constant or a multiple of a
-width. So the forms are read off two sample programs, of n and n + 1 stretches and of different widths, and evaluated
-for the program wanted. What does not fit raises StampError.
+width, plus the channels that a token carries. So the forms are read off two sample programs, of n and n + 1 stretches
+and of different widths, and evaluated for the program wanted. What does not fit raises StampError.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from google.protobuf.message import Message
@@ -38,6 +39,7 @@ class Place:
     stretches: int  # how many there are
     absolute: int  # index in the model of the stretch's first layer
     widths: Mapping[str, int]
+    carry: int = 0  # channels that lie after those of a width, whatever it is
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,14 @@ class Name:
 
 @dataclass(frozen=True)
 class Extent:
-    """A multiple of a width."""
+    """A multiple of a width, and the channels that are carried after it."""
 
     width: str
     factor: int
+    plus: int = 0
 
     def at(self, place: Place) -> int:
-        return self.factor * place.widths[self.width]
+        return self.factor * place.widths[self.width] + self.plus
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,10 @@ def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent |
         return None
     if not all(isinstance(value, int) for value in values):
         raise StampError(f"{values[0]} and {values[-1]}: constants that depend on a width; {REMEDY}")
-    for width in places[0].widths:
-        factors = {Fraction(value, place.widths[width]) for value, place in zip(values, places, strict=True)}
+    for plus, width in product(sorted({0, places[0].carry}), places[0].widths):
+        factors = {Fraction(value - plus, place.widths[width]) for value, place in zip(values, places, strict=True)}
         if len(factors) == 1 and next(iter(factors)).denominator == 1:
-            return Extent(width, int(factors.pop()))
+            return Extent(width, int(factors.pop()), plus)
     raise StampError(f"{values[0]} and {values[-1]}: a value that is no multiple of a width; {REMEDY}")
 
 

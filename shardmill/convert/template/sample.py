@@ -1,7 +1,8 @@
 """Sample programs: a form converted by coremltools at widths so small that its weights cost nothing.
 
-Only the hidden and FFN widths (a head's rows) shrink: what shapes attention stays as it is, so the graph is that of the
-part. Samples depend on the graph's numbers, never on a weight, and may be kept in a cache folder shared by all models.
+Only the widths of the residual stream, of MLPs and of experts (a head's rows) shrink: what shapes attention stays as it
+is, so the graph is that of the part. Samples depend on the graph's numbers, never on a weight, and may be kept in a
+cache folder shared by all models.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from shardmill.models.contract import constants
 from shardmill.plan import Part
 
 # Primes, so that no number is a multiple of two of them. Not under 10: smaller arrays are not kept in the weight file.
-WIDTHS = ({"hidden": 37, "ffn": 53, "rows": 67}, {"hidden": 41, "ffn": 59, "rows": 71})
+WIDTHS = (
+    {"hidden": 37, "ffn": 53, "rows": 67, "expert": 61},
+    {"hidden": 41, "ffn": 59, "rows": 71, "expert": 73},
+)
 
 
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
     """The template of the part's form: from this process, or the cache folder, or coremltools."""
-    alike = _is_alike(part)
-    graph, kinds = _shrunk(part.graph, {"hidden": 0, "ffn": 0}), part.kinds[:1] if alike else part.kinds
+    alike = stretches(part) > 1
+    graph, kinds = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0}), part.kinds[:1] if alike else part.kinds
     bare = replace(part, name="sample", start=0, end=0, graph=graph, kinds=kinds, tensors=())
     return known_template(bare, alike, quantization, cache)
 
@@ -46,12 +50,19 @@ def _is_alike(part: Part) -> bool:
 
 def widths(part: Part) -> dict[str, int]:
     """The part's own widths."""
-    return {"hidden": part.graph.hidden, "ffn": part.graph.ffn, "rows": part.end - part.start}
+    g = part.graph
+    return {
+        "hidden": g.hidden,
+        "ffn": g.ffn,
+        "rows": part.end - part.start,
+        "expert": g.experts.ffn if g.experts else 0,
+    }
 
 
 def _shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:
     """The graph at other widths."""
-    return replace(graph, hidden=small["hidden"], ffn=small["ffn"])
+    experts = replace(graph.experts, ffn=small["expert"]) if graph.experts else None
+    return replace(graph, hidden=small["hidden"], ffn=small["ffn"], experts=experts)
 
 
 @lru_cache(maxsize=8)
@@ -71,7 +82,8 @@ def known_template(bare: Part, alike: bool, quantization: str, cache: Path | Non
 
     wanted = asdict(bare) | {"alike": alike, "quantization": quantization}
     specs = shared(cache, wanted, make) if cache else make()
-    a, b = (Sample(parse(spec), n, small) for spec, n, small in zip(specs, counts, WIDTHS, strict=True))
+    carry = bare.graph.carry
+    a, b = (Sample(parse(spec), n, small, carry) for spec, n, small in zip(specs, counts, WIDTHS, strict=True))
     return fit_template(a, b)
 
 

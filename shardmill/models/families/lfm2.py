@@ -5,6 +5,8 @@ Source of the arithmetic: transformers, models/lfm2/modeling_lfm2.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardmill.errors import CheckpointError
@@ -37,7 +39,6 @@ UNREAD = (
     "theta",
     "use_pos_enc",
 )
-CONVOLUTION = Kind(mixer="conv", rope=None, mask="")
 RENAMED = {
     "input_layernorm.weight": "operator_norm.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight",
@@ -52,23 +53,34 @@ RENAMED = {
 
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers Lfm2Config for programs of `context` slots."""
-    if config.conv_bias:
-        raise CheckpointError("conv_bias is true: programs have short convolutions without biases only")
-    taps, shape = config.conv_L_cache, (config.hidden_size, 1, config.conv_L_cache)
-    columns = {f"conv.tap_{j}": Source("conv.conv.weight", column=j, shape=shape) for j in range(taps)}
+    taps = convolution_taps(config)
     return decoder(
         config,
         context,
         honours=(*HONOURED, *UNREAD),
-        kinds=tuple(CONVOLUTION if kind == "conv" else Kind() for kind in config.layer_types),
-        tensors={role: Source(name) for role, name in RENAMED.items()} | columns,
+        kinds=layer_kinds(config.layer_types, dense=config.num_hidden_layers),
+        tensors={role: Source(name) for role, name in RENAMED.items()} | taps,
         final_norm="embedding_norm.weight",
         ffn=_feed_forward_width(config),
         rms_norm_eps=config.norm_eps,
         activation="silu",
         qk_norm="before",
-        conv_taps=taps,
+        conv_taps=config.conv_L_cache,
     )
+
+
+def layer_kinds(types: Sequence[str], dense: int) -> tuple[Kind, ...]:
+    """Convolutions and attention after the config's `layer_types`, of which the first `dense` have no experts."""
+    mixers = (Kind(mixer="conv", rope=None, mask="") if name == "conv" else Kind() for name in types)
+    return tuple(replace(kind, ffn="mlp" if i < dense else "experts") for i, kind in enumerate(mixers))
+
+
+def convolution_taps(config: Any) -> dict[str, Source]:
+    """Where the taps of the short convolutions lie. Raises CheckpointError for biases."""
+    if config.conv_bias:
+        raise CheckpointError("conv_bias is true: programs have short convolutions without biases only")
+    shape = (config.hidden_size, 1, config.conv_L_cache)
+    return {f"conv.tap_{j}": Source("conv.conv.weight", column=j, shape=shape) for j in range(config.conv_L_cache)}
 
 
 def _feed_forward_width(config: Any) -> int:

@@ -11,7 +11,7 @@ from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest
 from shardmill.models import ENCODER
-from shardmill.pipeline.steps.reference import seen
+from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
 
@@ -53,7 +53,7 @@ def task(
             found = _encoder(encoder.Runner(bundle.path, piece, plan), known, source, stored)
             settle(f"parity {piece.name}", report(piece.name, found), made["verdict"])
             return
-        reference = Reference(source, plan["context"])
+        reference = Reference(source, plan["context"], carry(plan))
         if piece.kind == "layers":
             runner = parity.Runner(bundle.path, piece, plan)
             found = parity.layers_parity(runner, reference, known["hidden"], source, stored)

@@ -11,6 +11,7 @@ from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest
 from shardmill.pipeline.steps.parity import host_side, report
+from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
 
@@ -55,19 +56,19 @@ def task(
         paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
         programs = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
         manifest = in_place(plan, programs, table.path)
-        whole = table_parity(embedding, source_folder(record), table.path)
+        source = source_folder(record)
+        whole = table_parity(embedding, source, table.path)
         if plan["buckets"]:
             held = PackageWeights(packages[0].path, pieces[0], plan["prefix"])  # as all hold them: parity compared each
-            classes = EncoderReference(source_folder(record), plan["task"])
-            known = load_file(states.path)
+            classes, known = EncoderReference(source, plan["task"]), load_file(states.path)
             found = encoder.stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, known)
             settle("parity stack", report("stack", chain([whole], found)), made["verdict"])
             return
         # Every width of question 2 is fed, not only those that a runtime uses.
         manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
-        weights, head = stack.stored_weights({p.name: (p, paths[p.name]) for p in pieces}, plan["prefix"])
-        reference = Reference(source_folder(record), plan["context"])
-        stored = stack.Stored(reference, weights, head, plan["architecture"]["embedding_scale"])
+        packed = {p.name: (p, paths[p.name]) for p in pieces}
+        reference = Reference(source, plan["context"], carry(plan))
+        stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
         found = stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states.path))
         settle("parity stack", report("stack", chain([whole], found)), made["verdict"])
 

@@ -43,7 +43,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         from shardmill.gates import reference
 
         source = source_folder(record)
-        count = min(max(parity["positions"], parity["perplexity_positions"]), plan["context"])
+        count = positions(parity, plan["context"])
         tokens = encode(source, text)[:count]
         if len(tokens) < min(parity["positions"], count):
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
@@ -54,7 +54,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         table = weights("model.embed_tokens.weight")
         head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
         blocks = torch.split(head, reference.HEAD_ROWS)
-        model = reference.Reference(source, plan["context"])
+        model = reference.Reference(source, plan["context"], carry(plan))
         trace = model.run(tokens, lambda ids: table[ids], blocks, weights)
         hidden = trace["hidden"][:, : parity["positions"]].contiguous()
         save_file({"tokens": torch.tensor(tokens), "hidden": hidden, "logits": trace["logits"]}, made["states"])
@@ -62,6 +62,18 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
     return Task(work, Action("reference", inputs, params, **tools))
+
+
+def carry(plan: Mapping[str, Any]) -> int:
+    """Channels that a token carries beside the residual stream, see models/contract.py."""
+    layers = next(part for part in plan["parts"] if part["kind"] == "layers")
+    width: int = layers["inputs"]["x"][1] - plan["architecture"]["graph"]["hidden"]
+    return width
+
+
+def positions(parity: Mapping[str, Any], context: int) -> int:
+    """How many of the text's tokens are fed at most, and so how many rows of logits there are."""
+    return min(max(int(parity["positions"]), int(parity["perplexity_positions"])), context)
 
 
 def seen(states: Path, part: Part) -> str:

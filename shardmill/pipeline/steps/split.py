@@ -72,7 +72,7 @@ def split(
     model = model.under(prefix_of(tensors, model.prefix))
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     drafts = plan.draft_parts(settings, model, tensors)
-    wanted = {t.label: t.info for part in drafts for t in part.tensors}
+    wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
     scan = scan_checkpoint(source, wanted, hashes, threads)
     parts = plan.with_hashes(drafts, scan.tensors)
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
@@ -94,7 +94,7 @@ def ignored(model: Model, tensors: Iterable[str]) -> list[str]:
 
 def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
     """One hash for what transformers would run: every tensor, the config and the tokenizer, wherever they come from."""
-    tensors = {tensor.label: tensor.sha256 for part in parts for tensor in part.tensors}
+    tensors = {tensor.label: tensor.sha256 for tensor in plan.every_tensor(parts)}
     read = {name: files[name]["sha256"] for name in ("config.json", "tokenizer.json") if name in files}
     return digest({"tensors": tensors, "files": read})
 

@@ -2,4 +2,5 @@
 
 MAX_EXTENT = 65536
 STATE_WIDTH_MULTIPLE = 32
+MAX_OUTPUT_CHANNELS = 16384  # of one projection, by the strictest report
 MAX_WEIGHT_BYTES = 1 << 31  # of one weight file

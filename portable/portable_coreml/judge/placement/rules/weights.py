@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.limits import MAX_WEIGHT_BYTES
+from portable_coreml.judge.placement.limits import MAX_OUTPUT_CHANNELS, MAX_WEIGHT_BYTES
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
 _MAX_IOS_WEIGHT_BYTES = 1 << 30
 _LARGE_WEIGHT_BYTES = 1_400_000_000
 _SMALL_WEIGHT_BYTES = 14_000_000
-_HEAD_CHANNELS = 16384
 _QUANTIZATION_DOC = Source("apple/coremltools", "docs-guides/source/opt-quantization-perf.md")
 
 
@@ -76,7 +75,7 @@ def _palettized(subject: Subject) -> Iterator[Breach]:
 def _wide_head(subject: Subject) -> Iterator[Breach]:
     for op in subject.runtime_ops:
         weight = subject.argument_type(op, "weight") if op.kind in ("conv", "linear") else None
-        if weight is not None and weight.shape and (weight.shape[0] or 0) > _HEAD_CHANNELS:
+        if weight is not None and weight.shape and (weight.shape[0] or 0) > MAX_OUTPUT_CHANNELS:
             yield Breach(label(op), f"{weight.shape[0]} output channels")
 
 

@@ -1,0 +1,56 @@
+"""What transformers calls a checkpoint's tensors once they are loaded, by its own conversions.
+
+For most families the names on disk are those in memory. Where they are not, as for experts that lie one by one on disk
+and stacked in memory, transformers has a list of renamings and converters for the family, which is applied here one
+parameter at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+Weights = Callable[[str], Tensor]  # a checkpoint's name of a tensor -> values in any float dtype
+
+
+@dataclass
+class Origin:
+    """What a parameter is made from."""
+
+    converter: Any = None  # transformers' WeightConverter, or None for a tensor that is taken as it is
+    tensors: list[tuple[str, str]] = field(default_factory=list)  # names on disk, each with the converter's pattern
+
+
+def origins(model: nn.Module, names: Iterable[str]) -> dict[str, Origin]:
+    """By the name of each parameter what it is made from, given the names of a checkpoint's tensors."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping = get_model_conversion_mapping(model) or []  # type: ignore[arg-type]
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    found: dict[str, Origin] = {}
+    for name in sorted(names, key=dot_natural_key):
+        key, pattern = rename_source_key(name, renamings, converters)
+        origin = found.setdefault(key, Origin(by_pattern[pattern] if pattern else None))
+        origin.tensors.append((name, pattern or ""))
+    return found
+
+
+def loaded(name: str, known: dict[str, Origin], weights: Weights) -> Tensor:
+    """The value of a parameter in fp32. Args: known what `origins` found; a name that it lacks is one on disk."""
+    origin = known.get(name) or Origin(tensors=[(name, "")])
+    if origin.converter is None:
+        ((on_disk, _),) = origin.tensors
+        return weights(on_disk).float()
+    converter = deepcopy(origin.converter)
+    for on_disk, pattern in origin.tensors:
+        converter.add_tensor(name, on_disk, pattern, weights(on_disk).float())
+    made = converter.convert(name)[name]
+    result: Tensor = made[0] if isinstance(made, list) else made
+    return result

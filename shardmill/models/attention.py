@@ -1,0 +1,117 @@
+"""Attention over the cache, or over the tokens of the pass: what layers share of the inputs, and the block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.models.architecture import Graph, Kind
+from shardmill.models.contract import Form, rope_inputs
+from shardmill.models.primitives import RMSNorm, attend, projection, rotate, scale, write_cache
+
+Weights = Mapping[str, Tensor]
+
+
+class Shared:
+    """What the layers of a part need of its inputs, computed once per part."""
+
+    def __init__(self, form: Form, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
+        self.order = order  # of the experts, [1, classes, 1, 1]
+        self.ropes: dict[str, tuple[Tensor, Tensor]] = {}
+        for table in form.ropes:
+            cos, sin = (given[name] for name in rope_inputs(table))
+            self.ropes[table] = cos.transpose(0, 1), sin.transpose(0, 1)  # each [rope_dim / 2, T]
+        group = form.graph.group
+        self.masks: dict[str, Tensor] = {}
+        for name in form.masks:
+            mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
+            if len(form.masks) > 1:
+                # torch.jit names a value where it is used first: here, or else the kind of the first layer would
+                # decide which of the masks is called what. Nothing uses the sum, so no program has it.
+                _ = mask + 0
+            self.masks[name] = mask
+        # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
+        cached = () if form.kind == "encoder" else form.masks
+        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in cached})}
+        kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
+        self.writes = {mask: (written[name], kept[name]) for mask in cached for name in [form.write_mask(mask)]}
+        if form.convolves:
+            self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
+            self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
+            self.ring_read = torch.split(given["conv_read_mask"], 1, dim=1)  # L - 1 of [1, 1, R, T]
+
+
+class Attention(nn.Module):
+    """Attention over the cache, with the new tokens written into it first; without one, over the tokens of the pass."""
+
+    qkv_proj: nn.Module
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+
+    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+        super().__init__()
+        self.g, self.kind = g, kind
+        for name in ("qkv_proj",) if g.fused else ("q_proj", "k_proj", "v_proj"):
+            setattr(self, name, projection(weights[f"{path}{name}.weight"], weights.get(f"{path}{name}.bias")))
+        if g.qk_norm:
+            axis = 1 if g.qk_norm == "wide" else 2
+            self.q_norm = RMSNorm(weights[f"{path}q_norm.weight"], g.rms_norm_eps, axis)
+            self.k_norm = RMSNorm(weights[f"{path}k_norm.weight"], g.rms_norm_eps, axis)
+        self.sinks = nn.Parameter(weights[f"{path}sinks"].reshape(1, -1, 1, 1), False) if g.sinks else None
+        self.o_proj = projection(weights[f"{path}o_proj.weight"], weights.get(f"{path}o_proj.bias"))
+
+    def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
+        q, k, v = self.fused(x, shared) if self.g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
+        out: Tensor = self.o_proj(self.mixed(q, k, v, shared, *cache))
+        return out
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
+        """What the heads see of the cache, [1, heads * head_dim, T, 1], once the new tokens are in it."""
+        g = self.g
+        if cache:
+            k_cache, v_cache = cache
+            k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
+            v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
+            k, v = cache
+        # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
+        factor = g.attention_scale or g.head_dim**-0.5
+        q = scale(q, factor).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]
+        y = attend(q, k, v, shared.masks[self.kind.mask], g.score_cap, self.sinks)
+        y = y.reshape(1, g.heads, -1, g.head_dim).transpose(2, 3)  # [1, heads, head_dim, T]
+        return y.reshape(1, g.heads * g.head_dim, -1, 1)
+
+    def fused(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of one projection; the heads of query and key are rotated together."""
+        g = self.g
+        turning = g.heads + g.kv_heads  # heads that rotate
+        qk, v = torch.split(self.qkv_proj(x), [turning * g.head_dim, g.kv_heads * g.head_dim], dim=1)
+        qk = qk.reshape(1, turning, g.head_dim, -1)
+        qk = self.turn(qk, shared)
+        q, k = torch.split(qk.transpose(2, 3), [g.heads, g.kv_heads], dim=1)
+        v = v.reshape(1, g.kv_heads, g.head_dim, -1).transpose(2, 3)
+        return q, k, v
+
+    def separate(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of a projection each, with the norms that the family has."""
+        g = self.g
+        q, k = self.q_proj(x), self.k_proj(x)  # [1, heads * head_dim, T, 1]
+        if g.qk_norm == "wide":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = q.reshape(1, g.heads, g.head_dim, -1), k.reshape(1, g.kv_heads, g.head_dim, -1)
+        if g.qk_norm == "before":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.turn(q, shared), self.turn(k, shared)
+        if g.qk_norm == "after":
+            q, k = self.q_norm(q), self.k_norm(k)
+        v = self.v_proj(x).reshape(1, g.kv_heads, g.head_dim, -1)
+        return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
+
+    def turn(self, x: Tensor, shared: Shared) -> Tensor:
+        """Rotary embedding of heads [1, heads, head_dim, T], where the layer has one."""
+        if self.kind.rope is None:
+            return x
+        cos, sin = shared.ropes[self.kind.rope]
+        return rotate(x, cos, sin, (self.g.rope_dim // 2, self.g.head_dim - self.g.rope_dim))

@@ -1,0 +1,108 @@
+"""What families with experts share: where the experts lie in a checkpoint, and how many share a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from portable_coreml.judge.placement.limits import MAX_OUTPUT_CHANNELS
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import Experts, Source, Sources
+
+# Up to so many experts a layer has a projection for each: they keep the checkpoint's rows and INT8 scales one to one,
+# and 36 convolutions a layer were seen to run on the Neural Engine. More of them share projections.
+MOST_ALONE = 32
+MOST_TOGETHER = 16
+
+At = Callable[[str, int], Source]  # "gate_proj", "up_proj" or "down_proj" and the expert -> its matrix
+
+
+def grouped(experts: Experts) -> Experts:
+    """The same experts, as many sharing a projection as its output channels allow, where there are very many."""
+    fitting = [
+        n for n in range(1, MOST_TOGETHER + 1) if not experts.count % n and n * experts.ffn <= MAX_OUTPUT_CHANNELS
+    ]
+    return replace(experts, group=1 if experts.count <= MOST_ALONE else max(fitting, default=1))
+
+
+def checked(experts: Experts) -> Experts:
+    """Raises CheckpointError for a choice of more experts than there are."""
+    if not 1 <= experts.chosen <= experts.classes:
+        raise CheckpointError(f"num_experts_per_tok {experts.chosen}: there are {experts.classes} experts")
+    return grouped(experts)
+
+
+def separate(e: Experts, hidden: int, names: Mapping[str, str]) -> dict[str, Sources]:
+    """Sources of experts that lie in a tensor a matrix.
+
+    Args:
+        e: the experts.
+        hidden: the model's width.
+        names: of gate_proj, up_proj and down_proj; {} stands for the expert's number.
+    """
+    wide, narrow = (e.ffn, hidden), (hidden, e.ffn)
+    return _sources(e, lambda role, i: Source(names[role].format(i), shape=narrow if role == "down_proj" else wide))
+
+
+def stacked(e: Experts, hidden: int, gate_up: str, down: str) -> dict[str, Sources]:
+    """Sources of experts in two tensors: [experts, 2 * ffn, hidden], gate first, and [experts, hidden, ffn]."""
+
+    def at(role: str, i: int) -> Source:
+        if role == "down_proj":
+            return Source(down, index=i, shape=(e.count, hidden, e.ffn))
+        first = e.ffn * (role == "up_proj")
+        return Source(gate_up, index=i, rows=(first, first + e.ffn, 1), shape=(e.count, 2 * e.ffn, hidden))
+
+    return _sources(e, at)
+
+
+def transposed(e: Experts, hidden: int, path: str, *, interleaved: bool) -> dict[str, Sources]:
+    """Sources of experts whose two tensors are stored transposed, with biases.
+
+    Args:
+        e: the experts.
+        hidden: the model's width.
+        path: what gate_up_proj [experts, hidden, 2 * ffn], down_proj [experts, ffn, hidden] and their biases are under.
+        interleaved: whether gate and up are every other column, else the first and the second half.
+    """
+
+    def rows(role: str) -> tuple[int, int, int]:
+        second = role == "up_proj"
+        return (int(second), 2 * e.ffn, 2) if interleaved else (e.ffn * second, e.ffn * (1 + second), 1)
+
+    def at(role: str, i: int) -> Source:
+        if role == "down_proj":
+            return Source(f"{path}down_proj", index=i, transposed=True, shape=(e.count, e.ffn, hidden))
+        shape = (e.count, hidden, 2 * e.ffn)
+        return Source(f"{path}gate_up_proj", index=i, transposed=True, rows=rows(role), shape=shape)
+
+    found = _sources(e, at)
+    for j, members in enumerate(_members(e)):
+        for role in ("gate_proj", "up_proj"):
+            bias = Source(f"{path}gate_up_proj_bias", rows=rows(role), shape=(e.count, 2 * e.ffn))
+            found[f"mlp.experts.{j}.{role}.bias"] = tuple(replace(bias, index=i) for i in members)
+    found["mlp.down_bias"] = Source(f"{path}down_proj_bias", transposed=True, shape=(e.count, hidden))
+    return found
+
+
+def _sources(e: Experts, at: At) -> dict[str, Sources]:
+    """The sources of all groups' matrices by their role."""
+    found: dict[str, Sources] = {}
+    for j, members in enumerate(_members(e)):
+        path = f"mlp.experts.{j}."
+        for role in ("gate_proj", "up_proj"):
+            found[f"{path}{role}.weight"] = tuple(at(role, i) for i in members)
+        down = tuple(at("down_proj", i) for i in members)
+        if e.group == 1:
+            found[f"{path}down_proj.weight"] = down
+            continue
+        # One INT8 scale a row for all of them: each is brought to the same magnitude, and the factor is a constant.
+        found[f"{path}down_proj.weight"] = tuple(replace(one, magnitude="divide") for one in down)
+        found[f"{path}scale"] = tuple(replace(one, magnitude="only", repeat=e.ffn) for one in down)
+    return found
+
+
+def _members(e: Experts) -> list[range]:
+    """The experts of each group."""
+    return [range(first, first + e.group) for first in range(0, e.count, e.group)]

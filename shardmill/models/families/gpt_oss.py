@@ -1,0 +1,56 @@
+"""model_type gpt_oss: OpenAI's gpt-oss. Sinks, sliding layers in turn, clamped experts stored transposed.
+
+Source of the arithmetic: transformers, models/gpt_oss/modeling_gpt_oss.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.models.architecture import Experts, Model, Source, Sources
+from shardmill.models.decoder import decoder, kinds_by_type
+from shardmill.models.experts import checked, transposed
+
+HONOURED = (
+    "attention_bias",
+    "layer_types",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "sliding_window",
+    "swiglu_alpha",
+    "swiglu_limit",
+)
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers GptOssConfig for programs of `context` slots."""
+    window, bias = config.sliding_window, bool(config.attention_bias)
+    experts = checked(
+        Experts(
+            config.num_local_experts,
+            config.num_experts_per_tok,
+            config.intermediate_size,
+            router_bias=True,
+            biases=True,
+            swiglu_alpha=config.swiglu_alpha,
+            swiglu_limit=config.swiglu_limit,
+        )
+    )
+    tensors: dict[str, Sources] = {
+        "mlp.router.weight": Source("mlp.router.weight", shape=(experts.count, config.hidden_size)),
+        **transposed(experts, config.hidden_size, "mlp.experts.", interleaved=True),
+    }
+    return decoder(
+        config,
+        context,
+        honours=HONOURED,
+        kinds=kinds_by_type(config.layer_types, context, window, ffn="experts"),
+        window=window,
+        tensors=tensors,
+        qkv_bias=bias,
+        o_bias=bias,
+        sinks=True,
+        experts=experts,
+    )

@@ -1,0 +1,44 @@
+"""model_type granitemoe: IBM Granite 3, with experts. Granite with experts in the place of the MLP.
+
+Source of the arithmetic: transformers, models/granitemoe/modeling_granitemoe.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.models.architecture import Experts, Kind, Model, Source
+from shardmill.models.decoder import decoder
+from shardmill.models.experts import checked, stacked
+from shardmill.models.families.granite import MULTIPLIERS
+
+HONOURED = (
+    "attention_bias",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "output_router_logits",
+    "router_aux_loss_coef",
+)
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers GraniteMoeConfig for programs of `context` slots."""
+    bias, hidden = bool(config.attention_bias), config.hidden_size
+    experts = checked(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
+    path = "block_sparse_moe."
+    router = Source(f"{path}router.layer.weight", shape=(experts.count, hidden))
+    matrices = stacked(experts, hidden, f"{path}input_linear.weight", f"{path}output_linear.weight")
+    return decoder(
+        config,
+        context,
+        honours=(*HONOURED, *MULTIPLIERS),
+        kinds=(Kind(ffn="experts"),) * config.num_hidden_layers,
+        tensors={"mlp.router.weight": router} | matrices,
+        embedding_scale=config.embedding_multiplier,
+        attention_scale=config.attention_multiplier,
+        branch_scale=config.residual_multiplier,
+        logit_scale=1 / config.logits_scaling,
+        qkv_bias=bias,
+        o_bias=bias,
+        experts=experts,
+    )

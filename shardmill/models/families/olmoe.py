@@ -1,0 +1,46 @@
+"""model_type olmoe: OLMoE. Norms over all heads of query and key together, and experts in the place of the MLP.
+
+Source of the arithmetic: transformers, models/olmoe/modeling_olmoe.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.models.architecture import Experts, Kind, Model
+from shardmill.models.decoder import decoder
+from shardmill.models.experts import checked
+from shardmill.models.families.qwen3_moe import expert_tensors
+
+HONOURED = (
+    "attention_bias",
+    "norm_topk_prob",
+    "num_experts",
+    "num_experts_per_tok",
+    "output_router_logits",
+    "router_aux_loss_coef",
+)
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers OlmoeConfig for programs of `context` slots."""
+    bias = bool(config.attention_bias)
+    experts = checked(
+        Experts(
+            config.num_experts,
+            config.num_experts_per_tok,
+            config.intermediate_size,
+            normalised=bool(config.norm_topk_prob),
+        )
+    )
+    return decoder(
+        config,
+        context,
+        honours=HONOURED,
+        kinds=(Kind(ffn="experts"),) * config.num_hidden_layers,
+        tensors=expert_tensors(experts, config.hidden_size),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="wide",
+        experts=experts,
+    )

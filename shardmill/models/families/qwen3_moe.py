@@ -1,0 +1,62 @@
+"""model_type qwen3_moe: Qwen 3 with experts in the place of the MLP.
+
+Source of the arithmetic: transformers, models/qwen3_moe/modeling_qwen3_moe.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import Experts, Model, Source, Sources
+from shardmill.models.decoder import decoder, sliding_kind
+from shardmill.models.experts import checked, separate
+from shardmill.models.families.qwen2 import WINDOWS
+
+HONOURED = (
+    "attention_bias",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "num_experts",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "output_router_logits",
+    "router_aux_loss_coef",
+)
+NAMES = {role: f"mlp.experts.{{}}.{role}.weight" for role in ("gate_proj", "up_proj", "down_proj")}
+
+
+def describe(config: Any, context: int) -> Model:
+    """The description of a transformers Qwen3MoeConfig for programs of `context` slots."""
+    if config.mlp_only_layers or config.decoder_sparse_step != 1:
+        field = "mlp_only_layers" if config.mlp_only_layers else "decoder_sparse_step"
+        raise CheckpointError(f"{field} is {getattr(config, field)!r}: programs have experts in every layer only")
+    bias, window = bool(config.attention_bias), config.sliding_window if config.use_sliding_window else None
+    experts = checked(
+        Experts(
+            config.num_experts,
+            config.num_experts_per_tok,
+            config.moe_intermediate_size,
+            normalised=bool(config.norm_topk_prob),
+        )
+    )
+    return decoder(
+        config,
+        context,
+        honours=(*WINDOWS, *HONOURED),
+        kinds=(sliding_kind(context, window, ffn="experts"),) * config.num_hidden_layers,
+        window=window,
+        tensors=expert_tensors(experts, config.hidden_size),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="before",
+        experts=experts,
+    )
+
+
+def expert_tensors(experts: Experts, hidden: int) -> dict[str, Sources]:
+    """Where the router and the experts lie."""
+    router = Source("mlp.gate.weight", shape=(experts.count, hidden))
+    return {"mlp.router.weight": router} | separate(experts, hidden, NAMES)

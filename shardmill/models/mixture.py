@@ -1,0 +1,146 @@
+"""A mixture of experts as a block of a layer: a router, and all experts, weighed by what it gives them.
+
+Every expert runs for every token, and those that a token does not take count 0: a program can't choose which weights
+it reads. Experts have projections of their own, or a few of them share one: then their hidden channels lie side by
+side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.models.architecture import Experts, Graph, Kind
+from shardmill.models.primitives import (
+    ACTIVATIONS,
+    RMSNorm,
+    add_channels,
+    gelu_erf,
+    multiply,
+    one_by_one,
+    product,
+    projection,
+    scale,
+    vector,
+)
+from shardmill.models.routing import route
+
+Weights = Mapping[str, Tensor]
+
+
+class Router(nn.Module):
+    """One matrix: x [1, d, T, 1] -> logits [1, classes, T, 1]."""
+
+    def __init__(self, weights: Weights, path: str) -> None:
+        super().__init__()
+        self.weight = product(weights[f"{path}weight"])
+        bias = weights.get(f"{path}bias")
+        self.bias = None if bias is None else vector(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = multiply(self.weight, x)
+        return logits if self.bias is None else add_channels(logits, self.bias)
+
+
+class StatefulRouter(nn.Module):
+    """ZAYA's router: an MLP on a state of its own, to which it adds what the layer before left of its state.
+
+    Source: transformers, models/zaya/modeling_zaya.py.
+    """
+
+    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+        super().__init__()
+
+        def layer(name: str, bias: bool = True) -> nn.Module:
+            names = ("weight", "bias") if bias else ("weight",)
+            return Router({part: weights[f"{path}{name}.{part}"] for part in names}, "")
+
+        self.down_proj, self.fc1, self.fc2 = layer("down_proj"), layer("fc1"), layer("fc2")
+        self.out_proj = layer("out_proj", bias=False)
+        self.norm = RMSNorm(weights[f"{path}norm.weight"], g.rms_norm_eps)
+        if kind.carries:
+            self.states_scale = nn.Parameter(weights[f"{path}states_scale"].reshape(1, -1, 1, 1), requires_grad=False)
+        self.carries = kind.carries
+
+    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and its state [1, router_width, T, 1], given the state of the layer before."""
+        state = self.down_proj(x)
+        if self.carries:
+            state = state + before * self.states_scale
+        y = gelu_erf(self.fc1(self.norm(state)))
+        return self.out_proj(gelu_erf(self.fc2(y))), state
+
+
+class ExpertGroup(nn.Module):
+    """Experts that share their projections: x [1, d, T, 1] and weights [1, experts of it, T, 1] -> [1, d, T, 1]."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
+    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+        super().__init__()
+        assert g.experts is not None
+        self.g, self.experts = g, g.experts
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            setattr(self, name, projection(weights[f"{path}{name}.weight"], weights.get(f"{path}{name}.bias")))
+        if self.experts.group > 1:
+            self.scale = nn.Parameter(weights[f"{path}scale"].reshape(1, -1, 1, 1), requires_grad=False)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        e = self.experts
+        hidden = gated(self.gate_proj(x), self.up_proj(x), e, self.g.activation)  # [1, group * ffn, T, 1]
+        if e.group == 1:
+            hidden = hidden * weight
+        else:
+            hidden = hidden.reshape(1, e.group, e.ffn, -1) * weight.reshape(1, e.group, 1, -1)
+            hidden = hidden.reshape(1, e.group * e.ffn, -1, 1) * self.scale
+        out: Tensor = self.down_proj(hidden)
+        return out
+
+
+def gated(gate: Tensor, up: Tensor, experts: Experts, activation: str) -> Tensor:
+    """activation(gate) * up, or the clamped form of gpt_oss."""
+    if not experts.swiglu_alpha:
+        return ACTIVATIONS[activation](gate) * up
+    limit = experts.swiglu_limit
+    gate, up = torch.clamp(gate, max=limit), torch.clamp(up, -limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(scale(gate, experts.swiglu_alpha)))
+
+
+class Mixture(nn.Module):
+    """All experts of a layer: x [1, d, T, 1] -> [1, d, T, 1], with the router's state where it has one."""
+
+    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+        super().__init__()
+        assert g.experts is not None
+        self.options = g.experts
+        if self.options.router == "mlp":
+            self.router: nn.Module = StatefulRouter(g, kind, weights, f"{path}router.")
+        else:
+            self.router = Router(weights, f"{path}router.")
+        choice = weights.get(f"{path}choice_bias")
+        self.choice_bias = None if choice is None else vector(choice)
+        count = self.options.count // self.options.group
+        self.experts = nn.ModuleList([ExpertGroup(g, weights, f"{path}experts.{j}.") for j in range(count)])
+        bias = weights.get(f"{path}down_bias")
+        self.down_bias = None if bias is None else product(bias)
+
+    def forward(self, x: Tensor, order: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        state = None
+        if before is None:
+            logits = self.router(x)
+        else:
+            logits, state = self.router(x, before)
+        chosen, weight = route(logits, order, self.options, self.choice_bias)
+        del chosen
+        out: Tensor | None = None
+        for expert, share in zip(self.experts, one_by_one(weight, len(self.experts), self.options.group), strict=True):
+            y = expert(x, share)
+            out = y if out is None else out + y
+        assert out is not None
+        if self.down_bias is not None:
+            out = out + multiply(self.down_bias, weight)
+        return out, state

@@ -1,0 +1,99 @@
+"""From a checkpoint's values to a block of a constant, and back, as a `Source` says.
+
+A block is made a few rows at a time, so everything here works on rows alone; only a magnitude needs the whole matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shardmill.models.architecture import Source
+
+MATRIX = 2
+
+
+def picked(stored: Tensor, source: Source) -> Tensor:
+    """The rows that a block is made of: [rows, columns] or [rows], a view of the values that were read."""
+    if source.column is not None:
+        stored = stored[..., source.column]
+        stored = stored.reshape([extent for extent in stored.shape if extent > 1])
+    if source.transposed:
+        stored = stored.T
+    if source.rows is not None:
+        first, stop, pace = source.rows
+        stored = stored[first:stop:pace]
+    return stored
+
+
+def magnitude(values: Tensor) -> float:
+    """The least power of two that no value is over; dividing by it loses nothing. 1 where all are zero."""
+    largest = float(values.abs().max())
+    return 2.0 ** math.ceil(math.log2(largest)) if largest else 1.0
+
+
+def adjusted(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
+    """Rows of a block from rows that `picked` gave, in fp32 where they change.
+
+    Args:
+        rows: in any float dtype.
+        source: of the block.
+        beside: the values of the tensors `plus` and `by`, of those that it names.
+        size: the matrix' magnitude, where the source asks for it.
+    """
+    if source.magnitude == "only":
+        return torch.full((source.repeat,), size)
+    if source.repeat > 1:
+        rows = rows.repeat_interleave(source.repeat, dim=0)
+    if not (source.plus or source.by or source.magnitude) and (source.add, source.times) == (0.0, 1.0):
+        return rows
+    rows, vectors = rows.float(), iter(beside)
+    if source.plus:
+        rows = rows + next(vectors).float()
+    if source.by:
+        rows = rows * next(vectors).float()
+    return (rows + source.add) * (source.times / (size if source.magnitude else 1.0))
+
+
+def undone(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
+    """The checkpoint's rows, given those that `adjusted` made, before any were repeated."""
+    rows, vectors = rows * (size / source.times) - source.add, list(beside)
+    if source.by:
+        rows = rows / vectors[-1].float()
+    return rows - vectors[0].float() if source.plus else rows
+
+
+def turned(stored: Tensor, source: Source, beside: Sequence[Tensor] = ()) -> Tensor:
+    """A whole block, given the checkpoint's values of the shape that the source reads."""
+    rows = picked(stored, source)
+    return adjusted(rows, source, beside, magnitude(rows) if source.magnitude else 1.0)
+
+
+def assembled(blocks: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """A constant of its blocks, which lie under each other, or side by side where they are narrower than it is."""
+    side_by_side = len(shape) == MATRIX and len(blocks) > 1 and blocks[0].shape[-1] != shape[-1]
+    return torch.cat(list(blocks), dim=1 if side_by_side else 0).reshape(shape)
+
+
+def put_back(target: Tensor, values: Tensor, source: Source, size: float = 1.0) -> None:
+    """Writes the checkpoint's values that a block was made from to their places in its tensor.
+
+    Args:
+        target: values of the shape that the source reads.
+        values: the block as a program has it.
+        source: of the block, without vectors beside it.
+        size: the matrix' magnitude, where the block was divided by it.
+    """
+    original = undone(values[:: source.repeat], source, size=size)
+    place = target
+    if source.column is not None:
+        place = place[..., source.column]
+    if source.transposed:
+        place = place.T
+    if source.rows is not None:
+        first, stop, pace = source.rows
+        place = place[first:stop:pace]
+    place.copy_(original.reshape(place.shape))

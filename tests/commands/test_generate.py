@@ -1,0 +1,145 @@
+"""`shardmill generate`: the text, what is said of it, and what the options change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from manifests import manifest
+from reciter import CONTINUATION, PROMPT, Reciter, byte_tokenizer, failure, reciting, shardmill
+
+from shardmill.commands import outcome
+from shardmill.decode.drafters import BY_ITSELF
+from shardmill.runtime import load
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like a built model; its engine recites CONTINUATION after PROMPT."""
+    return reciting(tmp_path / "demo", monkeypatch)
+
+
+def test_generates_text_and_says_what_it_took(build: Path) -> None:
+    """stdout holds the text and nothing else, the figures go to stderr."""
+    result = shardmill("generate", build, "--prompt", PROMPT)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == CONTINUATION + "\n"
+    tokens = len(CONTINUATION.encode()) + 1  # and the end of the text
+    assert f"[{tokens} tokens in " in result.stderr
+    assert "drafted tokens accepted" in result.stderr
+
+
+def test_streams_whole_characters(build: Path) -> None:
+    """Text is written piece by piece, never half a character, and every piece as soon as its last byte is there."""
+    from shardmill.decode import Options, Session, generate
+
+    tokenizer = byte_tokenizer()
+    prompt = tokenizer.encode(PROMPT).ids
+    written: list[str] = []
+
+    class Out:
+        write = staticmethod(written.append)
+        flush = staticmethod(lambda: None)
+
+    session = Session(load.load_engine(build, "fp32"))
+    options = Options(detokenize=tokenizer.decode)
+    result = outcome.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
+    assert written == list(CONTINUATION)
+    assert result.text == CONTINUATION
+
+
+def test_an_unfinished_character_at_the_end_is_shown_as_such(build: Path) -> None:
+    """Generation that stops inside a character loses nothing of what came before it."""
+    result = shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3)  # n, a, half of ï
+    assert result.stdout == "na\ufffd\n"
+
+
+def test_the_end_is_explained(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that stops short of what was asked for says why."""
+    assert "the model ended the text" in shardmill("generate", build, "--prompt", PROMPT).stderr
+    assert "--max-new-tokens reached" in shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3).stderr
+    monkeypatch.setattr(load, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
+    assert "the context is full" in shardmill("generate", build, "--prompt", "a" * 250).stderr
+
+
+def test_json_has_what_the_design_promises(build: Path) -> None:
+    """--json prints one object: the tokens, the text they are, and what they took."""
+    result = shardmill("generate", build, "--prompt", PROMPT, "--drafter", "none", "--json")
+    content = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert content["tokens"] == [*byte_tokenizer().encode(CONTINUATION).ids, 256]
+    assert content["text"] == CONTINUATION
+    assert content["passes"] == len(content["tokens"]) - 1
+    assert content["accepted"] == [0] * content["passes"]
+    assert content["finish_reason"] == "eos"
+    assert content["prefill_tok_s"] > 0
+    assert content["decode_tok_s"] > 0
+    assert content["engine"] in ("portable", "coreml")
+
+
+def test_a_speed_that_was_not_measured_is_null(build: Path) -> None:
+    """A single token comes out of the prefill: there is no decode speed, and none is made up."""
+    content = json.loads(shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 1, "--json").stdout)
+    assert content["decode_tok_s"] is None
+    assert content["passes"] == 0
+
+
+@pytest.mark.parametrize("drafter", BY_ITSELF)
+def test_drafters_give_the_same_text(build: Path, drafter: str) -> None:
+    """A drafter changes how fast text comes, never which."""
+    assert shardmill("generate", build, "--prompt", PROMPT, "--drafter", drafter).stdout == CONTINUATION + "\n"
+
+
+def test_a_draft_model_drafts(build: Path) -> None:
+    """--draft-build names the draft model; here it is the model itself, so what it drafts is accepted."""
+    arguments = ("generate", build, "--prompt", PROMPT, "--drafter", "draft_model", "--json")
+    assert "name a second build with --draft-build" in failure(*arguments)
+    content = json.loads(shardmill(*arguments, "--draft-build", build).stdout)
+    assert content["text"] == CONTINUATION
+    assert sum(content["accepted"]) > 0
+
+
+def test_a_sliding_context_goes_on(build: Path) -> None:
+    """Past what the context holds, and after a prompt that is longer; too small a context is refused unloaded."""
+    slide = ("generate", build, "--context-policy", "slide", "--max-new-tokens", 300, "--json", "--prompt")
+    for prompt in ("a" * 20, "a" * 400):
+        recited = load.load_engine(build, "fp32")
+        recited.text = [*byte_tokenizer().encode("a" * 900).ids]
+        content = json.loads(shardmill(*slide, prompt).stdout)
+        assert (len(content["tokens"]), content["finish_reason"]) == (300, "length")
+    (build / "model.json").write_text(json.dumps(manifest(context=8)))
+    assert "a context of 8 tokens is too small to slide" in failure(*slide, "a")
+
+
+def test_lossy_acceptance_says_so(build: Path) -> None:
+    """Everywhere that the text goes; without it nothing does."""
+    arguments = ("generate", build, "--prompt", PROMPT)
+    lossy = (*arguments, "--accept-top-p", 0.9)
+    assert "[LOSSY: drafts within 0.9 of the probability accepted; " in shardmill(*lossy).stderr
+    assert json.loads(shardmill(*lossy, "--json").stdout)["lossy"] is True
+    assert "LOSSY" not in shardmill(*arguments).stderr
+    assert json.loads(shardmill(*arguments, "--json").stdout)["lossy"] is False
+    assert "accept_top_p is 0.0: it must be in (0, 1]" in failure(*arguments, "--accept-top-p", 0)
+
+
+def test_temperature_draws_by_seed(build: Path) -> None:
+    """At a temperature at which every byte is as likely, the seed decides; without one, nothing does."""
+
+    def drawn(*options: object) -> list[int]:
+        arguments = ("generate", build, "--prompt", PROMPT, "--max-new-tokens", 8, "--json", *options)
+        tokens: list[int] = json.loads(shardmill(*arguments).stdout)["tokens"]
+        return tokens
+
+    hot = ("--temperature", 1e6)
+    assert drawn(*hot, "--seed", 1) == drawn(*hot, "--seed", 1)
+    assert drawn(*hot, "--seed", 1) != drawn(*hot, "--seed", 2)
+    assert drawn("--seed", 1) == drawn("--seed", 2)
+
+
+def test_prompts_from_files(build: Path, tmp_path: Path) -> None:
+    """--prompt-file reads a file, and - is stdin."""
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT)
+    assert shardmill("generate", build, "--prompt-file", file).stdout == CONTINUATION + "\n"
+    assert shardmill("generate", build, "--prompt-file", "-", stdin=PROMPT).stdout == CONTINUATION + "\n"
