@@ -18,8 +18,7 @@ def test_every_encoder_has_a_tiny_config() -> None:
     assert set(tiny.TINY) == set(supported(ENCODER))
 
 
-@pytest.mark.parametrize("task", tiny.HEADS)
-@pytest.mark.parametrize("model_type", supported(ENCODER))
+@pytest.mark.parametrize(("model_type", "task"), tiny.TASKS)
 def test_blocks_compute_what_transformers_computes(model_type: str, task: str) -> None:
     """At every length, with a bucket that the text fills and with one that noise fills up."""
     model = tiny.tiny_model(model_type, task)

@@ -35,18 +35,24 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.125,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32.0, "original_max_position_embeddings": 64}
 TINY: dict[str, dict[str, Any]] = {
     "bert": BASE | {"layer_norm_eps": 1e-3},  # large enough to show
     "modernbert": BASE
     | {"local_attention": 8, "norm_eps": 1e-3, "norm_bias": True, "attention_bias": True, "mlp_bias": True}
     | {"classifier_bias": True, "cls_token_id": 1, "sep_token_id": 2},
+    "openai_privacy_filter": BASE
+    | {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
+    | {"num_local_experts": 48, "num_experts_per_tok": 3, "sliding_window": 4, "rms_norm_eps": 1e-3}
+    | {"rope_parameters": YARN},
 }
 HEADS = {
     "token-classification": ("ForTokenClassification", "AutoModelForTokenClassification"),
     "text-classification": ("ForSequenceClassification", "AutoModelForSequenceClassification"),
     "feature-extraction": ("Model", "AutoModel"),
 }
-CLASSES = {"bert": "Bert", "modernbert": "ModernBert"}
+CLASSES = {"bert": "Bert", "modernbert": "ModernBert", "openai_privacy_filter": "OpenAIPrivacyFilter"}
+TASKS = [(name, task) for name in CLASSES for task in HEADS if name != "openai_privacy_filter" or "token" in task]
 
 
 def tiny_config(model_type: str, task: str = "token-classification", **changes: Any) -> Any:
@@ -71,7 +77,7 @@ def tiny_model(model_type: str, task: str = "token-classification", **changes: A
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
-            if weight.ndim == 1 and weight.is_floating_point():
+            if (weight.ndim == 1 or "_bias" in name) and weight.is_floating_point():
                 drawn = 0.3 * torch.randn(weight.shape, generator=generator)
                 weight.copy_(drawn + (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0))
     return model
