@@ -67,7 +67,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(measured))
     else:
-        (show_sentences if MARK in manifest else show)(measured)
+        (_show_sentences if MARK in manifest else show)(measured)
         typer.echo(f"written to {file}; `snakemake --cores 4 all` draws it into report.html")
 
 
@@ -84,7 +84,7 @@ def checked(wanted: dict[str, Any]) -> Benchmark:
         raise ConfigError(describe_all(error)) from error
 
 
-def show_sentences(measured: dict[str, Any]) -> None:
+def _show_sentences(measured: dict[str, Any]) -> None:
     """Prints an encoder's figures."""
     row = measured["sentences"]
     typer.echo(f"{row['count']} sentences of {row['tokens']} tokens: {row['per_second']:.1f} a second")

@@ -194,12 +194,12 @@ def cost(
             likeness = cosine_similarity(original, shipped, dim=-1)
             yield Measurement("embedding_cosine", float(likeness.min()), detail)
             continue
-        yield from labels_compared(original, shipped, detail)
+        yield from _labels_compared(original, shipped, detail)
         if plan["task"] != CLASSIFY:
-            yield from spans_compared(original, shipped, plan["labels"], detail)
+            yield from _spans_compared(original, shipped, plan["labels"], detail)
 
 
-def labels_compared(original: Tensor, shipped: Tensor, detail: str) -> Iterator[Measurement | NotRun]:
+def _labels_compared(original: Tensor, shipped: Tensor, detail: str) -> Iterator[Measurement | NotRun]:
     """How the distributions over labels differ, and the labels; close calls are counted apart. Both [n, labels]."""
     p, q = log_softmax(original, -1), log_softmax(shipped, -1)
     yield Measurement("label_kl", float(kl_div(q, p, reduction="none", log_target=True).sum(-1).mean()), detail)
@@ -218,7 +218,7 @@ def decided(logits: Tensor) -> Tensor:
     return best[:, 0] - best[:, -1] >= CLEAR_MARGIN
 
 
-def spans_compared(
+def _spans_compared(
     original: Tensor, shipped: Tensor, labels: Sequence[str], detail: str
 ) -> Iterator[Measurement | NotRun]:
     """The share of spans that both have, among those in which the original is decided on every token."""

@@ -57,7 +57,7 @@ def task_of(config: Any) -> str:
     return found[0]
 
 
-def labels_of(config: Any, task: str) -> tuple[str, ...]:
+def _labels_of(config: Any, task: str) -> tuple[str, ...]:
     """The names of the labels by row; none where hidden states come out."""
     if task == EMBED:
         return ()
@@ -108,7 +108,7 @@ def encoder(
         raise CheckpointError(f"buckets: {length} is over the model's {limit} positions; give smaller ones")
     check_heads(graph)
     task = task_of(config)
-    labels = labels_of(config, task)
+    labels = _labels_of(config, task)
     a = Architecture(
         model_type=config.model_type,
         graph=graph,

@@ -72,7 +72,7 @@ def context(build: Build) -> dict[str, Any]:
         "speed": build.speed,
         "origin": origin(build),
         "encodes": build.encodes,
-        **({"types": label_types(build.model["labels"])} if build.encodes else decoding(build.speed)),
+        **({"types": _label_types(build.model["labels"])} if build.encodes else decoding(build.speed)),
     }
 
 
@@ -87,7 +87,7 @@ def decoding(speed: Json) -> dict[str, Any]:
     }
 
 
-def label_types(labels: Sequence[str]) -> list[str]:
+def _label_types(labels: Sequence[str]) -> list[str]:
     """What an encoder tells apart, without the places in a span."""
     return list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
 

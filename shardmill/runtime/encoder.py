@@ -27,7 +27,7 @@ class Encoder:
             root: the folder that its paths start from.
         """
         self.manifest, self.labels = manifest, tuple(manifest["labels"])
-        self.tables = read_tables(root / manifest["embedding"]["path"])
+        self.tables = _read_tables(root / manifest["embedding"]["path"])
         self.programs: dict[int, Program] = {}
         self.inputs: dict[int, list[str]] = {}
         for bucket, part in zip(manifest["buckets"], manifest["parts"], strict=True):
@@ -72,7 +72,7 @@ class Encoder:
         return found
 
 
-def read_tables(file: Path) -> dict[str, Any]:
+def _read_tables(file: Path) -> dict[str, Any]:
     """The host's tables by name, each [rows, d] in fp16. Raises ShardmillError for a file that holds none."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file  # maps the file, where safetensors.numpy reads all of it
