@@ -72,15 +72,15 @@ class UnitNorm(nn.Module):
         return y * torch.rsqrt((y * y).mean(dim=2, keepdim=True) + self.least)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(RMSNorm):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the channels."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
-        super().__init__()
-        self.norm, self.bias = RMSNorm(weight, eps), None if bias is None else vector(bias)
+        super().__init__(weight, eps)
+        self.bias = None if bias is None else vector(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(x - x.mean(dim=1, keepdim=True))
+        y = super().forward(x - x.mean(dim=1, keepdim=True))
         return y if self.bias is None else add_channels(y, self.bias)
 
 
