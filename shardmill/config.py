@@ -276,7 +276,7 @@ def _kind_problems(config: Config, content: Mapping[Any, Any]) -> list[str]:
     """Settings of decoders in the config of an encoder, and the other way round."""
     if config.kind == DECODER:
         strange = ["pooling: a decoder has none"] if "pooling" in content else []
-        return strange if config.context else ["context: missing; an encoder has `buckets` instead"]
+        return strange if config.context else ["context: missing"]
     strange = [key for key in ("context", "topology", "tokens", "head") if key in content]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.drafting import Precision, check_draft_build
-from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
+from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,14 +49,15 @@ def bench(
         "text": text,
         "task_prompts": task_prompts,
     }
-    manifest = read_manifest(build, COMPLETE)
+    encodes = holds_encoder(build)
+    manifest = read_manifest(build, ENCODER if encodes else RUNTIME)
     settings = checked({name: value for name, value in wanted.items() if value not in (None, [], ())})
     from shardmill.bench import sentences
     from shardmill.bench.speed import benchmark
     from shardmill.files import write_json
 
     say = partial(typer.echo, err=True)
-    if MARK in manifest:
+    if encodes:
         measured = sentences.benchmark(build, settings, precision, say)
     else:
         if draft is not None:
@@ -67,7 +68,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(measured))
     else:
-        (_show_sentences if MARK in manifest else show)(measured)
+        (_show_sentences if encodes else show)(measured)
         typer.echo(f"written to {file}; `snakemake --cores 4 all` draws it into report.html")
 
 

@@ -19,7 +19,7 @@ from shardmill.commands.drafting import (
     check_policy,
 )
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
+from shardmill.runtime.manifest import holds_encoder, read_manifest
 
 LIMIT = "default: as many tokens as the context holds"
 
@@ -63,7 +63,6 @@ def serve(
 
     check_drafter(drafter, draft_build, may_change=True)
     check_policy(policy)
-    manifest = read_manifest(build, COMPLETE)
     if draft_build is not None:
         check_draft_build(draft_build, read_manifest(build))
     limits = Limits(
@@ -86,7 +85,7 @@ def serve(
     )
     if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
-    if MARK in manifest:
+    if holds_encoder(build):
         serve_encoder(lambda: label.load(build, precision), settings, typer.echo)
         return
     run(lambda: load.load_model(build, draft_build, precision, context_policy, chat_template), settings, typer.echo)

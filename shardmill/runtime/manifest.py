@@ -65,6 +65,15 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
     return content
 
 
+def holds_encoder(build: Path) -> bool:
+    """Whether a build is an encoder's; of one that can't be read, whoever reads it says why."""
+    try:
+        content = json.loads((build / "model.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and MARK in content
+
+
 def faults(content: Any, kinds: Keys) -> Iterator[str]:
     """What keeps parsed JSON from being a manifest of this FORMAT."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:

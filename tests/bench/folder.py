@@ -34,7 +34,6 @@ def scripted_folder(folder: Path) -> Path:
         "rope": {"rope": {"inv_freq": [], "scale": 1.0}},
         "window": None,
         "window_slots": 0,
-        "buckets": [],
         "conv_taps": 0,
         "eos_token_ids": [VOCAB - 1],
         "embedding": {"path": "embedding.safetensors"},
