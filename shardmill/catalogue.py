@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ConfigError
-from shardmill.models import supported
+from shardmill.models import DECODER, FOLDERS, family, supported
 from shardmill.yamlfile import read_yaml
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model_type, the checkpoints of it that are known to fit, and the configs that are for such a one."""
+    """A model_type, what it builds as, the checkpoints of it that fit, and the configs that are for such a one."""
 
     model_type: str
+    kind: str  # "decoder" or "encoder"
     covers: str
     configs: tuple[str, ...]
 
@@ -26,8 +26,9 @@ def families(folder: Path = Path("configs")) -> tuple[Family, ...]:
     """Every family that builds, by name, with the configs in a folder."""
     types = {str(file): model_type(file) for file in sorted(folder.glob("*.yaml"))}
     return tuple(
-        Family(name, covers(name), tuple(file for file, found in types.items() if found == name))
-        for name in supported()
+        Family(name, kind, covers(name, kind), tuple(file for file, found in types.items() if found == name))
+        for kind in FOLDERS
+        for name in supported(kind)
     )
 
 
@@ -36,9 +37,9 @@ def unknown(folder: Path = Path("configs")) -> tuple[str, ...]:
     return tuple(str(file) for file in sorted(folder.glob("*.yaml")) if not model_type(file))
 
 
-def covers(name: str) -> str:
+def covers(name: str, kind: str = DECODER) -> str:
     """What checkpoints a family covers, in the words of its module."""
-    text = import_module(f"shardmill.models.families.{name}").__doc__ or ""
+    text = family(name, kind).__doc__ or ""
     return text.partition("\n")[0].removeprefix(f"model_type {name}: ")
 
 

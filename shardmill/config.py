@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag, TypeAdapt
 from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
-from shardmill.models import local
+from shardmill.models import DECODER, ENCODER, local
 from shardmill.yamlfile import read_yaml
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
@@ -27,6 +27,7 @@ DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 Auto = Literal["auto"]
+BUCKETS = (128, 512)  # of an encoder whose config leaves them open
 GIVEN = "(given)"  # what pydantic calls the alternative to "auto" in the place of an error
 
 
@@ -41,6 +42,13 @@ Topology = Annotated[
 ]
 Slices = Annotated[
     Annotated[StrictInt, Field(ge=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")], Discriminator(_alternative)
+]
+
+
+Sizes = Annotated[
+    Annotated[tuple[Annotated[StrictInt, Field(ge=1, le=8192)], ...], Field(min_length=1), Tag(GIVEN)]
+    | Annotated[Auto, Tag("auto")],
+    Discriminator(_alternative),
 ]
 
 
@@ -116,7 +124,15 @@ class Config:
 
     model: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name of the folder under build/.")]
     source: Source
-    context: Annotated[StrictInt, Field(ge=8, description="Key/value slots S.")]
+    context: Annotated[
+        Annotated[StrictInt, Field(ge=8)] | None, Field(description="Key/value slots S of a decoder.")
+    ] = None
+    buckets: Annotated[
+        Sizes | None, Field(description="Tokens of each of an encoder's programs; auto: 128 and 512.")
+    ] = None
+    pooling: Annotated[
+        Literal["mean", "cls"], Field(description="What an embedding is made of: all tokens' rows, or the first.")
+    ] = "mean"
     topology: Annotated[
         Topology, Field(description="Layers of each part, in order; auto: as few parts as fit, of even size.")
     ] = "auto"
@@ -127,9 +143,24 @@ class Config:
     benchmark: Benchmark = Benchmark()
 
     @property
+    def kind(self) -> str:
+        """What the model is built as."""
+        return DECODER if self.buckets is None else ENCODER
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of each of an encoder's programs, ascending; none for a decoder."""
+        return BUCKETS if self.buckets == "auto" else tuple(sorted(self.buckets or ()))
+
+    @property
+    def length(self) -> int:
+        """How many positions of the model programs deal with: a decoder's slots, or an encoder's longest text."""
+        return self.context or max(self.sizes)
+
+    @property
     def is_settled(self) -> bool:
-        """Whether neither topology nor head slices are left open."""
-        return "auto" not in (self.topology, self.head.slices)
+        """Whether neither topology nor head slices are left open; an encoder has neither."""
+        return self.kind == ENCODER or "auto" not in (self.topology, self.head.slices)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -147,7 +178,9 @@ class Config:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of all parts, in the order in which a pass runs them."""
+        """Names of all parts, in the order in which a pass runs them; an encoder's pass runs one of them."""
+        if self.kind == ENCODER:
+            return tuple(f"encoder_{size}" for size in self.sizes)
         layers = tuple(f"layers_{start:02d}_{end:02d}" for start, end in self.ranges)
         return layers + tuple(f"head_{j}" for j in range(self.slices))
 
@@ -190,9 +223,10 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
         raise ConfigError(f"{name}: {describe_all(error)}") from error
     for problem in (
         *_source_problems(config.source),
+        *_kind_problems(config, content),
         *_topology_problems(config),
         *_size_problems(config),
-        *(local.problems(config.source.path, root, config.context) if config.source.path else ()),
+        *(local.problems(config.source.path, root, config.length, config.kind) if config.source.path else ()),
     ):
         raise ConfigError(f"{name}: {problem}")
     return config
@@ -238,6 +272,18 @@ def _source_problems(source: Source) -> list[str]:
     return []
 
 
+def _kind_problems(config: Config, content: Mapping[Any, Any]) -> list[str]:
+    """Settings of decoders in the config of an encoder, and the other way round."""
+    if config.kind == DECODER:
+        strange = ["pooling: a decoder has none"] if "pooling" in content else []
+        return strange if config.context else ["context: missing"]
+    strange = [key for key in ("context", "topology", "tokens", "head") if key in content]
+    if strange:
+        return [f"{strange[0]}: an encoder has none; it has `buckets`"]
+    repeated = len(set(config.sizes)) < len(config.sizes)
+    return ["buckets: names one size twice"] if repeated else []
+
+
 def _topology_problems(config: Config) -> list[str]:
     """Gaps, overlaps and empty parts, as far as the config alone tells."""
     expected = 0
@@ -258,6 +304,8 @@ def _topology_problems(config: Config) -> list[str]:
 
 def _size_problems(config: Config) -> list[str]:
     """Settings that do not fit each other."""
+    if config.context is None:
+        return []
     if config.parity.positions > config.context:
         return [f"parity.positions: {config.parity.positions} is over the context of {config.context}"]
     if config.tokens.max > config.context:

@@ -17,8 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.files import write_json
-from shardmill.models.architecture import Architecture, Experts, Graph, Kind, Model, Source, blocks
-from shardmill.models.contract import Form, Shape, T, constants, inputs, output, states, window_slots
+from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
+from shardmill.models.contract import (
+    Form,
+    Shape,
+    T,
+    constants,
+    inputs,
+    model_constants,
+    output,
+    states,
+    table_constants,
+    window_slots,
+)
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
@@ -68,25 +79,29 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """One program: layers [start, end), or LM-head rows [start, end), or the embedding table (rows [start, end))."""
+    """One program: layers [start, end), or LM-head rows [start, end), or the embedding table (rows [start, end)).
+
+    An encoder's programs hold all layers each.
+    """
 
     name: str
-    kind: str  # "layers", "head" or "embedding"
+    kind: str  # "layers", "head", "encoder" or "embedding"
     start: int
     end: int
     slots: int  # S
     window_slots: int  # W, see models/contract.py
-    tokens: int  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json
+    tokens: int  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder, T
     graph: Graph
     kinds: tuple[Kind, ...]  # of its layers
     tensors: tuple[Tensor, ...]
+    ends: Ends | None = None  # of an encoder
 
     @property
     def form(self) -> Form:
         """What the graph contract says of it."""
-        if self.kind == "layers":
+        if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
-            return Form("layers", self.graph, layers, self.slots, self.window_slots)
+            return Form(self.kind, self.graph, layers, self.slots, self.window_slots, ends=self.ends)
         return Form(self.kind, self.graph, rows=self.end - self.start)
 
     @property
@@ -98,9 +113,9 @@ class Part:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of its constants by their paths; of the embedding, that of the host's table."""
+        """The shapes of its constants by their paths; of the embedding, those of the host's tables."""
         if self.kind == "embedding":
-            return {"embedding": (self.end - self.start, self.graph.hidden)}
+            return {tensor.path: tensor.shape for tensor in self.tensors}
         return constants(self.form)
 
     @property
@@ -122,7 +137,9 @@ def load_part(path: Path) -> Part:
     kinds = tuple(Kind(**kind) for kind in fields["kinds"])
     experts = fields["graph"]["experts"]
     graph = Graph(**fields["graph"] | {"experts": Experts(**experts) if experts else None})
-    return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tuple(map(_loaded, fields["tensors"]))})
+    ends = Ends(**fields["ends"]) if fields["ends"] else None
+    tensors = tuple(map(_loaded, fields["tensors"]))
+    return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends})
 
 
 def _loaded(fields: dict[str, Any]) -> Tensor:
@@ -149,8 +166,14 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
         ring = window_slots(a.window, config.tokens.max, slots) if slots else 0
         return Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, ())
 
+    if a.ends is not None:
+        programs = [
+            Part(name, "encoder", 0, a.layers, 0, 0, size, a.graph, a.kinds, (), a.ends)
+            for name, size in zip(config.parts, config.sizes, strict=True)
+        ]
+        return (*programs, part("embedding", "embedding", 0, a.vocab))
     parts = [
-        part(name, "layers", start, end, config.context)
+        part(name, "layers", start, end, config.length)
         for name, (start, end) in zip(config.parts, config.ranges, strict=False)
     ]
     rows = a.vocab // config.slices
@@ -163,7 +186,8 @@ def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo])
 
     def filled(part: Part) -> Part:
         rows = (part.start, part.end) if part.kind == "head" else None
-        found = [_drafted(path, shape, model, tensors, rows) for path, shape in part.shapes.items()]
+        shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
+        found = [_drafted(path, shape, model, tensors, rows) for path, shape in shapes.items()]
         return replace(part, tensors=tuple(chain(*found)))
 
     return tuple(map(filled, empty_parts(config, model.architecture)))
@@ -198,11 +222,8 @@ def _placed(path: str, source: Source, info: TensorInfo, rows: tuple[int, int] |
 
 def tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor that the checkpoint must have."""
-    a = model.architecture
-    wanted = constants(Form("layers", a.graph, tuple(enumerate(a.kinds))))
-    wanted |= constants(Form("head", a.graph, rows=a.vocab)) | {"embedding": (a.vocab, a.graph.hidden)}
     found: dict[str, tuple[int, ...]] = {}
-    for path, shape in wanted.items():
+    for path, shape in model_constants(model.architecture).items():
         for source in blocks(model.sources[path]):
             found[source.tensor] = source.shape or shape
             found |= {name: shape[-1:] for name in (source.plus, source.by) if name}
@@ -242,15 +263,20 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
     ]
     return {
         "model": config.model,
-        "context": config.context,
+        "kind": config.kind,
+        "context": config.length,
         "tokens_max": config.tokens.max,
         "widths": list(config.widths),
+        "buckets": list(config.sizes),
+        "pooling": config.pooling,
+        **{key: getattr(model.architecture, key) for key in ("task", "labels", "band", "reach")},
+        "tables": {tensor.path: tensor.source.tensor for tensor in parts[-1].tensors},
         "architecture": asdict(model.architecture) | {"layers": model.architecture.layers},
         "prefix": model.prefix,
         "conv_taps": model.architecture.graph.conv_taps,
         "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
         "window": model.architecture.window,
-        "window_slots": window_slots(model.architecture.window, config.tokens.max, config.context),
+        "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),
         "parts": rows,
     }
 

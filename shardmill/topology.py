@@ -17,7 +17,7 @@ from portable_coreml.judge.placement.limits import MAX_EXTENT, MAX_WEIGHT_BYTES,
 from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError
 from shardmill.models.architecture import Architecture
-from shardmill.models.contract import Form, Shape, constants, layer_constants
+from shardmill.models.contract import Form, Shape, constants, layer_constants, program_form
 
 if TYPE_CHECKING:
     from shardmill.config import Config
@@ -42,6 +42,8 @@ def settled(config: Config, a: Architecture) -> Config:
 
 def proposed(config: Config, a: Architecture) -> Config:
     """The config with a proposal in place of what it leaves open; whether that can be built is not asked."""
+    if a.ends is not None:
+        return replace(config, buckets=config.sizes)
     ranges = config.topology
     if ranges == "auto":
         ranges = share_layers(_layer_bytes(config, a), MAX_WEIGHT_BYTES - ALIGNMENT)
@@ -79,6 +81,8 @@ def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
 
 def misfits(config: Config, a: Architecture) -> list[str]:
     """How the config contradicts the model, or the model the Neural Engine."""
+    if a.ends is not None:
+        return []
     ranges, count, width = config.topology, config.head.slices, a.graph.head_dim
     if ranges != "auto" and ranges[-1][1] != a.layers:
         return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
@@ -98,6 +102,8 @@ def misfits(config: Config, a: Architecture) -> list[str]:
 
 def overweight(config: Config, a: Architecture) -> list[str]:
     """The layers and the slice that hold more than one program may, with a topology that fits."""
+    if a.ends is not None:
+        return _overweight_encoder(config, a)
     sizes = _layer_bytes(config, a)
     heaviest = max(range(a.layers), key=sizes.__getitem__)
     if ALIGNMENT + sizes[heaviest] > MAX_WEIGHT_BYTES:
@@ -111,6 +117,13 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     if slice_bytes > MAX_WEIGHT_BYTES:
         found.append(_refusal("head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
     return found
+
+
+def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
+    """Says that an encoder, which is a single program, holds more than that may."""
+    size = file_bytes(constants(program_form(a)).values(), config.convert.weights)
+    remedy = "INT8 halves them" if config.convert.weights == "fp16" else "this model can't be built"
+    return [_refusal("buckets", "an encoder", size, remedy)] if size > MAX_WEIGHT_BYTES else []
 
 
 def file_bytes(shapes: Iterable[Shape], weights: str) -> int:

@@ -18,6 +18,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "widths": [1, 4],
         "eos_token_ids": [256],
         "window_slots": 0,
+        "buckets": [],
         "architecture": {
             "vocab": 257,
             "graph": {"conv_taps": 0},

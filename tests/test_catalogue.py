@@ -9,16 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill import catalogue, cli
-from shardmill.models import supported
+from shardmill.models import FOLDERS, supported
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_every_family_says_what_it_covers() -> None:
     """Its module's first line is "model_type X: what it covers"; without that the list would be empty there."""
-    for name in supported():
-        said = catalogue.covers(name)
-        assert said and not said.startswith("model_type"), name
+    for kind in FOLDERS:
+        for name in supported(kind):
+            said = catalogue.covers(name, kind)
+            assert said and not said.startswith("model_type"), name
 
 
 def test_configs_are_found_by_the_model_that_they_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,10 +44,12 @@ def test_configs_are_found_by_the_model_that_they_name(tmp_path: Path, monkeypat
 def test_the_command_lists_them_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     found = json.loads(CliRunner().invoke(cli.app, ["families", "--json"]).stdout)
-    assert [family["model_type"] for family in found["families"]] == list(supported())
+    for kind in FOLDERS:
+        listed = [family["model_type"] for family in found["families"] if family["kind"] == kind]
+        assert listed == list(supported(kind))
     (phi,) = [family for family in found["families"] if family["model_type"] == "phi3"]
     assert "Phi-4-mini" in phi["covers"]
     assert "configs/demo.yaml" in phi["configs"]
     said = CliRunner().invoke(cli.app, ["families"])
     assert said.exit_code == 0
-    assert all(name in said.stdout for name in supported())
+    assert all(name in said.stdout for kind in FOLDERS for name in supported(kind))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.drafting import Precision, check_draft_build
-from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,20 +49,26 @@ def bench(
         "text": text,
         "task_prompts": task_prompts,
     }
-    manifest = read_manifest(build)
-    if draft is not None:
-        check_draft_build(draft, manifest)
+    encodes = holds_encoder(build)
+    manifest = read_manifest(build, ENCODER if encodes else RUNTIME)
     settings = checked({name: value for name, value in wanted.items() if value not in (None, [], ())})
+    from shardmill.bench import sentences
     from shardmill.bench.speed import benchmark
     from shardmill.files import write_json
 
-    measured = benchmark(build, settings, draft, precision, say=partial(typer.echo, err=True))
+    say = partial(typer.echo, err=True)
+    if encodes:
+        measured = sentences.benchmark(build, settings, precision, say)
+    else:
+        if draft is not None:
+            check_draft_build(draft, manifest)
+        measured = benchmark(build, settings, draft, precision, say=say)
     file = output or build / "benchmark/speed.json"
     write_json(file, measured)
     if as_json:
         typer.echo(json.dumps(measured))
     else:
-        show(measured)
+        (_show_sentences if encodes else show)(measured)
         typer.echo(f"written to {file}; `snakemake --cores 4 all` draws it into report.html")
 
 
@@ -77,6 +83,16 @@ def checked(wanted: dict[str, Any]) -> Benchmark:
         return Benchmark(**wanted)
     except ValidationError as error:
         raise ConfigError(describe_all(error)) from error
+
+
+def _show_sentences(measured: dict[str, Any]) -> None:
+    """Prints an encoder's figures."""
+    row = measured["sentences"]
+    typer.echo(f"{row['count']} sentences of {row['tokens']} tokens: {row['per_second']:.1f} a second")
+    for one in measured["passes"]:
+        typer.echo(f"a pass of {one['bucket']} tokens takes {one['ms']:.2f} ms")
+    for gap in measured["not_run"]:
+        typer.echo(f"not run: {gap['what']}: {gap['reason']}")
 
 
 def show(measured: dict[str, Any]) -> None:

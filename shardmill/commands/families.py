@@ -23,10 +23,11 @@ def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSO
         return
     table = Table(box=box.SIMPLE)
     table.add_column("model_type", no_wrap=True)
+    table.add_column("builds as")
     table.add_column("covers", overflow="fold")
     table.add_column("configs", overflow="fold")
     for family in found:
-        table.add_row(family.model_type, family.covers, "\n".join(family.configs))
+        table.add_row(family.model_type, family.kind, family.covers, "\n".join(family.configs))
     console = Console(markup=False, highlight=False)
     console.print(table)
     if unknown:

@@ -49,15 +49,28 @@ def plan(
 def render(found: Preview) -> Iterator[str | Table]:
     """What a person reads, in order."""
     yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
-    yield f"topology: {[list(part) for part in found.topology]}"
-    yield f"head.slices: {found.head_slices}"
+    if found.buckets:
+        yield f"task: {found.task}"
+        yield f"buckets: {list(found.buckets)}"
+    else:
+        yield f"topology: {[list(part) for part in found.topology]}"
+        yield f"head.slices: {found.head_slices}"
     yield _programs(found)
     yield f"host: embedding table of {size(found.table_bytes)} in fp16"
-    yield (
+    if found.buckets:
+        yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"
+        yield "weights: the programs' weight files are the same, and are stored once"
+    else:
+        yield _pass(found)
+    yield f"tensors: {TENSORS[found.tensors]}"
+
+
+def _pass(found: Preview) -> str:
+    """What a decoder's pass takes."""
+    return (
         f"a pass: 1 to {found.tokens_max} tokens, {len(found.programs)} dispatches; "
         f"a pass of one token reads {size(found.bytes_per_token)}"
     )
-    yield f"tensors: {TENSORS[found.tensors]}"
 
 
 TENSORS = {

@@ -25,7 +25,7 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise typer.BadParameter("give the text to continue with either --prompt or --prompt-file")
     if prompt is not None:
         return checked_text(prompt, "the prompt")
-    return _read_stdin() if prompt_file == "-" else read_text(Path(str(prompt_file)))
+    return read_stdin() if prompt_file == "-" else read_text(Path(str(prompt_file)))
 
 
 def read_text(file: Path) -> str:
@@ -55,7 +55,8 @@ def checked_text(text: str, what: str) -> str:
     return text
 
 
-def _read_stdin() -> str:
+def read_stdin() -> str:
+    """Reads standard input. Raises ShardmillError where it is not UTF-8."""
     try:
         return checked_text(sys.stdin.read(), "standard input")
     except UnicodeDecodeError as error:

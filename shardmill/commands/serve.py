@@ -19,7 +19,7 @@ from shardmill.commands.drafting import (
     check_policy,
 )
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.manifest import holds_encoder, read_manifest
 
 LIMIT = "default: as many tokens as the context holds"
 
@@ -54,9 +54,11 @@ def serve(
     ] = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
+    from shardmill.runtime import label
     from shardmill.serve import load
     from shardmill.serve.loopback import is_loopback
     from shardmill.serve.server import serve as run
+    from shardmill.serve.server import serve_encoder
     from shardmill.serve.settings import Limits, Settings
 
     check_drafter(drafter, draft_build, may_change=True)
@@ -83,6 +85,9 @@ def serve(
     )
     if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
+    if holds_encoder(build):
+        serve_encoder(lambda: label.load(build, precision), settings, typer.echo)
+        return
     run(lambda: load.load_model(build, draft_build, precision, context_policy, chat_template), settings, typer.echo)
 
 

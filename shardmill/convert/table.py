@@ -14,17 +14,20 @@ HEADER_ALIGNMENT = 8
 
 
 def write_table(part: Part, source: Path, file: Path, threads: int) -> None:
-    """Writes the table of an embedding part as a safetensors file of one tensor, `embedding`, that must not exist.
+    """Writes the tables of an embedding part, each under its path, as a safetensors file that must not exist.
 
     Raises CheckpointError for a value that fp16 can't hold.
     """
-    (tensor,) = part.tensors
-    size = 2 * math.prod(tensor.shape)
-    entry = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [0, size]}
-    header = json.dumps({"embedding": entry}, separators=(",", ":")).encode()
+    entries, starts, end = {}, [], 0
+    for tensor in part.tensors:
+        starts.append(end)
+        end += 2 * math.prod(tensor.shape)
+        entries[tensor.path] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [starts[-1], end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % HEADER_ALIGNMENT)
     prefix = len(header).to_bytes(8, "little") + header
     with stream.created(file) as descriptor:
-        os.ftruncate(descriptor, len(prefix) + size)
+        os.ftruncate(descriptor, len(prefix) + end)
         blob.write_at(descriptor, prefix, 0)
-        stream.stream(descriptor, [stream.Weight((tensor,), len(prefix))], source, threads)
+        weights = [stream.Weight((tensor,), len(prefix) + at) for tensor, at in zip(part.tensors, starts, strict=True)]
+        stream.stream(descriptor, weights, source, threads)

@@ -45,7 +45,7 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
     mb.name_count.clear()
     model = ct.convert(
         traced,
-        inputs=_core_ml_inputs(shapes, part.tokens),
+        inputs=_core_ml_inputs(shapes, part.tokens, fixed=part.kind == "encoder"),
         outputs=[ct.TensorType(output(part.form), dtype=np.float16)],
         states=_core_ml_states(states(part.form)) or None,
         minimum_deployment_target=TARGET,
@@ -61,9 +61,15 @@ def sized(shape: Shape, tokens: int) -> Shape:
     return tuple(tokens if extent == T else extent for extent in shape)
 
 
-def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int) -> list[Any]:
-    """Inputs that share one symbol for T: a stateful program must not mix fixed and flexible ones (rule D3)."""
-    symbol = ct.RangeDim(lower_bound=1, upper_bound=upper, default=1) if upper > 1 else 1
+def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int, fixed: bool) -> list[Any]:
+    """Inputs that share one symbol for T: a stateful program must not mix fixed and flexible ones (rule D3).
+
+    Args:
+        shapes: of the inputs.
+        upper: bound of T.
+        fixed: whether T is always that.
+    """
+    symbol = upper if fixed or upper == 1 else ct.RangeDim(lower_bound=1, upper_bound=upper, default=1)
     return [
         ct.TensorType(name, tuple(symbol if extent == T else extent for extent in shape), np.float16)
         for name, shape in shapes.items()

@@ -59,7 +59,7 @@ class Reference:
         from transformers import AutoModelForCausalLM
 
         options = {"attn_implementation": "eager", "dtype": torch.float32}  # the config's dtype would round buffers
-        with _without_weights():
+        with without_weights():
             self.model = AutoModelForCausalLM.from_config(load_hf_config(source), **options)  # type: ignore[no-untyped-call]
         self.model.eval()
         self.decoder = self.model.model
@@ -78,9 +78,9 @@ class Reference:
     @torch.no_grad()
     def layers(self, hidden: Tensor, indices: Collection[int], weights: Weights) -> list[Tensor]:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
-        with self._only(indices, hidden, weights) as outputs, _replaced(self.decoder, self.final_norm, _Unnormed()):
+        with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, _Unnormed()):
             self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
-        _give_back()
+        give_back()
         return outputs[1:]
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class Reference:
         """
         with self._only(indices, hidden, weights), self._headed(head, weights):
             result: Tensor = self.model(inputs_embeds=self._stream(hidden)[None], use_cache=False).logits[0]
-        _give_back()
+        give_back()
         return result
 
     @torch.no_grad()
@@ -118,12 +118,12 @@ class Reference:
         with (
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
-            _replaced(embed, "weight", rows),
-            _replaced(embed, "padding_idx", None),
+            replaced(embed, "weight", rows),
+            replaced(embed, "padding_idx", None),
             experts.observed(self.model) as chosen,
         ):
             logits = self.model(input_ids=places[None], use_cache=False).logits[0]
-        _give_back()
+        give_back()
         found = {"hidden": torch.stack(outputs), "logits": logits}
         return found | experts.by_layer(chosen, len(every))
 
@@ -156,13 +156,13 @@ class Reference:
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append(self._joined(result if isinstance(result, tuple) else (result,)))
             module.to("meta")
-            _give_back()
+            give_back()
 
-        with ExitStack() as stack, _replaced(self.decoder, "layers", chosen):
+        with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
             for name, parameter in dict(self.decoder._parameters).items():  # of its own, used before the first layer
                 zeros = torch.zeros(parameter.shape)
                 given = zeros if hidden is not None else loaded(f"model.{name}", self.origins, weights)
-                stack.enter_context(_replaced(self.decoder, name, nn.Parameter(given, requires_grad=False)))
+                stack.enter_context(replaced(self.decoder, name, nn.Parameter(given, requires_grad=False)))
             for i, layer in enumerate(chosen):
                 stack.callback(layer.register_forward_pre_hook(before(i), with_kwargs=True).remove)
                 if i in indices:
@@ -193,7 +193,7 @@ class Reference:
         norm = getattr(self.decoder, self.final_norm)
         self._load(norm, f"model.{self.final_norm}.", weights)
         bias = None if self.model.lm_head.bias is None else weights("lm_head.bias").float()
-        with _replaced(self.model, "lm_head", _Blocks(head, bias)):
+        with replaced(self.model, "lm_head", _Blocks(head, bias)):
             yield
         norm.to("meta")
 
@@ -231,7 +231,7 @@ class _Blocks(nn.Module):
 
 
 @contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights() -> Iterator[None]:
     """Modules made within have parameters on the meta device, but real buffers."""
     register = nn.Module.register_parameter
 
@@ -247,7 +247,7 @@ def _without_weights() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an attribute another value for a while."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -267,7 +267,7 @@ def _at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
     return longer
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Returns freed memory to the system: glibc keeps what lies between blocks in use, hundreds of MB by now."""
     trim = _trim()
     if trim is not None:

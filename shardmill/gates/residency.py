@@ -1,8 +1,9 @@
 """Residency: every operation but constants must run on the Neural Engine, or be predicted to; unknown is a failure.
 
 On a Mac MLComputePlan measures, at the default shape T = 1 and, through a copy of the package whose default is the
-upper bound, at T = max, since a plan describes the default shape only. Elsewhere the portable engine's placement rules
-predict, for the whole range of T at once. The two are never mixed: each row carries its evidence.
+upper bound, at T = max, since a plan describes the default shape only; an encoder's program has a single shape.
+Elsewhere the portable engine's placement rules predict, for the whole range of T at once. The two are never mixed:
+each row carries its evidence.
 
 That an operation can run there does not mean that Core ML chooses to run it there. A program with so few weights that
 dispatching it does not pay (rule W5; the demo's programs are such) is expected on the CPU. It does not fail when an
@@ -39,21 +40,22 @@ class Row:
     rules: tuple[str, ...] = ()
 
 
-def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
+def inspect(package: Path, bundle: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:
     """A row for each operation at each shape that is looked at, and findings on the program as a whole.
 
     Args:
         package: the .mlpackage.
         bundle: the .mlmodelc that was compiled from it.
         tokens: the upper bound of T.
+        fixed: whether T is always that.
     """
-    predicted, findings = predict(package, tokens)
+    predicted, findings = predict(package, tokens, fixed)
     if is_portable():
         return predicted, findings
     import coremltools as ct
 
-    rows = list(measure(bundle, "T=1"))
-    if tokens > 1:
+    rows = list(measure(bundle, f"T={tokens}" if fixed else "T=1"))
+    if tokens > 1 and not fixed:
         from shardmill.convert.package import with_default_tokens
 
         with tempfile.TemporaryDirectory() as folder:
@@ -63,12 +65,12 @@ def inspect(package: Path, bundle: Path, tokens: int) -> tuple[list[Row], list[d
     return rows, [finding for finding in findings if finding["rule"] == SMALL]  # the size is a fact
 
 
-def predict(package: Path, tokens: int) -> tuple[list[Row], list[dict[str, Any]]]:
+def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:
     """Rows and findings by the placement rules."""
     from portable_coreml.judge.placement import judge_package
 
     verdicts = judge_package(package)
-    shape = f"T=1..{tokens}" if tokens > 1 else "T=1"
+    shape = f"T=1..{tokens}" if tokens > 1 and not fixed else f"T={tokens}"
     rows = [Row(shape, v.function, v.output, v.kind, v.status, "", "predicted", v.rules) for v in verdicts.rows]
     return rows, [asdict(finding) for finding in verdicts.findings]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shardmill.checkpoint.headers import TensorInfo, read_header
 from shardmill.convert.weights import DTYPES, beside
@@ -19,7 +18,7 @@ from shardmill.errors import GateError
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import ROWS, fp16_step
 from shardmill.models.sources import turned
-from shardmill.plan import Part
+from shardmill.plan import Part, Tensor
 
 
 def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
@@ -33,8 +32,14 @@ def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
     Raises:
         GateError: the table is not of the checkpoint's shape.
     """
-    (original,) = embedding.tensors
-    stored = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}.get("embedding")
+    found = [_distance(tensor, source, table) for tensor in embedding.tensors]
+    worst, where = max(found, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
+    return Measurement("weight_steps", worst, where)
+
+
+def _distance(original: Tensor, source: Path, table: Path) -> tuple[float, str]:
+    """The largest distance of one table's rows, and where it is; raises as `table_parity` does."""
+    stored = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}.get(original.path)
     if stored is None or stored.shape != original.shape:
         found = "none" if stored is None else list(stored.shape)
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
@@ -49,10 +54,10 @@ def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
             worst, where = float(steps[token]), f"{original.label}, token {i * ROWS + token}"
         if math.isnan(worst):
             break
-    return Measurement("weight_steps", worst, where)
+    return worst, where
 
 
-def _blocks(tensor: TensorInfo, folder: Path) -> Iterator[Tensor]:
+def _blocks(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
     """A matrix in fp32, ROWS rows at a time."""
     rows, columns = tensor.shape
     dtype = DTYPES[tensor.dtype]

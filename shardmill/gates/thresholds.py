@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardmill.errors import GateError
+from shardmill.models import DECODER, ENCODER
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Threshold:
     at_least: bool  # whether the limit is the least that a value may be, rather than the most
     meaning: str
     why: str
+    of: str = ""  # the kind of model that it is measured of; any if empty
 
     def holds(self, value: float) -> bool:
         """Whether `value` is within the limit; NaN never is."""
@@ -47,6 +49,7 @@ THRESHOLDS = {
         False,
         "positions whose most likely token differs from transformers'",
         "same weights, same arithmetic",
+        DECODER,
     ),
     "experts_agreement": Threshold(
         PROGRAM,
@@ -61,6 +64,7 @@ THRESHOLDS = {
         False,
         "relative error between one token a pass and every other way to cut the sequence, in fp32",
         "only the order of summation may differ",
+        DECODER,
     ),
     "width_state_error": Threshold(
         WIDTHS,
@@ -68,6 +72,7 @@ THRESHOLDS = {
         False,
         "relative error between the key/value states that the two ways leave behind, in fp32",
         "only the order of summation may differ",
+        DECODER,
     ),
     "rejected_draft_error": Threshold(
         WIDTHS,
@@ -75,6 +80,7 @@ THRESHOLDS = {
         False,
         "relative error after passes whose drafted tokens were wrong and were fed again",
         "rejected slots are masked, then overwritten: no trace may be left",
+        DECODER,
     ),
     "speculation_mismatches": Threshold(
         WIDTHS,
@@ -82,6 +88,7 @@ THRESHOLDS = {
         False,
         "tokens of a greedy text that drafting changes, and passes that do not accept exactly the right drafts",
         "speculation changes how many passes a text takes, never the text",
+        DECODER,
     ),
     "width_error_fp16": Threshold(
         WIDTHS,
@@ -89,6 +96,7 @@ THRESHOLDS = {
         False,
         "relative error between one token a pass and every other way, on an engine that computes in fp16",
         "fp16 rounding of activations and states",
+        DECODER,
     ),
     "psnr": Threshold(
         COST,
@@ -110,6 +118,7 @@ THRESHOLDS = {
         False,
         "mean KL divergence in nats of the next-token distribution as shipped from the original's",
         "INT8 per channel costs a few 1e-3",
+        DECODER,
     ),
     "top1_agreement": Threshold(
         COST,
@@ -117,6 +126,7 @@ THRESHOLDS = {
         True,
         "share of positions with the same most likely token, where the original's margin is 0.1 nat or more",
         "a smaller margin is a coin toss; such positions are counted apart",
+        DECODER,
     ),
     "perplexity_ratio": Threshold(
         COST,
@@ -124,6 +134,71 @@ THRESHOLDS = {
         False,
         "perplexity of the stack as shipped, divided by the original's",
         "coreai-models allows 0.3 %",
+        DECODER,
+    ),
+    "label_mismatches": Threshold(
+        PROGRAM,
+        0,
+        False,
+        "tokens, or texts, whose most likely label differs from transformers'",
+        "same weights, same arithmetic",
+        ENCODER,
+    ),
+    "padding_error": Threshold(
+        WIDTHS,
+        1e-5,
+        False,
+        "relative error where noise fills up a bucket instead of zeros, in passes of half its length",
+        "no token sees what fills a bucket up",
+        ENCODER,
+    ),
+    "bucket_error": Threshold(
+        WIDTHS,
+        1e-5,
+        False,
+        "relative error between the same text in one bucket and in a larger one, in fp32",
+        "only the order of summation may differ",
+        ENCODER,
+    ),
+    "bucket_error_fp16": Threshold(
+        WIDTHS,
+        5e-3,
+        False,
+        "relative error between the same text in one bucket and in a larger one, on an engine that computes in fp16",
+        "fp16 rounding of activations",
+        ENCODER,
+    ),
+    "label_kl": Threshold(
+        COST,
+        0.02,
+        False,
+        "mean KL divergence in nats of the labels' distribution as shipped from the original's",
+        "the limit of next-token distributions: INT8 per channel costs a few 1e-3",
+        ENCODER,
+    ),
+    "label_agreement": Threshold(
+        COST,
+        0.99,
+        True,
+        "share of tokens, or texts, with the same most likely label, where the original's margin is 0.1 nat or more",
+        "a smaller margin is a coin toss; such tokens are counted apart",
+        ENCODER,
+    ),
+    "span_agreement": Threshold(
+        COST,
+        0.98,
+        True,
+        "share of spans that both find, among those in and beside which the original is decided on every token",
+        "a span has several tokens, each of which may differ as the agreement of labels allows",
+        ENCODER,
+    ),
+    "embedding_cosine": Threshold(
+        COST,
+        0.99,
+        True,
+        "least cosine of a token's hidden state as shipped with the original's",
+        "INT8 per channel costs a few 1e-3",
+        ENCODER,
     ),
     "ineligible": Threshold(
         PLACEMENT,

@@ -1,4 +1,8 @@
-"""What models compute: one file a family in `families/`, found by its name, which is the config's `model_type`."""
+"""What models compute: one file a family, found by its name, which is the config's `model_type`.
+
+Decoders lie in `families/`, encoders in `encoders/`. A model_type may be in both: whether a checkpoint is built as the
+one or the other, the config says.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,46 @@ from types import ModuleType
 
 from shardmill.errors import ConfigError
 
-FAMILIES = Path(__file__).parent / "families"
+DECODER, ENCODER = "decoder", "encoder"
+FOLDERS = {DECODER: "families", ENCODER: "encoders"}
+REMEDIES = {  # for who takes the one for the other
+    DECODER: "a decoder: give `context`, its key/value slots, in place of `buckets`",
+    ENCODER: "an encoder: give `buckets` (auto: 128 and 512 tokens) in place of `context`",
+}
 
 
 @cache
-def supported() -> tuple[str, ...]:
-    """Every model_type that builds, sorted."""
-    return tuple(sorted(file.stem for file in FAMILIES.glob("[!_]*.py")))
+def supported(kind: str = DECODER) -> tuple[str, ...]:
+    """Every model_type that builds as this kind of model, sorted."""
+    return tuple(sorted(file.stem for file in (Path(__file__).parent / FOLDERS[kind]).glob("[!_]*.py")))
 
 
-def type_fault(model_type: object) -> str:
-    """Says why a model_type can't be built, or returns ''."""
-    if model_type in supported():
+def family_modules(model_type: str) -> tuple[str, ...]:
+    """The dotted names of the modules that describe models of `model_type`."""
+    return tuple(
+        f"{__name__}.{folder}.{model_type}" for kind, folder in FOLDERS.items() if model_type in supported(kind)
+    )
+
+
+def type_fault(model_type: object, kind: str | None = None) -> str:
+    """Says why a model_type can't be built, as a kind of model or as any, or returns ''."""
+    kinds = (kind,) if kind else tuple(FOLDERS)
+    every = sorted({name for each in kinds for name in supported(each)})
+    if model_type in every:
         return ""
-    return f"model_type {model_type!r} is not supported; supported: {', '.join(supported())}"
+    for other, remedy in REMEDIES.items():
+        if model_type in supported(other):
+            return f"model_type {model_type!r} is {remedy}"
+    return f"model_type {model_type!r} is not supported; supported: {', '.join(every)}"
 
 
-def family(model_type: str) -> ModuleType:
-    """The module that describes models of `model_type`: its `describe(config, context)` returns a Model.
+def family(model_type: str, kind: str = DECODER) -> ModuleType:
+    """The module that describes models of `model_type`: its `describe(config, length)` returns a Model.
 
     Raises:
         ConfigError: for a model_type that is not supported.
     """
-    fault = type_fault(model_type)
+    fault = type_fault(model_type, kind)
     if fault:
         raise ConfigError(fault)
-    return import_module(f"shardmill.models.families.{model_type}")
+    return import_module(f"{__name__}.{FOLDERS[kind]}.{model_type}")

@@ -1,7 +1,9 @@
-"""What a decoder is, as data: its numbers, what its layers are, and where the constants of its programs come from.
+"""What a model is, as data: its numbers, what its layers are, and where the constants of its programs come from.
 
-A family (families/*.py) writes such a description from a Hugging Face config; everything else reads it and knows no
-family. `Graph` and `Kind` decide a program's graph, so together with the weights they decide its bytes.
+A family (families/*.py for decoders, encoders/*.py) writes such a description from a Hugging Face config; everything
+else reads it and knows no family. `Graph`, `Kind` and `Ends` decide a program's graph, so together with the weights
+they decide its bytes. Decoders and encoders have their layers in common: an encoder's layers see the tokens of a pass
+where a decoder's see a cache, and it has `Ends` where a decoder has an LM head.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from dataclasses import dataclass, replace
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX = "model."  # of transformers' names for all that is not the LM head
+GENERATE, LABEL, CLASSIFY, EMBED = (  # tasks, as the hub calls them
+    "text-generation", "token-classification", "text-classification", "feature-extraction",
+)  # fmt: skip
 MASK, SLIDING_MASK = "attn_mask", "attn_mask_sliding"
 
 
@@ -63,6 +68,7 @@ class Kind:
     mixer: str = "attention"  # or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention
     rope: str | None = ROPE  # the table that its heads turn by; None for a layer without rotary embedding
     mask: str = MASK  # which positions its tokens see
+    normed: bool = True  # whether its mixer has the norm that the graph puts before it
     ffn: str = "mlp"  # or "experts"
     carries: bool = False  # its router adds the state that the layer before left to its own
 
@@ -82,10 +88,12 @@ class Graph:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    gated: bool = True  # an MLP with a gate
     qk_norm: str = ""  # "before" or "after" the rotation, for each head; "wide": before, over all heads together
     pre_norms: bool = True  # a norm before each branch
     post_norms: bool = False  # a norm on each branch's output
-    activation: str = "silu"  # or "gelu_tanh"
+    outer_norms: bool = False  # a norm on each sum of stream and branch, and none anywhere else
+    activation: str = "silu"  # or another of models/primitives.py
     attention_scale: float = 0.0  # of the scores; 0 stands for head_dim ** -0.5
     score_cap: float = 0.0  # c * tanh(score / c); 0 for none
     logit_cap: float = 0.0
@@ -93,7 +101,8 @@ class Graph:
     branch_scale: float = 1.0  # of what a branch adds to the residual stream
     stream_scale: float = 1.0  # the residual stream is this many times the model's, to stay in the range of fp16
     conv_taps: int = 0  # of a short convolution: this token and conv_taps - 1 before it
-    norm: str = "rms"  # or "layer": LayerNorm, with biases
+    norm: str = "rms"  # or "layer": LayerNorm
+    norm_bias: bool = True  # of LayerNorms
     head_bias: bool = False
     sinks: bool = False  # a logit for each head that takes its share of the softmax and gives nothing
     residual_scales: bool = False  # (branch + bias) * scale + (stream + bias) * scale, four vectors a branch
@@ -116,8 +125,21 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """What an encoder's program has before its layers and after them, in the order of a pass."""
+
+    embed_norm: bool = False  # on the host's rows
+    final_norm: bool = False
+    dense: str = ""  # the activation after a square projection; "" for no such projection
+    dense_bias: bool = False
+    dense_norm: bool = False
+    labels: int = 0  # rows of the classifier; 0 where hidden states come out
+    label_bias: bool = True
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """A whole decoder."""
+    """A whole model."""
 
     model_type: str
     graph: Graph
@@ -127,11 +149,23 @@ class Architecture:
     ropes: Mapping[str, Rope]  # table name -> frequencies
     window: int | None = None  # positions that a sliding layer sees, its own included
     embedding_scale: float = 1.0  # the host's table is this many times the checkpoint's, the stream's scale included
+    task: str = GENERATE
+    ends: Ends | None = None  # of an encoder
+    band: int | None = None  # positions that a token of an encoder's sliding layer sees on either side
+    labels: tuple[str, ...] = ()  # the names of an encoder's labels, by row
+    positions: int = 0  # rows of an encoder's table of positions, which the host adds
+    types: int = 0  # rows of its table of segments, of which the host adds the first
 
     @property
     def layers(self) -> int:
         """How many layers it has."""
         return len(self.kinds)
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens to either side an encoder's output may depend on; None for all there are."""
+        banded = self.band is not None and not self.positions and all(kind.mask == SLIDING_MASK for kind in self.kinds)
+        return self.layers * self.band if banded and self.band is not None else None
 
 
 @dataclass(frozen=True)
@@ -174,9 +208,9 @@ Sources = Source | tuple[Source, ...]  # blocks, under each other or side by sid
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder and its checkpoint: `sources` says for the path of every constant where it comes from.
+    """A model and its checkpoint: `sources` says for the path of every constant where it comes from.
 
-    Paths are "layers.I.ROLE", "norm.weight", "lm_head.weight" and "embedding".
+    Paths are "layers.I.ROLE" and what models/contract.py names besides.
     """
 
     architecture: Architecture
@@ -185,7 +219,7 @@ class Model:
     ignored: tuple[str, ...] = ()  # tensors that a checkpoint may hold and no program needs
 
     def under(self, prefix: str) -> Model:
-        """The same decoder inside a larger model, whose checkpoint has its tensors under another prefix."""
+        """The same model inside a larger one, whose checkpoint has its tensors under another prefix."""
 
         def moved(name: str) -> str:
             return prefix + name.removeprefix(self.prefix) if name.startswith(self.prefix) else name

@@ -1,4 +1,4 @@
-"""Attention over the cache: what the layers of a part share of the inputs, and the block."""
+"""Attention over the cache, or over the tokens of the pass: what layers share of the inputs, and the block."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Shared:
                 _ = mask + 0
             self.masks[name] = mask
         # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
-        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in form.masks})}
+        cached = () if form.kind == "encoder" else form.masks
+        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in cached})}
         kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
-        self.writes = {mask: (written[name], kept[name]) for mask in form.masks for name in [form.write_mask(mask)]}
+        self.writes = {mask: (written[name], kept[name]) for mask in cached for name in [form.write_mask(mask)]}
         if form.convolves:
             self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
             self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
@@ -43,7 +44,7 @@ class Shared:
 
 
 class Attention(nn.Module):
-    """Attention over the cache, with the new tokens written into it first."""
+    """Attention over the cache, with the new tokens written into it first; without one, over the tokens of the pass."""
 
     qkv_proj: nn.Module
     q_proj: nn.Module
@@ -62,20 +63,23 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(weights[f"{path}sinks"].reshape(1, -1, 1, 1), False) if g.sinks else None
         self.o_proj = projection(weights[f"{path}o_proj.weight"], weights.get(f"{path}o_proj.bias"))
 
-    def forward(self, x: Tensor, shared: Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         q, k, v = self.fused(x, shared) if self.g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
-        out: Tensor = self.o_proj(self.mixed(q, k, v, shared, k_cache, v_cache))
+        out: Tensor = self.o_proj(self.mixed(q, k, v, shared, *cache))
         return out
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         """What the heads see of the cache, [1, heads * head_dim, T, 1], once the new tokens are in it."""
         g = self.g
-        k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
-        v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
+        if cache:
+            k_cache, v_cache = cache
+            k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
+            v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
+            k, v = cache
         # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
         factor = g.attention_scale or g.head_dim**-0.5
         q = scale(q, factor).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]
-        y = attend(q, k_cache, v_cache, shared.masks[self.kind.mask], g.score_cap, self.sinks)
+        y = attend(q, k, v, shared.masks[self.kind.mask], g.score_cap, self.sinks)
         y = y.reshape(1, g.heads, -1, g.head_dim).transpose(2, 3)  # [1, heads, head_dim, T]
         return y.reshape(1, g.heads * g.head_dim, -1, 1)
 

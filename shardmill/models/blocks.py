@@ -1,4 +1,4 @@
-"""The programs of a decoder as PyTorch modules, built from a Graph and the kinds of its layers.
+"""The programs of a model as PyTorch modules, built from a Graph and the kinds of its layers.
 
 Submodules carry the paths that models/contract.py gives the weights, so that the programs' constants do too.
 """
@@ -78,10 +78,24 @@ class GatedMLP(nn.Module):
         return down
 
 
+class PlainMLP(nn.Module):
+    """down(activation(up))."""
+
+    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+        super().__init__()
+        self.activation = g.activation
+        self.up_proj = projection(weights[f"{path}up_proj.weight"], weights.get(f"{path}up_proj.bias"))
+        self.down_proj = projection(weights[f"{path}down_proj.weight"], weights.get(f"{path}down_proj.bias"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        down: Tensor = self.down_proj(ACTIVATIONS[self.activation](self.up_proj(x)))
+        return down
+
+
 def norm(g: Graph, weights: Weights, path: str, eps: float) -> nn.Module:
     """The norm of a constant's path, of the kind that the family has."""
     if g.norm == "layer":
-        return LayerNorm(weights[f"{path}.weight"], weights[f"{path}.bias"], eps)
+        return LayerNorm(weights[f"{path}.weight"], weights.get(f"{path}.bias"), eps)
     return RMSNorm(weights[f"{path}.weight"], eps)
 
 
@@ -112,7 +126,8 @@ class Layer(nn.Module):
         super().__init__()
         path = f"layers.{index}."
         self.g, self.kind = g, kind
-        if g.pre_norms:
+        self.input_layernorm: nn.Module = nn.Identity()
+        if g.pre_norms and kind.normed and not g.outer_norms:
             self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
         if kind.mixer == "conv":
             self.conv = ShortConv(g, weights, path + "conv.")
@@ -124,11 +139,13 @@ class Layer(nn.Module):
         if kind.ffn == "experts":
             self.mlp: nn.Module = Mixture(g, kind, weights, path + "mlp.")
         else:
-            self.mlp = GatedMLP(g, weights, path + "mlp.")
+            self.mlp = (GatedMLP if g.gated else PlainMLP)(g, weights, path + "mlp.")
         if g.post_norms:
             if g.pre_norms:
                 self.pre_feedforward_layernorm = norm(g, weights, path + "pre_feedforward_layernorm", g.stream_eps)
             self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", g.rms_norm_eps)
+        if g.outer_norms:
+            self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", g.stream_eps)
         if g.residual_scales:
             self.post_attention_residual_scale = ResidualScale(weights, path + "post_attention_residual_scale.")
             self.post_mlp_residual_scale = ResidualScale(weights, path + "post_mlp_residual_scale.")
@@ -137,6 +154,10 @@ class Layer(nn.Module):
         mixer = self.conv if self.kind.mixer == "conv" else self.self_attn
         if self.g.residual_scales:
             return self.scaled(x, mixer, shared, states)
+        if self.g.outer_norms:
+            x = self.post_attention_layernorm(x + mixer(x, shared, *states))
+            out: Tensor = self.post_feedforward_layernorm(x + self.feed_forward(x, shared))
+            return out
         if self.g.post_norms:
             return self.between(x, mixer, shared, states)
         x = x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
@@ -201,7 +222,45 @@ class HeadPart(nn.Module):
         return cap(scale(logits, self.g.logit_scale), self.g.logit_cap)
 
 
+class EncoderPart(nn.Module):
+    """All layers with what comes before and after them: the contract's part of kind "encoder"."""
+
+    embed_norm: nn.Module
+    norm: nn.Module
+    dense: nn.Module
+    dense_norm: nn.Module
+    classifier: nn.Module
+
+    def __init__(self, form: Form, weights: Weights) -> None:
+        super().__init__()
+        assert form.ends is not None
+        g, ends = form.graph, form.ends
+        self.form, self.ends, self.names = form, ends, list(inputs(form))
+        norms = {"embed_norm": ends.embed_norm, "norm": ends.final_norm, "dense_norm": ends.dense_norm}
+        for name, there in norms.items():
+            setattr(self, name, norm(g, weights, name, g.rms_norm_eps) if there else nn.Identity())
+        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in form.layers})
+        for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):
+            made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()
+            setattr(self, name, made)
+        for name, values in computed(form).items():
+            self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
+
+    def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
+        x = self.embed_norm(x)
+        for layer in self.layers.values():
+            x = layer(x, shared)
+        x = self.dense(self.norm(x))
+        if self.ends.dense:
+            x = ACTIVATIONS[self.ends.dense](x)
+        out: Tensor = self.classifier(self.dense_norm(x))
+        return out
+
+
+PARTS: Mapping[str, type[nn.Module]] = {"layers": LayersPart, "head": HeadPart, "encoder": EncoderPart}
+
+
 def build(form: Form, weights: Weights) -> nn.Module:
     """The module of a part, in inference mode. Args: weights in fp32 by the contract's paths."""
-    part = HeadPart(form, weights) if form.kind == "head" else LayersPart(form, weights)
-    return part.eval()
+    return PARTS[form.kind](form, weights).eval()

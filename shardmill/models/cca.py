@@ -38,7 +38,8 @@ class ConvolvedAttention(Attention):
         self.k_gain = nn.Parameter(gain, requires_grad=False)
         self.unit = UnitNorm()
 
-    def forward(self, x: Tensor, shared: Shared, k_cache: Tensor, v_cache: Tensor, *ring: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
+        k_cache, v_cache, *ring = states
         q, k, v = self.convolved(x, shared, ring[0])  # each [1, heads, head_dim, T]
         q, k = self.turn(q, shared).transpose(2, 3), self.turn(k, shared).transpose(2, 3)
         out: Tensor = self.o_proj(self.mixed(q, k, v.transpose(2, 3), shared, k_cache, v_cache))

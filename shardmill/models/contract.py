@@ -9,11 +9,15 @@ A model is a chain of parts, and a part has a kind:
             kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
             conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
+    encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
+            rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
+            attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
 
 Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, W
 those of a sliding layer, R the slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass.
 What a token carries from part to part beside the residual stream, a router's state, lies in channels of x and hidden
-after the first d; the host gives the first part zeros there.
+after the first d; the host gives the first part zeros there. An encoder is one part of kind "encoder" for each number
+of tokens that it is built for (a bucket): there T is that number, and its tokens see one another through the masks.
 
 No program has an index that depends on data: the host says by masks what is written and what is seen. Token t sees slot
 s if and only if s was last written with a position that is not after t's, so a rejected draft costs nothing: its slots
@@ -23,20 +27,22 @@ Where its window is short enough, a sliding layer keeps no more than it sees: W 
 p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
 
 This file alone spells that out; conversion, engine, gates and manifest ask it. How the host computes the masks and the
-rotary rows of a pass stands in models/host.py.
+rotary rows of a pass stands in models/host.py, and for encoders in models/buckets.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
+from shardmill.models.architecture import SLIDING_MASK, Architecture, Ends, Graph, Kind
 
 Shape = tuple[int, ...]
 
 T = -1  # stands for the token axis in shapes
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
 ORDER = "order"  # the constant that falls from expert to expert, see models/routing.py
+LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 
@@ -44,12 +50,13 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 class Form:
     """All that decides the interface of a part."""
 
-    kind: str  # "layers" or "head"
+    kind: str  # "layers", "head" or "encoder"
     graph: Graph
     layers: tuple[tuple[int, Kind], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
     window_slots: int = 0  # W where sliding layers keep rings; 0 where they keep as much as the others
     rows: int = 0  # of the vocabulary
+    ends: Ends | None = None  # of an encoder
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -61,8 +68,15 @@ class Form:
         """The attention masks that its layers use, sorted."""
         return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer != "conv"}))
 
+    @property
+    def label_rows(self) -> int:
+        """Rows of an encoder's logits: its labels and, up to a multiple of LABEL_STEP, the first of them once more."""
+        return -(-self.ends.labels // LABEL_STEP) * LABEL_STEP if self.ends else 0
+
     def kept(self, mask: str) -> int:
-        """Key/value slots of layers with an attention mask."""
+        """Key/value slots of layers with an attention mask; of an encoder, the tokens of the pass."""
+        if self.kind == "encoder":
+            return T
         return self.window_slots if mask == SLIDING_MASK and self.window_slots else self.slots
 
     def write_mask(self, mask: str) -> str:
@@ -100,6 +114,8 @@ def inputs(form: Form) -> dict[str, Shape]:
         cos, sin = rope_inputs(name)
         found |= {cos: (T, g.rope_dim // 2), sin: (T, g.rope_dim // 2)}
     found |= {name: (1, 1, T, form.kept(name)) for name in form.masks}
+    if form.kind == "encoder":
+        return found
     found |= {form.write_mask(name): (1, 1, form.kept(name), T) for name in form.masks}
     if form.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
@@ -116,7 +132,7 @@ def states(form: Form) -> dict[str, Shape]:
     """The states of a program by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
     g = form.graph
     found: dict[str, Shape] = {}
-    for i, kind in form.layers:
+    for i, kind in () if form.kind == "encoder" else form.layers:
         if kind.mixer != "conv":
             found |= {f"{name}_{i}": (1, g.kv_heads, form.kept(kind.mask), g.head_dim) for name in "kv"}
         if kind.mixer != "attention":
@@ -131,7 +147,7 @@ def cca_widths(g: Graph) -> tuple[int, int]:
 
 def output(form: Form) -> str:
     """The name of a program's one output."""
-    return "logits" if form.kind == "head" else "hidden"
+    return "logits" if form.kind == "head" or form.label_rows else "hidden"
 
 
 def constants(form: Form) -> dict[str, Shape]:
@@ -139,7 +155,43 @@ def constants(form: Form) -> dict[str, Shape]:
     g = form.graph
     if form.kind == "head":
         return _norm("norm", g) | _projection("lm_head", form.rows, g.hidden, g.head_bias)
-    return {f"layers.{i}.{role}": shape for i, kind in form.layers for role, shape in layer_constants(g, kind).items()}
+    layers = {
+        f"layers.{i}.{role}": shape for i, kind in form.layers for role, shape in layer_constants(g, kind).items()
+    }
+    return layers if form.ends is None else _around(layers, form, form.ends)
+
+
+def _around(layers: Mapping[str, Shape], form: Form, ends: Ends) -> dict[str, Shape]:
+    """The weights of an encoder's program, given those of its layers."""
+    g, found = form.graph, dict(layers)
+    if ends.embed_norm:
+        found = _norm("embed_norm", g) | found
+    if ends.final_norm:
+        found |= _norm("norm", g)
+    if ends.dense:
+        found |= _projection("dense", g.hidden, g.hidden, ends.dense_bias)
+    if ends.dense_norm:
+        found |= _norm("dense_norm", g)
+    return found | (_projection("classifier", form.label_rows, g.hidden, ends.label_bias) if ends.labels else {})
+
+
+def program_form(a: Architecture) -> Form:
+    """The form of a program with all layers of a model: of an encoder, that of its every part."""
+    layers = tuple(enumerate(a.kinds))
+    return Form("encoder", a.graph, layers, ends=a.ends) if a.ends else Form("layers", a.graph, layers)
+
+
+def table_constants(a: Architecture) -> dict[str, Shape]:
+    """The host's tables by path, with their shapes."""
+    found: dict[str, Shape] = {"embedding": (a.vocab, a.graph.hidden)}
+    named = {"positions": a.positions, "types": a.types}
+    return found | {path: (rows, a.graph.hidden) for path, rows in named.items() if rows}
+
+
+def model_constants(a: Architecture) -> dict[str, Shape]:
+    """The weights of all programs and the host's tables by path, with their shapes."""
+    head = {} if a.ends else constants(Form("head", a.graph, rows=a.vocab))
+    return constants(program_form(a)) | head | table_constants(a)
 
 
 def computed(form: Form) -> dict[str, tuple[float, ...]]:
@@ -162,7 +214,10 @@ def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
     """
     mixer = {"conv": _convolution, "attention": _attention, "cca": _cca}[kind.mixer](g)
     ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
-    first, second = _norm("input_layernorm", g), _norm("post_attention_layernorm", g)
+    first = _norm("input_layernorm", g) if kind.normed else {}
+    second, last = _norm("post_attention_layernorm", g), _norm("post_feedforward_layernorm", g)
+    if g.outer_norms:
+        return {**mixer, **second, **ffn, **last}
     if g.residual_scales:
         scales = [_residual(f"{name}_residual_scale", g) for name in ("post_attention", "post_mlp")]
         return {**first, **mixer, **scales[0], **second, **ffn, **scales[1]}
@@ -170,12 +225,12 @@ def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
         return {**first, **mixer, **second, **ffn}
     before = _norm("pre_feedforward_layernorm", g) if g.pre_norms else {}
     start = first if g.pre_norms else {}
-    return {**start, **mixer, **second, **before, **ffn, **_norm("post_feedforward_layernorm", g)}
+    return {**start, **mixer, **second, **before, **ffn, **last}
 
 
 def _norm(path: str, g: Graph) -> dict[str, Shape]:
     gain: dict[str, Shape] = {f"{path}.weight": (g.hidden,)}
-    return gain | ({f"{path}.bias": (g.hidden,)} if g.norm == "layer" else {})
+    return gain | ({f"{path}.bias": (g.hidden,)} if g.norm == "layer" and g.norm_bias else {})
 
 
 def _residual(path: str, g: Graph) -> dict[str, Shape]:
@@ -215,7 +270,7 @@ def _convolution(g: Graph) -> dict[str, Shape]:
 
 
 def _feed_forward(g: Graph) -> dict[str, Shape]:
-    rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn}
+    rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn} if g.gated else {"up": g.ffn}
     found: dict[str, Shape] = {}
     for name, count in rows.items():
         found |= _projection(f"mlp.{name}_proj", count, g.hidden, g.mlp_bias)

@@ -140,7 +140,7 @@ def _graph(
         activation=options.pop("activation", None) or activation(config, "hidden_act"),
         **options,
     )
-    _check_heads(graph)
+    check_heads(graph)
     return graph
 
 
@@ -220,7 +220,7 @@ def check_context(config: Any, context: int) -> None:
         raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
 
 
-def _check_heads(g: Graph) -> None:
+def check_heads(g: Graph) -> None:
     """Raises CheckpointError for sizes of heads that do not fit each other."""
     if g.rope_dim > g.head_dim:
         raise CheckpointError(f"rope_parameters: turn {g.rope_dim} dimensions of heads that have {g.head_dim}")

@@ -23,6 +23,7 @@ SIZES = {  # name -> the most that is believed: several times what any decoder h
     "vocab_size": 1 << 24,
     "head_dim": 1 << 14,
     "conv_L_cache": 1 << 6,
+    "type_vocab_size": 1 << 10,
 }
 FLOAT_TAG = "__float__"  # transformers' spelling of numbers that JSON lacks: {"__float__": "Infinity"}
 

@@ -9,17 +9,18 @@ import json
 import os
 from pathlib import Path
 
-from shardmill.models import type_fault
+from shardmill.models import DECODER, type_fault
 from shardmill.models.hf_config import content_fault
 
 
-def problems(path: str, root: Path, context: int) -> list[str]:
+def problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[str]:
     """What is wrong with the checkpoint in a folder.
 
     Args:
         path: the folder, as the config names it.
         root: where that starts.
-        context: key/value slots of the programs.
+        length: positions that programs deal with.
+        kind: what the model is to be built as.
     """
     file = root / path / "config.json"
     try:
@@ -31,10 +32,11 @@ def problems(path: str, root: Path, context: int) -> list[str]:
         return [f"source.path: {error.filename} can't be read: {error.strerror}"]
     except (ValueError, RecursionError) as error:
         return [f"{file}: not JSON: {error}"]
-    wrong = content_fault(content) or (type_fault(content["model_type"]) if "model_type" in content else "")
+    wrong = content_fault(content) or (type_fault(content["model_type"], kind) if "model_type" in content else "")
     if wrong:
         return [f"{file}: {wrong}"]
     limit = content.get("max_position_embeddings")
-    if isinstance(limit, int) and context > limit:
-        return [f"context: {context} is over the model's {limit} positions"]
+    if isinstance(limit, int) and length > limit:
+        key = "context" if kind == DECODER else "buckets"
+        return [f"{key}: {length} is over the model's {limit} positions"]
     return []

@@ -75,12 +75,13 @@ class UnitNorm(nn.Module):
 class LayerNorm(RMSNorm):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the channels."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
         super().__init__(weight, eps)
-        self.bias = vector(bias)
+        self.bias = None if bias is None else vector(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return add_channels(super().forward(x - x.mean(dim=1, keepdim=True)), self.bias)
+        y = super().forward(x - x.mean(dim=1, keepdim=True))
+        return y if self.bias is None else add_channels(y, self.bias)
 
 
 def vector(values: Tensor) -> nn.Parameter:
@@ -165,7 +166,13 @@ def gelu_erf(x: Tensor) -> Tensor:
     return x * torch.sigmoid(total)
 
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": nn.functional.silu, "gelu_tanh": gelu_tanh}
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu": gelu_erf,
+    "relu": nn.functional.relu,
+    "tanh": torch.tanh,
+}
 
 
 def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:

@@ -26,9 +26,9 @@ from shardmill.checkpoint.layout import text_files
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError
 from shardmill.files import replacing, write_json
-from shardmill.models import family, type_fault
+from shardmill.models import DECODER, ENCODER, family, supported, type_fault
 from shardmill.models.architecture import Model, Source, blocks
-from shardmill.models.contract import Form, constants
+from shardmill.models.contract import model_constants, table_constants
 
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20
@@ -123,8 +123,7 @@ def _recipes(config: dict[str, Any]) -> Iterator[Recipe]:
     model = _described(config)
     a, g = model.architecture, model.architecture.graph
     table = config.get("initializer_range", 0.02)
-    wanted: dict[str, tuple[int, ...]] = {"embedding": (a.vocab, g.hidden)}
-    wanted |= constants(Form("layers", g, tuple(enumerate(a.kinds)))) | constants(Form("head", g, rows=a.vocab))
+    wanted = table_constants(a) | model_constants(a)
     made: set[str] = set()
     for path, shape in wanted.items():
         for source in blocks(model.sources[path]):
@@ -149,14 +148,15 @@ def _described(config: dict[str, Any]) -> Model:
         raise CheckpointError(f"synthetic weights: config.json has no {missing[0]!r}; add it")
     rest = {key: value for key, value in config.items() if key != "model_type"}
     found = AutoConfig.for_model(config["model_type"], **rest)
-    model: Model = family(config["model_type"]).describe(found, context=1)
+    kind = DECODER if config["model_type"] in supported(DECODER) else ENCODER
+    model: Model = family(config["model_type"], kind).describe(found, 1)
     return model
 
 
 def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, layers: int, table: float) -> Recipe:
     """What a tensor is drawn from, by what it does in the program."""
     name = source.tensor
-    if path in ("embedding", "lm_head.weight"):
+    if path in ("embedding", "positions", "types", "lm_head.weight"):
         return Recipe(name, shape, Normal(0.0, table), Normal(0.0, LOUD_STREAM * table))
     if path.endswith("norm.weight"):
         usual, loud = Normal(1.0 - source.add, 0.1), Normal(LOUD_NORM - source.add, 0.02)

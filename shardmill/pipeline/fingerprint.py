@@ -36,7 +36,7 @@ def _folder_of(package: str) -> Path:
 
 OURS = {name: _folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
 FAMILY = "shardmill.models.family"  # loads the module that is called like a model_type
-FAMILIES = "shardmill.models.families"
+FAMILIES = ("shardmill.models.families", "shardmill.models.encoders")
 FACADES = (  # packages that do nothing when they are imported but pass on names
     "portable_coreml",
     "portable_coreml.judge.placement",
@@ -114,7 +114,7 @@ def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
     while waiting:
         name = waiting.pop()
         if name == FAMILY and model_type.isidentifier():
-            waiting.append(f"{FAMILIES}.{model_type}")
+            waiting += [f"{folder}.{model_type}" for folder in FAMILIES]
         for module in _counted(name):
             file = module_file(module)
             if file is not None and module not in found and not module.endswith(".errors"):

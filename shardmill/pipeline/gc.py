@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import SCRATCH, digest, read_json
-from shardmill.models import supported
-from shardmill.pipeline import fingerprint
+from shardmill.models import FOLDERS, supported
+from shardmill.pipeline import blobs, fingerprint
 from shardmill.pipeline.store import TEMPLATES
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.users import users
@@ -49,17 +50,26 @@ def garbage(builds: Path) -> Iterator[Path]:
     """What of the store no build that uses it refers to, and scratch folders that killed runs left here."""
     store = builds / ".store"
     keep = {key for user in users(store) for key in _referenced(user)}
-    for folder in sorted(store.iterdir() if store.is_dir() else ()):
-        is_entry = (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
-        if folder.is_dir() and is_entry and folder.name not in keep:
-            yield folder
+    entries = [
+        folder
+        for folder in sorted(store.iterdir() if store.is_dir() else ())
+        if folder.is_dir() and folder.name not in keep and _is_entry(folder)
+    ]
+    yield from entries
+    yield from blobs.unused(store, [file for folder in entries for file in folder.rglob("*") if file.is_file()])
     yield from _outdated_templates(store / TEMPLATES)
     yield from sorted(folder for folder in builds.rglob(f"{SCRATCH}*") if folder.is_dir())
 
 
+def _is_entry(folder: Path) -> bool:
+    """Whether a folder of the store holds a result, or did before its process was killed."""
+    return (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
+
+
 def current_templates() -> set[str]:
     """Names of the folders in which the present tools keep templates, one for each model family."""
-    return {digest(fingerprint.tools(STEPS["convert"], family)) for family in supported()}
+    families = {name for kind in FOLDERS for name in supported(kind)}
+    return {digest(fingerprint.tools(STEPS["convert"], family)) for family in families}
 
 
 def _outdated_templates(folder: Path) -> Iterator[Path]:
@@ -70,12 +80,12 @@ def _outdated_templates(folder: Path) -> Iterator[Path]:
 
 def collect(builds: Path, dry: bool = False) -> Collected:
     """Removes garbage from `builds`/.store. No build may be running: the caller holds the locks of both."""
-    entries = freed = 0
-    for path in garbage(builds):
-        files = [path] if path.is_symlink() else [path, *path.rglob("*")]
-        states = [file.lstat() for file in files]
-        freed += sum(s.st_size for s in states if stat.S_ISREG(s.st_mode) and s.st_nlink == 1)
-        entries += 1
-        if not dry:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return Collected(entries, freed)
+    paths = list(garbage(builds))
+    files = [file for path in paths for file in ([path] if path.is_symlink() else [path, *path.rglob("*")])]
+    states = [state for file in files if stat.S_ISREG((state := file.lstat()).st_mode)]
+    links = Counter(state.st_ino for state in states)
+    freed = {state.st_ino: state.st_size for state in states if state.st_nlink <= links[state.st_ino]}
+    for path in () if dry else paths:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    entries = sum(path.parent.name != blobs.FOLDER for path in paths)
+    return Collected(entries, sum(freed.values()))

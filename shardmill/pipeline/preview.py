@@ -16,7 +16,7 @@ from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
-from shardmill.models.contract import constants, states
+from shardmill.models.contract import constants, states, table_constants
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
@@ -32,7 +32,7 @@ class Program:
 
     Attributes:
         name: of the part.
-        kind: "layers" or "head".
+        kind: "layers", "head" or "encoder".
         start: the first layer or row.
         end: the one after the last.
         layers: how many there are of each kind of layer.
@@ -60,14 +60,16 @@ class Preview:
         context: key/value slots.
         tokens_max: most tokens of a pass.
         weights: "int8" or "fp16".
-        topology: layers of each part, the proposal where the config leaves it open.
+        topology: layers of each part, the proposal where the config leaves it open; an encoder has none.
         head_slices: how many programs hold the LM head, likewise.
+        buckets: tokens of each of an encoder's programs; none for a decoder.
+        task: what the model is for, as the hub calls it.
         weight_file_limit: bytes that the weight file of a program may have.
         programs: in the order of a pass, which runs each of them once.
         table_bytes: of the host's embedding table.
         weight_bytes: of all programs.
         state_bytes: of all programs.
-        bytes_per_token: that a pass of one token reads: all weights and all states.
+        bytes_per_token: that a pass of one token reads: all weights and all states; of an encoder, what any pass reads.
         tensors: "match", "differ", or "unknown" for a checkpoint that is not here.
         refused: why it can't be built; empty if it can.
     """
@@ -80,6 +82,8 @@ class Preview:
     weights: str
     topology: tuple[tuple[int, int], ...]
     head_slices: int
+    buckets: tuple[int, ...]
+    task: str
     weight_file_limit: int
     programs: tuple[Program, ...]
     table_bytes: int
@@ -109,17 +113,19 @@ def preview(config: Config) -> Preview:
         model=config.model,
         source=config.source.path or f"{config.source.repo}@{config.source.revision}",
         model_type=a.model_type,
-        context=config.context,
+        context=config.length,
         tokens_max=config.tokens.max,
         weights=config.convert.weights,
-        topology=chosen.ranges,
-        head_slices=chosen.slices,
+        topology=() if a.ends else chosen.ranges,
+        head_slices=0 if a.ends else chosen.slices,
+        buckets=chosen.sizes,
+        task=a.task,
         weight_file_limit=MAX_WEIGHT_BYTES,
         programs=tuple(programs),
-        table_bytes=FP16 * a.vocab * a.graph.hidden,
+        table_bytes=FP16 * sum(map(prod, table_constants(a).values())),
         weight_bytes=weights,
         state_bytes=kept,
-        bytes_per_token=weights + kept,
+        bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else weights + kept,
         tensors="unknown" if fault is None else "differ" if fault else "match",
         refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault])),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, write_json
-from shardmill.models import supported
+from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.pipeline.fingerprint import code_digest
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 STORE = Path("build/.store")
 KEPT = "topologies"  # the folder of the store
-CODE = ("shardmill.topology", *(f"shardmill.models.families.{name}" for name in supported()))
+CODE = ("shardmill.topology", *(m for kind in FOLDERS for name in supported(kind) for m in family_modules(name)))
 
 
 def settle(config: Config, name: str, store: Path = STORE) -> Config:
-    """The config with its topology and head slices as numbers, held against the model.
+    """The config with its topology and head slices as numbers, or its buckets, held against the model.
 
     A config that names both and whose checkpoint lies on the hub is left as it is: the split step holds it against the
     model, right after the download. Otherwise config.json alone is fetched.
@@ -46,10 +46,15 @@ def settle(config: Config, name: str, store: Path = STORE) -> Config:
     kept = store / KEPT / f"{_key(config)}.json"
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
+        if config.kind == ENCODER:
+            return replace(config, buckets=found["buckets"])
         return replace(config, topology=found["topology"], head=replace(config.head, slices=found["slices"]))
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
         settled = _settled(config, name)
-    write_json(kept, {"topology": settled.ranges, "slices": settled.slices})
+    chosen: dict[str, Any] = {"buckets": settled.sizes}
+    if config.kind != ENCODER:
+        chosen = {"topology": settled.ranges, "slices": settled.slices}
+    write_json(kept, chosen)
     return settled
 
 
@@ -65,7 +70,7 @@ def describe(config: Config) -> Model:
 
     with quiet_transformers():
         found = load_hf_config(_config_folder(config))
-        model: Model = family(found.model_type).describe(found, config.context)
+        model: Model = family(found.model_type, config.kind).describe(found, config.length)
     return model
 
 
@@ -97,7 +102,8 @@ def _key(config: Config) -> str:
     return digest(
         {
             "source": source,
-            "context": config.context,
+            "length": config.length,
+            "buckets": config.sizes,
             "topology": config.topology,
             "slices": config.head.slices,
             "weights": config.convert.weights,

@@ -70,7 +70,7 @@ def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | i
     """What a step's rule declares as mem_mb, see `memory.declared`; the limit is what --resources mem_mb says."""
     limit = workflow.global_resources.get("mem_mb").value
     build = Path("build") / config.model
-    positions = reference.positions(settings(config)["parity"], config.context)
+    positions = reference.positions(settings(config)["parity"], config.length)
 
     def of_step(name: str) -> memory.Resource | int:
         needs = STEPS[name].needs

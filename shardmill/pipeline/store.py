@@ -23,6 +23,7 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, read_json, replacing, sealed, write_json
+from shardmill.pipeline import blobs
 from shardmill.pipeline.lock import using_store
 from shardmill.pipeline.task import Action, Work, paths_from
 from shardmill.pipeline.users import register
@@ -104,7 +105,9 @@ class Store:
             self.before_keeping()
             for file in _files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
-            write_json(scratch / ENTRY, {name: described(path) for name, path in made.items()})
+            records = {name: described(path) for name, path in made.items()}
+            blobs.share(self.root, {f: sha for name, path in made.items() for f, sha in _hashes(path, records[name])})
+            write_json(scratch / ENTRY, records)
             write_json(scratch / STAMPS, stamps(scratch))
             _adopt(scratch, entry)
         finally:
@@ -201,6 +204,11 @@ def described(path: Path) -> dict[str, Any]:
     """What is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
     sha, files = tree_hashes(path)
     return {"sha256": sha, "file": path.name, "files": files}
+
+
+def _hashes(path: Path, recorded: Mapping[str, Any]) -> list[tuple[Path, str]]:
+    """Each file of an output with its sha256."""
+    return [(path / file, sha) for file, sha in recorded["files"].items()] or [(path, recorded["sha256"])]
 
 
 def read_entry(entry: Path) -> dict[str, dict[str, Any]]:

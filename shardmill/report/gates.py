@@ -94,12 +94,22 @@ TITLES = {
     ),
 }
 
+ENCODER_TITLES = {
+    WIDTHS: (
+        "Is every bucket the same?",
+        "The same text in a bucket that it fills, in larger ones, and with noise where a bucket is not filled, must "
+        "give the same outputs.",
+    ),
+}
+
 # Measures that answer the same in the other engine's precision.
 SUBSTITUTE = {
     "width_error_fp16": "width_error",
     "width_error": "width_error_fp16",
     "width_state_error": "width_error_fp16",
     "rejected_draft_error": "width_error_fp16",
+    "bucket_error": "bucket_error_fp16",
+    "bucket_error_fp16": "bucket_error",
 }
 
 
@@ -122,12 +132,18 @@ def questions(build: Build) -> tuple[Question, ...]:
     return tuple(question(key, [n for n in found if n.question == key], build) for key in keys)
 
 
+def _asked(key: str, build: Build) -> list[str]:
+    """The measures that the table of thresholds has for a question of the build's kind of model."""
+    kinds = ("", build.plan["kind"])
+    return [name for name, known in THRESHOLDS.items() if known.question == key and known.of in kinds]
+
+
 def question(key: str, found: Sequence[Number], build: Build) -> Question:
     """One question; a measure of the table of thresholds that nothing reports is listed as not run."""
     files = build.residency if key == PLACEMENT else build.parity
-    names = [name for name, threshold in THRESHOLDS.items() if threshold.question == key]
+    names = _asked(key, build)
     names += [name for name in dict.fromkeys(n.name for n in found) if name not in names]
-    title, method = TITLES.get(key, (key, ""))
+    title, method = (ENCODER_TITLES if build.encodes else {}).get(key) or TITLES.get(key, (key, ""))
     measures = tuple(measure(name, found, files) for name in names)
     columns = tuple(m for m in measures if sum(answers(file, m.name) for file in files) > 1)
     return Question(

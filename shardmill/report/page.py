@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ from shardmill.report.dag import drawings
 from shardmill.report.gates import questions
 from shardmill.report.plots import plots
 from shardmill.report.provenance import origin
-from shardmill.report.read import Build, Piece
+from shardmill.report.read import Build, Json, Piece
 from shardmill.report.residency import STATUS, placement
 from shardmill.report.speed import groups, measured, noisy
 from shardmill.report.stages import STATES, steps
@@ -69,13 +70,26 @@ def context(build: Build) -> dict[str, Any]:
         "placement": placement(build.residency),
         "statuses": STATUS,
         "speed": build.speed,
-        "sweep": groups(build.speed["sweep"]),
-        "tasks": groups(build.speed["tasks"]),
-        "metered": any(row["mj_per_token"] is not None for row in measured(build.speed)),
-        "noisy": noisy(build.speed),
-        "plots": plots(build.speed),
         "origin": origin(build),
+        "encodes": build.encodes,
+        **({"types": _label_types(build.model["labels"])} if build.encodes else decoding(build.speed)),
     }
+
+
+def decoding(speed: Json) -> dict[str, Any]:
+    """What the templates show of a decoder's benchmark."""
+    return {
+        "sweep": groups(speed["sweep"]),
+        "tasks": groups(speed["tasks"]),
+        "metered": any(row["mj_per_token"] is not None for row in measured(speed)),
+        "noisy": noisy(speed),
+        "plots": plots(speed),
+    }
+
+
+def _label_types(labels: Sequence[str]) -> list[str]:
+    """What an encoder tells apart, without the places in a span."""
+    return list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
 
 
 def state_bytes(piece: Piece, build: Build) -> int:

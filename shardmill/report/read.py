@@ -16,7 +16,7 @@ class Piece:
     """One part of the plan and what it weighs. Sizes in bytes; None where the file is not there."""
 
     name: str
-    kind: str  # "layers", "head" or "embedding"
+    kind: str  # "layers", "head", "encoder" or "embedding"
     start: int
     end: int
     tensors: int
@@ -38,6 +38,11 @@ class Build:
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
     settings: Json  # the config
     pipeline: Sequence[Json]  # the steps, see pipeline.dag.drawn
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model is an encoder."""
+        return bool(self.plan["kind"] == "encoder")
 
     @property
     def residency(self) -> tuple[Json, ...]:

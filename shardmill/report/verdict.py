@@ -97,6 +97,8 @@ def residency(build: Build) -> Iterator[Caveat]:
 
 def exactness(build: Build) -> Iterator[Caveat]:
     """Speculation that gave other tokens than plain decoding: whatever its speed, it is wrong."""
+    if build.encodes:
+        return
     wrong = [f"{described(row)} ({row['drafter']})" for row in measured(build.speed) if row["exact"] < 1]
     if wrong:
         why = f"With drafts the model gave other tokens than without: {', '.join(wrong)}."
@@ -106,7 +108,7 @@ def exactness(build: Build) -> Iterator[Caveat]:
 
 def speed(build: Build) -> Iterator[Caveat]:
     """What the benchmark did not measure: the Neural Engine's speed, and what it gives reasons for."""
-    if not any(measured(build.speed)):
+    if not build.encodes and not any(measured(build.speed)):
         yield Caveat("benchmark", "not_run", "No prompt fits the context.", BUILD, "after raising `context`", True)
     if build.speed["engine"]["name"] != "coreml":
         why = "The benchmark ran on the portable engine: a CPU's speed says nothing about the Neural Engine's."

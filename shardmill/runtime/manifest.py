@@ -10,41 +10,71 @@ from typing import Any
 from shardmill.errors import ShardmillError
 
 FORMAT = 2
-RUNTIME: dict[str, type] = {  # what a runtime reads
-    "model": str,
+Keys = Mapping[str, type]
+SHARED: Keys = {"model": str, "vocab": int, "rope": dict, "embedding": dict, "parts": list, "tokenizer": dict}
+RUNTIME: Keys = {  # what the runtime of a decoder reads
+    **SHARED,
     "context": int,
     "tokens_max": int,
     "widths": list,
-    "vocab": int,
-    "rope": dict,
     "window_slots": int,
     "conv_taps": int,
     "eos_token_ids": list,
-    "embedding": dict,
-    "parts": list,
-    "tokenizer": dict,
 }
+ENCODER: Keys = {
+    **SHARED,
+    "task": str,
+    "buckets": list,
+    "labels": list,
+    "pooling": str,
+}  # what that of an encoder reads
+MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-COMPLETE = RUNTIME | {"packages": dict, "texts": dict}  # what verify looks at too
+COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
+COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
+INSTEAD = {  # for who takes the one for the other
+    True: "holds an encoder, which writes no text; `shardmill label` and `shardmill serve` take it",
+    False: "holds a decoder; `shardmill generate`, `shardmill chat` and `shardmill serve` take it",
+}
 
 
-def read_manifest(build: Path, kinds: Mapping[str, type] = RUNTIME) -> dict[str, Any]:
-    """model.json of a finished build. Raises ShardmillError where there is none, or one without the keys of `kinds`."""
+def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
+    """model.json of a finished build.
+
+    Args:
+        build: the folder.
+        kinds: the keys that it must have: RUNTIME or ENCODER; COMPLETE stands for what either has.
+
+    Raises:
+        ShardmillError: where there is none, one without these keys, or one of the other kind of model.
+    """
     file = build / "model.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        wrong = next(faults(content, kinds), None)
+        encodes = isinstance(content, dict) and MARK in content
+        wrong = next(faults(content, COMPLETE_ENCODER if encodes and kinds is COMPLETE else kinds), None)
     except OSError as error:
         why = error.strerror
         raise ShardmillError(f"{file} can't be read ({why}); build the model first: snakemake --cores 4 all") from error
     except (ValueError, RecursionError) as error:
         raise ShardmillError(f"{file} is damaged: {error}; delete it and build again") from error
+    if kinds in (RUNTIME, ENCODER) and encodes is not (kinds == ENCODER) and content.get("format") == FORMAT:
+        raise ShardmillError(f"{build} {INSTEAD[encodes]}")
     if wrong:
         raise ShardmillError(f"{file} is no manifest of a built model: {wrong}; delete it and build again")
     return content
 
 
-def faults(content: Any, kinds: Mapping[str, type]) -> Iterator[str]:
+def holds_encoder(build: Path) -> bool:
+    """Whether a build is an encoder's; of one that can't be read, whoever reads it says why."""
+    try:
+        content = json.loads((build / "model.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and MARK in content
+
+
+def faults(content: Any, kinds: Keys) -> Iterator[str]:
     """What keeps parsed JSON from being a manifest of this FORMAT."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         yield f"it does not say format {FORMAT}"
@@ -55,8 +85,9 @@ def faults(content: Any, kinds: Mapping[str, type]) -> Iterator[str]:
         return
     if not all(isinstance(t, dict) and {"inv_freq", "scale"} <= t.keys() for t in content["rope"].values()):
         yield "a table of rope lacks inv_freq or scale"
-    if not isinstance(content.get("window", ""), int | None):
-        yield "window is not there or not of its type"
+    window = "band" if MARK in kinds else "window"
+    if not isinstance(content.get(window, ""), int | None):
+        yield f"{window} is not there or not of its type"
     for part in content["parts"]:
         if not isinstance(part, dict) or not set(PART) <= part.keys():
             yield f"a part lacks one of {', '.join(PART)}"
@@ -93,20 +124,24 @@ def runtime_manifest(
         for row in plan["parts"]
         if row["kind"] != "embedding"
     ]
-    return {
+    shared = {
         "format": FORMAT,
         "model": plan["model"],
+        "vocab": architecture["vocab"],
+        "rope": architecture["ropes"],
+        "embedding": embedding,
+        "parts": parts,
+    }
+    if plan["buckets"]:
+        return shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
+    return shared | {
         "context": plan["context"],
         "tokens_max": plan["tokens_max"],
         "widths": plan["widths"],
-        "vocab": architecture["vocab"],
-        "rope": architecture["ropes"],
         "window": architecture["window"],
         "window_slots": plan["window_slots"],
         "conv_taps": architecture["graph"]["conv_taps"],
         "eos_token_ids": plan["eos_token_ids"],
-        "embedding": embedding,
-        "parts": parts,
     }
 
 

@@ -17,8 +17,13 @@ GAIN = 0.95  # share of the time that more threads must take at most: other work
 
 def choose_threads(engine: Engine) -> None:
     """Sets the number with which the engine is quickest, unless a person or Core ML decides."""
+    fastest_threads(lambda: _seconds_for_passes(engine))
+
+
+def fastest_threads(measure: Callable[[], float]) -> None:
+    """Sets the number with which something takes least time, unless a person or Core ML decides."""
     if is_portable() and CHOSEN_BY_HAND not in os.environ:
-        set_threads(fastest(lambda: _seconds_for_passes(engine), os.cpu_count() or 1, set_threads))
+        set_threads(fastest(measure, os.cpu_count() or 1, set_threads))
 
 
 def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], None]) -> int:

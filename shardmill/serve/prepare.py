@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Sequence
 
 from shardmill.decode import SEEDS, Constraint, DecodeError, JsonSchema, Options, Sampling
-from shardmill.serve.errors import ApiError, invalid
+from shardmill.serve.errors import invalid
 from shardmill.serve.job import Work
 from shardmill.serve.model import Model
+from shardmill.serve.pages import check_name
 from shardmill.serve.schema import ChatRequest, CompletionRequest, Request
 from shardmill.serve.settings import Settings
 
@@ -21,7 +22,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     Raises:
         ApiError: it asks for something that can't be done.
     """
-    check_model(request.model, model)
+    check_name(request.model, model.name)
     prompt = _chat_prompt(request, model) if isinstance(request, ChatRequest) else _text_prompt(request, model)
     room = _check_prompt(prompt, model, settings)
     drafter = request.shardmill.drafter or settings.drafter
@@ -40,17 +41,6 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     except DecodeError as error:
         raise invalid(str(error)) from error
     return Work(tuple(prompt), _max_tokens(request, room, settings), drafter, options)
-
-
-def check_model(name: str, model: Model) -> None:
-    """Refuses a model that is not the one served.
-
-    Raises:
-        ApiError: 404.
-    """
-    if name != model.name:
-        message = f"the model {name!r} is not served here; {model.name!r} is"
-        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:

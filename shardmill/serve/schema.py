@@ -22,6 +22,7 @@ EITHER = {  # fields of several forms, where pydantic would complain of the firs
     "prompt": "must be one text or one list of tokens",
     "stop": f"must be a text of 1 to {LONGEST_STOP} characters or a list of at most {MOST_STOPS} such texts",
     "content": "must be a text or a list of parts of type text",
+    "input": "must be a text or a list of texts, of tokens or of lists of tokens",
 }
 
 

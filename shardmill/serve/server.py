@@ -14,12 +14,18 @@ from collections.abc import Callable
 from functools import partial
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from shardmill import machine
 from shardmill.errors import ShardmillError
+from shardmill.runtime.label import Reader
+from shardmill.runtime.load import engine_name
 from shardmill.serve.app import create_app
 from shardmill.serve.connections import Connection, Lobby
+from shardmill.serve.encoder_app import create_encoder_app
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
+from shardmill.serve.reading import Desk
 from shardmill.serve.settings import Settings
 from shardmill.serve.worker import Worker
 
@@ -29,7 +35,9 @@ LAST_WORDS = 2.0  # seconds that answers have to leave once the engine has stopp
 class Server(uvicorn.Server):
     """uvicorn's server, which also tells the worker that it ends."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, grace: float, announce: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, worker: Worker | Desk, grace: float, announce: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._worker, self._grace, self._announce = worker, grace, announce
 
@@ -68,22 +76,47 @@ def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str
             context_policy=settings.context_policy,
         )
         server = make_server(model, worker, metrics, settings, lambda: announce(greeting(model, settings, listener)))
-        worker.start()
-        try:
-            _run(server, listener)
-        finally:
-            worker.close(timeout=LAST_WORDS)
+        _serve_until_signal(server, worker, listener)
     finally:
         listener.close()
+
+
+def serve_encoder(load: Callable[[], Reader], settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serves an encoder until a signal ends it; arguments and errors are those of `serve`."""
+    listener = bind(settings)
+    try:
+        reader = load()
+        metrics = Metrics()
+        desk = Desk(metrics, settings.limits.queue)
+        name = reader.encoder.manifest["model"]
+        app = create_encoder_app(name, reader, desk, metrics, settings)
+        line = _greeting(name, engine_name(), machine.threads(), settings, listener)
+        _serve_until_signal(around(app, desk, settings, lambda: announce(line)), desk, listener)
+    finally:
+        listener.close()
+
+
+def _serve_until_signal(server: Server, worker: Worker | Desk, listener: socket.socket) -> None:
+    """Runs the server, and its worker as long."""
+    worker.start()
+    try:
+        _run(server, listener)
+    finally:
+        worker.close(timeout=LAST_WORDS)
 
 
 def make_server(
     model: Model, worker: Worker, metrics: Metrics, settings: Settings, announce: Callable[[], None]
 ) -> Server:
     """Makes the server around a worker that has not been started yet."""
+    return around(create_app(model, worker, metrics, settings), worker, settings, announce)
+
+
+def around(app: ASGIApp, worker: Worker | Desk, settings: Settings, announce: Callable[[], None]) -> Server:
+    """Makes the server of an application."""
     limits = settings.limits
     config = uvicorn.Config(
-        create_app(model, worker, metrics, settings),
+        app,
         http=partial(Connection, lobby=Lobby(limits)),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
@@ -111,10 +144,13 @@ def bind(settings: Settings) -> socket.socket:
 
 def greeting(model: Model, settings: Settings, listener: socket.socket) -> str:
     """The line that says where the server listens."""
+    return _greeting(model.name, model.engine_name, model.threads, settings, listener)
+
+
+def _greeting(name: str, engine: str, threads: int | None, settings: Settings, listener: socket.socket) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    threads = f" ({model.threads} thread{'s' * (model.threads > 1)})" if model.threads else ""
-    engine = f"{model.engine_name} engine{threads}"
-    return f"serving {model.name} on the {engine} at http://{host}:{listener.getsockname()[1]}/v1"
+    using = f" ({threads} thread{'s' * (threads > 1)})" if threads else ""
+    return f"serving {name} on the {engine} engine{using} at http://{host}:{listener.getsockname()[1]}/v1"
 
 
 def _run(server: Server, listener: socket.socket) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "weights", "topology", "head_slices",
     "weight_file_limit", "programs", "table_bytes", "weight_bytes", "state_bytes", "bytes_per_token", "tensors",
-    "refused",
+    "refused", "buckets", "task",
 }  # fmt: skip
 PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes"}
 

@@ -23,6 +23,7 @@ PLAN: dict[str, Any] = {
     "widths": [1, 4],
     "eos_token_ids": [0],
     "window_slots": 0,
+    "buckets": [],
     "architecture": {
         "vocab": 256,
         "graph": {"hidden": 96, "conv_taps": 0},

@@ -142,6 +142,7 @@ def plan() -> dict[str, Any]:
     rope = {"factors": "short", "scale": 1.19, "inv_freq": [1.0]}
     states = {f"{state}_{layer}": [1, 1, 1024, 32] for state in "kv" for layer in (0, 1)}
     return {
+        "kind": "decoder",
         "context": 1024,
         "tokens_max": 4,
         "widths": [1, 4],

@@ -38,9 +38,14 @@ def template(part: Part, quantization: str, cache: Path | None) -> Template:
 def stretches(part: Part) -> int:
     """Of how many stretches the part's program consists: of one for each layer if all are alike, else of a single one.
 
-    A head has one, too.
+    A head has one, too, and so has an encoder, which has something before its layers and after them.
     """
-    return len(part.kinds) if len(set(part.kinds)) == 1 else 1
+    return len(part.kinds) if len(set(part.kinds)) == 1 and part.kind != "encoder" else 1
+
+
+def _is_alike(part: Part) -> bool:
+    """Whether a part consists of several stretches."""
+    return stretches(part) > 1
 
 
 def widths(part: Part) -> dict[str, int]:

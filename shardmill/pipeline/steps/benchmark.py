@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import digest, write_json
 from shardmill.pipeline.task import Action, Task, Tools
 
+log = logging.getLogger(__name__)
+PRECISION = "fp32"  # the portable engine's
 NOT_MEASURED = ("source", "texts")  # where the weights came from, and chat templates, of which prompts have none
 
 
@@ -30,14 +33,18 @@ def task(manifest: Path, text: Path, tasks: list[Path], settings: Mapping[str, A
     """
 
     def work(made: Mapping[str, Path]) -> None:
+        from shardmill.bench import sentences
         from shardmill.bench.speed import benchmark
         from shardmill.config import Benchmark
 
         for name in machine.THREAD_VARIABLES:
             os.environ.pop(name, None)  # the job's, for sums alike everywhere; the server takes what is quickest
-        write_json(made["speed"], benchmark(manifest.parent, Benchmark(**settings)))
+        asked, build = Benchmark(**settings), manifest.parent
+        speed = sentences.benchmark(build, asked, PRECISION, log.info) if encodes else benchmark(build, asked)
+        write_json(made["speed"], speed)
 
     model = {key: value for key, value in json.loads(manifest.read_text()).items() if key not in NOT_MEASURED}
+    encodes = "buckets" in model
     asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in (text, *tasks)}
     inputs = {"model": digest(model), "prompts": digest(asked)}
     params = {"settings": settings, "engine": machine.engine(), "machine": machine.machine()}

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest
+from shardmill.models import ENCODER
 from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shardmill.gates.encoder import Runner
     from shardmill.gates.thresholds import Measurement, NotRun
+    from shardmill.gates.weights import PackageWeights
 
 
 def task(
@@ -37,14 +42,18 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
-        from shardmill.gates import parity
+        from shardmill.gates import encoder, parity
         from shardmill.gates.reference import Reference
         from shardmill.gates.weights import PackageWeights
 
         known = load_file(states.path)
         source = source_folder(record)
-        reference = Reference(source, plan["context"], carry(plan))
         stored = PackageWeights(package.path, piece, plan["prefix"])
+        if piece.kind == ENCODER:
+            found = _encoder(encoder.Runner(bundle.path, piece, plan), known, source, stored)
+            settle(f"parity {piece.name}", report(piece.name, found), made["verdict"])
+            return
+        reference = Reference(source, plan["context"], carry(plan))
         if piece.kind == "layers":
             runner = parity.Runner(bundle.path, piece, plan)
             found = parity.layers_parity(runner, reference, known, source, stored)
@@ -65,9 +74,24 @@ def task(
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
 
 
+def _encoder(
+    runner: Runner, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Iterator[Measurement | NotRun]:
+    """The measurements of an encoder's program."""
+    from shardmill.gates.encoder import encoder_parity
+    from shardmill.gates.encoder_reference import EncoderReference
+    from shardmill.gates.reference import checkpoint_weights
+
+    plan = runner.plan
+    reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
+    output = known[f"output_{runner.part.tokens}"]
+    yield from encoder_parity(runner, reference, known["tokens"].tolist(), output, source, stored, weights)
+
+
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What the host's arrays depend on, beside the part."""
-    return {key: plan[key] for key in ("rope", "window", "window_slots")}
+    """What the host's arrays depend on, beside the part, and what is made of an encoder's outputs."""
+    shared = ("rope", "window", "window_slots")
+    return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
 
 
 def report(name: str, found: Iterable[Measurement | NotRun]) -> dict[str, Any]:

@@ -44,21 +44,31 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
-        from shardmill.gates import stack
+        from shardmill.gates import encoder, stack
+        from shardmill.gates.encoder_reference import EncoderReference
         from shardmill.gates.reference import Reference
         from shardmill.gates.table import table_parity
+        from shardmill.gates.weights import PackageWeights
+        from shardmill.runtime.encoder import Encoder
         from shardmill.runtime.engine import Engine
         from shardmill.runtime.manifest import in_place
 
         paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
         programs = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
         manifest = in_place(plan, programs, table.path)
+        source = source_folder(record)
+        whole = table_parity(embedding, source, table.path)
+        if plan["buckets"]:
+            held = PackageWeights(packages[0].path, pieces[0], plan["prefix"])  # as all hold them: parity compared each
+            classes, known = EncoderReference(source, plan["task"]), load_file(states.path)
+            found = encoder.stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, known)
+            settle("parity stack", report("stack", chain([whole], found)), made["verdict"])
+            return
         # Every width of question 2 is fed, not only those that a runtime uses.
         manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
-        source, packed = source_folder(record), {p.name: (p, paths[p.name]) for p in pieces}
+        packed = {p.name: (p, paths[p.name]) for p in pieces}
         reference = Reference(source, plan["context"], carry(plan))
         stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
-        whole = table_parity(embedding, source, table.path)
         found = stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states.path))
         settle("parity stack", report("stack", chain([whole], found)), made["verdict"])
 

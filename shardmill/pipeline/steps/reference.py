@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
+from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.plan import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 1 << 22  # bytes that are hashed at a time
 
@@ -21,6 +25,9 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     """A safetensors file of tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], and experts.
 
     The last are there for a model that has them: indices of those that each token takes, [layers, positions, chosen].
+
+    Of an encoder: of tokens [n] and, for each bucket T, output_T: what comes out for their passages, a row for each
+    token or, where texts are classified, for each passage.
 
     Args:
         summary: plan.json.
@@ -38,10 +45,14 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         from shardmill.gates import reference
 
         source = source_folder(record)
-        tokens = encode(source, text)[: positions(parity, plan["context"])]
-        if len(tokens) < parity["positions"]:
+        count = positions(parity, plan["context"])
+        tokens = encode(source, text)[:count]
+        if len(tokens) < min(parity["positions"], count):
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
         weights = reference.checkpoint_weights(source, plan["prefix"])
+        if plan["buckets"]:
+            save_file({"tokens": torch.tensor(tokens), **_outputs(source, plan, tokens, weights)}, made["states"])
+            return
         table = weights("model.embed_tokens.weight")
         head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
         blocks = torch.split(head, reference.HEAD_ROWS)
@@ -80,6 +91,9 @@ def seen(states: Path, part: Part) -> str:
     """
     states = states.resolve()
     held = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
+    if part.kind == ENCODER:
+        output, tokens = held[f"output_{part.tokens}"], held["tokens"]
+        return _hashed(states, [(tokens.start, tokens.end), (output.start, output.end)], repr(output.shape))
     hidden, logits = held["hidden"], held["logits"]
     edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes
     first, last = (part.start, part.end) if part.kind == "layers" else (hidden.shape[0] - 1,) * 2
@@ -88,7 +102,28 @@ def seen(states: Path, part: Part) -> str:
     if "experts" in held and part.kind == "layers":
         row = (held["experts"].end - held["experts"].start) // held["experts"].shape[0]
         spans.append((held["experts"].start + first * row, held["experts"].start + last * row))
-    digest = hashlib.sha256(repr((hidden.shape[1:], logits.shape)).encode())
+    return _hashed(states, spans, repr((hidden.shape[1:], logits.shape)))
+
+
+def _outputs(
+    source: Path, plan: Mapping[str, Any], tokens: list[int], weights: Callable[[str], Tensor]
+) -> dict[str, Tensor]:
+    """What transformers makes of the tokens' passages, for each bucket."""
+    import torch
+
+    from shardmill.gates.encoder_reference import EncoderReference, passages
+
+    model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
+    found = {}
+    for bucket in plan["buckets"]:
+        outputs = model.run(passages(tokens, bucket, plan["task"]), lambda ids: table[ids], weights)
+        found[f"output_{bucket}"] = torch.cat(outputs).contiguous()
+    return found
+
+
+def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
+    """sha256 of what some ranges of bytes of a file hold, and of the shapes that they have."""
+    digest = hashlib.sha256(shapes.encode())
     with states.open("rb") as stream:
         for start, end in spans:
             stream.seek(start)

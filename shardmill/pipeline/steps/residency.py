@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shardmill import machine, plan
+from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.pipeline.verdict import settle
 
@@ -26,7 +27,7 @@ def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import residency, thresholds
 
-        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens)
+        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, fixed=piece.kind == ENCODER)
         gate = thresholds.compare(residency.measurements(rows, findings))
         content = {
             "part": piece.name,

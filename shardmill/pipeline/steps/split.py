@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardmill.config import Config
 
 log = logging.getLogger(__name__)
-DECIDING = ("model", "context", "topology", "tokens", "head", "convert")  # keys of the config
+DECIDING = ("model", "context", "buckets", "pooling", "topology", "tokens", "head", "convert")  # keys of the config
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -60,14 +60,14 @@ def split(
     from shardmill.models.hf_config import load_hf_config
 
     hf = load_hf_config(source)
-    model = family(hf.model_type).describe(hf, settings.context)
+    model = family(hf.model_type, settings.kind).describe(hf, settings.length)
     architecture = model.architecture
     try:
         settings = topology.settled(settings, architecture)
     except ConfigError as error:
         raise ConfigError(f"{settings.model}: {error}") from error
     if any(rope.factors == "long" for rope in architecture.ropes.values()):
-        log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.context)
+        log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.length)
     tensors = read_tensors(source)
     model = model.under(prefix_of(tensors, model.prefix))
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))

@@ -1,0 +1,97 @@
+"""benchmark/speed.json of an encoder: sentences per second on this machine, and what a pass of each bucket takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shardmill import machine
+from shardmill.bench.energy import Meter, meter
+from shardmill.bench.prompts import read
+from shardmill.config import Benchmark
+from shardmill.errors import ShardmillError
+from shardmill.runtime import encoder as runtime
+from shardmill.runtime.load import load_tokenizer
+from shardmill.runtime.threads import fastest_threads
+
+Json = dict[str, Any]
+Say = Callable[[str], None]
+WARM = 3  # passes of which the quickest counts: the first plans the program
+PACKAGES = ("coremltools", "numpy", "shardmill", "torch")
+
+
+def benchmark(build: Path, settings: Benchmark, precision: str, say: Say) -> Json:
+    """speed.json's content.
+
+    Args:
+        build: the folder of a finished build.
+        settings: the config's `benchmark`: its text, of which each line is a sentence, and how often to measure.
+        precision: the portable engine's; Core ML has no choice.
+        say: takes lines that tell how far it is.
+
+    Raises:
+        ShardmillError: a text without a sentence.
+    """
+    began = time.perf_counter()
+    encoder = runtime.load(build, precision)
+    ready = time.perf_counter() - began
+    tokenizer = load_tokenizer(build, encoder.manifest)
+    texts = [tokenizer.encode(line).ids for line in read(Path(settings.text)).splitlines() if line.strip()]
+    fitting = [text for text in texts if 0 < len(text) <= encoder.longest]
+    if not fitting:
+        raise ShardmillError(f"{settings.text}: no line fits {encoder.longest} tokens: give a text of sentences")
+    shortest = fitting[0]
+    fastest_threads(lambda: min(_timed(lambda: encoder.run(shortest)) for _ in range(WARM)))
+    say(f"{len(fitting)} sentences, {settings.repetitions} times")
+    with meter() as energy:
+        passes = [_pass_row(encoder, bucket, settings.repetitions) for bucket in sorted(encoder.programs)]
+        sentences = _sentence_row(encoder, fitting, settings, energy)
+    lost = len(texts) - len(fitting)
+    gaps = [("prompt", f"{lost} lines", f"they have more than {encoder.longest} tokens")] if lost else []
+    gaps += [("energy", "energy per sentence", energy.reason)] if energy.joules is None else []
+    threads = {"threads": machine.threads(), "precision": precision} if machine.is_portable() else {}
+    return {
+        "engine": machine.engine(),
+        "machine": machine.machine() | threads,
+        "versions": machine.package_versions(PACKAGES),
+        "settings": asdict(settings),
+        "ready_seconds": ready,
+        "passes": passes,
+        "sentences": sentences,
+        "not_run": [{"kind": kind, "what": what, "reason": reason} for kind, what, reason in gaps],
+    }
+
+
+def _pass_row(encoder: runtime.Encoder, bucket: int, repetitions: int) -> Json:
+    """What a full pass of a bucket takes."""
+    tokens = [0] * bucket
+    encoder.run(tokens, bucket)  # plans it
+    took = [_timed(lambda: encoder.run(tokens, bucket)) for _ in range(repetitions)]
+    return {"bucket": bucket, "ms": 1e3 * median(took), "tokens_per_second": bucket / median(took)}
+
+
+def _sentence_row(encoder: runtime.Encoder, texts: Sequence[Sequence[int]], settings: Benchmark, energy: Meter) -> Json:
+    """How many sentences go through in a second, each by itself in the smallest bucket that takes it."""
+    before, rates = energy.joules() if energy.joules else 0.0, []
+    for _ in range(settings.repetitions):
+        rates.append(len(texts) / _timed(lambda: [encoder.run(text) for text in texts]))
+    used = energy.joules() - before if energy.joules else 0.0
+    buckets = [encoder.bucket(len(text)) for text in texts]
+    return {
+        "count": len(texts),
+        "tokens": sum(map(len, texts)),
+        "per_second": median(rates),
+        "range": [min(rates), max(rates)],
+        "by_bucket": {str(bucket): buckets.count(bucket) for bucket in sorted(set(buckets))},
+        "mj_per_sentence": 1e3 * used / len(texts) / settings.repetitions if used else None,
+    }
+
+
+def _timed(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began

@@ -1,0 +1,72 @@
+"""`shardmill label`: what a built encoder finds in a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardmill.commands.drafting import Precision
+from shardmill.commands.prompt import checked_text, read_stdin, read_text
+
+if TYPE_CHECKING:
+    from shardmill.runtime.label import Labelled, Reader
+
+
+def label(
+    build: Annotated[Path, typer.Argument(help="Folder of a built encoder.")],
+    text: Annotated[str | None, typer.Option(help="Text to label.")] = None,
+    file: Annotated[str | None, typer.Option(help="File with the text; - is stdin.")] = None,
+    redact: Annotated[bool, typer.Option("--redact", help="Print the text with the type of each span in it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    precision: Precision = "fp32",
+) -> None:
+    """Find spans in a text: their places in characters, their types and scores. Or say what a whole text is."""
+    from shardmill.quiet import quiet_coremltools
+    from shardmill.runtime import label as reading
+
+    if (text is None) == (file is None):
+        raise typer.BadParameter("give the text with either --text or --file")
+    if file is None:
+        content = checked_text(str(text), "the text")
+    else:
+        content = read_stdin() if file == "-" else read_text(Path(file))
+    with quiet_coremltools():
+        reader = reading.load(build, precision)
+    if reader.classifies:
+        _show_labels(reading.classify(reader, content), as_json)
+        return
+    _show_spans(reader, content, reading.label(reader, content), redact, as_json)
+
+
+def _show_labels(shares: dict[str, float], as_json: bool) -> None:
+    """Prints the labels of a whole text."""
+    if as_json:
+        typer.echo(json.dumps({"labels": shares}))
+        return
+    for name, share in shares.items():
+        typer.echo(f"{share:.4f}\t{name}")
+
+
+def _show_spans(reader: Reader, text: str, found: Labelled, redact: bool, as_json: bool) -> None:
+    """Prints spans, or the text without them."""
+    from shardmill.runtime.label import as_object, redacted
+    from shardmill.runtime.load import engine_name
+
+    if as_json:
+        content = as_object(text, found) | {"engine": engine_name()}
+        typer.echo(json.dumps(content | ({"redacted": redacted(text, found.spans)} if redact else {})))
+        return
+    if redact:
+        typer.echo(redacted(text, found.spans), nl=not text.endswith("\n"))
+    else:
+        for span in found.spans:
+            typer.echo(f"{span.start}\t{span.end}\t{span.type}\t{span.score:.4f}\t{text[span.start : span.end]!r}")
+    if not found.exact:
+        typer.echo(
+            f"{found.tokens} tokens in {found.windows} windows of {reader.encoder.longest}: approximate, for a token "
+            "may depend on more of the text than a window holds",
+            err=True,
+        )

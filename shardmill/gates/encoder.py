@@ -1,0 +1,239 @@
+"""Parity of an encoder: each program by itself, then all of them as a runtime has them, on the same three questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, kl_div, log_softmax
+
+from shardmill.gates.encoder_reference import EncoderReference, passages
+from shardmill.gates.naming import Weights
+from shardmill.gates.nonfinite import explained
+from shardmill.gates.parity import psnr, relative_error
+from shardmill.gates.thresholds import Measurement, NotRun
+from shardmill.gates.weights import PackageWeights, weight_steps
+from shardmill.machine import is_portable, load_programs_as
+from shardmill.models.architecture import CLASSIFY, EMBED
+from shardmill.models.buckets import arrays, columns
+from shardmill.models.contract import inputs
+from shardmill.models.host import Floats
+from shardmill.plan import Part
+from shardmill.runtime.encoder import Encoder
+from shardmill.runtime.program import Program
+from shardmill.runtime.spans import Span, grouped
+
+CLEAR_MARGIN = 0.1  # nat: below it the two best labels are as good as equal
+
+
+class Runner:
+    """An encoder's program fed by hand through MLModel.predict."""
+
+    def __init__(self, program: Path, part: Part, plan: Mapping[str, Any]) -> None:
+        """Loads nothing yet.
+
+        Args:
+            program: the compiled bundle.
+            part: what it was made from.
+            plan: plan.json's content.
+        """
+        self.program, self.part, self.plan = program, part, plan
+        self.names = list(inputs(part.form))
+
+    def run(self, texts: Sequence[Floats], noise: float = 0.0) -> Floats:
+        """Outputs of the host's rows [n, d] of texts, one after the other: for each token, or for the first of each.
+
+        Args:
+            texts: the rows of each.
+            noise: the size of numbers in the columns that the text does not fill.
+        """
+        program, generator, found = Program(self.program, stateful=False), np.random.default_rng(0), []
+        for rows in texts:
+            x = columns(rows, self.part.tokens)
+            rest = x[:, :, len(rows) :]
+            rest[:] = noise * generator.standard_normal(rest.shape)
+            given = arrays(self.plan, self.part.tokens, len(rows)) | {"x": x}
+            out = program({name: given[name] for name in self.names})
+            kept = 1 if self.plan["task"] == CLASSIFY else len(rows)
+            found.append(out[0, : len(self.plan["labels"]) or None, :kept, 0].T)
+        return np.concatenate(found)
+
+
+def encoder_parity(
+    runner: Runner,
+    reference: EncoderReference,
+    tokens: Sequence[int],
+    known: Tensor,
+    source: Path,
+    stored: PackageWeights,
+    weights: Weights,
+) -> Iterator[Measurement]:
+    """All measurements of one program.
+
+    Args:
+        runner: the program.
+        reference: transformers' model.
+        tokens: the parity text's.
+        known: what transformers makes of their passages with the original weights, [n, labels or d].
+        source: the checkpoint's folder.
+        stored: the package's weights.
+        weights: the checkpoint's, of which the host's tables are taken.
+    """
+    part, task = runner.part, runner.plan["task"]
+    yield Measurement("weight_steps", *weight_steps(stored, source))
+    texts = passages(tokens, part.tokens, task)
+    tables = Tables(runner.plan, weights)
+    rows = [tables.rows(text) for text in texts]
+    with load_programs_as("fp32"):
+        plain = runner.run(rows)
+        if is_portable():
+            expected = torch.cat(reference.run(texts, tables.table, tables.over(stored)))
+            error = Measurement("program_error", relative_error(plain, expected))
+            yield explained(error, lambda: runner.run(rows), runner.program)
+        short = [text[: max(part.tokens // 2, 1)] for text in rows]
+        padded = relative_error(runner.run(short, noise=10.0), runner.run(short))
+        yield explained(Measurement("padding_error", padded), partial(runner.run, short, 10.0), runner.program)
+    with load_programs_as("fp16"):
+        ratio = Measurement("psnr", psnr(runner.run(rows), known))
+        yield explained(ratio, lambda: runner.run(rows), runner.program)
+
+
+class Tables:
+    """The host's tables, as the checkpoint has them."""
+
+    def __init__(self, plan: Mapping[str, Any], weights: Weights) -> None:
+        self.named: Mapping[str, str] = plan["tables"]  # path -> the checkpoint's name
+        self.weights = weights
+
+    def table(self, ids: Tensor) -> Tensor:
+        """Rows of the table of tokens."""
+        return self.weights(self.named["embedding"])[ids].float()
+
+    def rows(self, text: Sequence[int]) -> Floats:
+        """The sum that the host computes for a text, [n, d]."""
+        found = self.table(torch.tensor(list(text)))
+        if "positions" in self.named:
+            found = found + self.weights(self.named["positions"])[: len(text)].float()
+        if "types" in self.named:
+            found = found + self.weights(self.named["types"])[0].float()
+        return found.numpy()
+
+    def over(self, stored: Callable[[str], Tensor]) -> Weights:
+        """Weights of which these are the tables."""
+        return lambda name: self.weights(name) if name in self.named.values() else stored(name)
+
+
+def stack_parity(
+    load: Callable[[], Encoder],
+    reference: EncoderReference,
+    stored: Callable[[str], Tensor],
+    plan: Mapping[str, Any],
+    known: Mapping[str, Tensor],
+) -> Iterator[Measurement | NotRun]:
+    """All measurements of the programs as a runtime has them, but that of the tables (table.py).
+
+    Args:
+        load: makes a runtime.
+        reference: transformers' model.
+        stored: the packages' weights, by transformers' names.
+        plan: plan.json's content.
+        known: what the reference step wrote.
+    """
+    tokens: list[int] = known["tokens"].tolist()
+    with load_programs_as("fp32"):
+        encoder = load()
+    for bucket in plan["buckets"]:
+        texts = passages(tokens, bucket, plan["task"])
+        plain = run(encoder, texts, plan, bucket)
+        if is_portable():
+            weights = _with_tables(encoder, plan["tables"], stored)
+            expected = torch.cat(reference.run(texts, _rows_of(weights(plan["tables"]["embedding"])), weights))
+            yield Measurement("program_error", relative_error(plain, expected), f"bucket {bucket}")
+            if plan["labels"]:
+                wrong = int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum())
+                yield Measurement("label_mismatches", wrong, f"bucket {bucket}")
+        for other in (size for size in plan["buckets"] if size > bucket):
+            error = relative_error(run(encoder, texts, plan, other), plain)
+            yield Measurement("bucket_error" if is_portable() else "bucket_error_fp16", error, f"{bucket}, {other}")
+    del encoder
+    yield from cost(load, plan, known)
+
+
+def _with_tables(encoder: Encoder, names: Mapping[str, str], stored: Callable[[str], Tensor]) -> Weights:
+    """The packages' weights and the host's tables, by transformers' names."""
+    tables = {names[path]: torch.from_numpy(table) for path, table in encoder.tables.items()}
+    return lambda name: tables[name] if name in tables else stored(name)
+
+
+def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda ids: table[ids].float()
+
+
+def run(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[str, Any], bucket: int) -> Floats:
+    """Outputs of all texts, one after the other."""
+    outputs = [encoder.run(text, bucket) for text in texts]
+    return np.concatenate([out[:1] if plan["task"] == CLASSIFY else out for out in outputs])
+
+
+def cost(
+    load: Callable[[], Encoder], plan: Mapping[str, Any], known: Mapping[str, Tensor]
+) -> Iterator[Measurement | NotRun]:
+    """Question 3: the shipped precision against the original weights in fp32, bucket by bucket."""
+    with load_programs_as("fp16"):
+        encoder = load()
+    for bucket in plan["buckets"]:
+        texts = passages(known["tokens"].tolist(), bucket, plan["task"])
+        shipped = torch.from_numpy(run(encoder, texts, plan, bucket))
+        original, detail = known[f"output_{bucket}"], f"bucket {bucket}"
+        if plan["task"] == EMBED:
+            likeness = cosine_similarity(original, shipped, dim=-1)
+            yield Measurement("embedding_cosine", float(likeness.min()), detail)
+            continue
+        yield from _labels_compared(original, shipped, detail)
+        if plan["task"] != CLASSIFY:
+            yield from _spans_compared(original, shipped, plan["labels"], detail)
+
+
+def _labels_compared(original: Tensor, shipped: Tensor, detail: str) -> Iterator[Measurement | NotRun]:
+    """How the distributions over labels differ, and the labels; close calls are counted apart. Both [n, labels]."""
+    p, q = log_softmax(original, -1), log_softmax(shipped, -1)
+    yield Measurement("label_kl", float(kl_div(q, p, reduction="none", log_target=True).sum(-1).mean()), detail)
+    clear, agree = decided(original), p.argmax(-1) == q.argmax(-1)
+    close = f"{int(agree[~clear].sum())} of {int((~clear).sum())} others agree"
+    if not bool(clear.any()):
+        yield NotRun("label_agreement", "the original is decided on no label")
+        return
+    share = float(agree[clear].float().mean())
+    yield Measurement("label_agreement", share, f"{detail}, {int(clear.sum())} clear; {close}")
+
+
+def decided(logits: Tensor) -> Tensor:
+    """Whether the margin between the two best labels is clear, [n]."""
+    best = log_softmax(logits, -1).topk(min(2, logits.shape[-1]), dim=-1).values
+    return best[:, 0] - best[:, -1] >= CLEAR_MARGIN
+
+
+def _spans_compared(
+    original: Tensor, shipped: Tensor, labels: Sequence[str], detail: str
+) -> Iterator[Measurement | NotRun]:
+    """The share of spans that both have, among those in which the original is decided on every token."""
+    clear = decided(original)
+    ours, theirs = (set(spans(x, labels, clear)) for x in (shipped, original))
+    if not ours | theirs:
+        yield NotRun("span_agreement", "the original finds no span in this text of which it is sure")
+        return
+    share = len(ours & theirs) / len(ours | theirs)
+    yield Measurement("span_agreement", share, f"{detail}, {len(theirs)} spans")
+
+
+def spans(logits: Tensor, labels: Sequence[str], clear: Tensor) -> Iterator[tuple[int, int, str]]:
+    """First and last token and type of every span whose tokens, and those beside it, are clear."""
+    rows = [Span(i, i + 1, labels[row], 1.0) for i, row in enumerate(logits.argmax(-1).tolist())]
+    for span in grouped(rows):
+        if bool(clear[max(span.start - 1, 0) : span.end + 1].all()):
+            yield span.start, span.end, span.type

@@ -1,0 +1,115 @@
+"""The reference for encoders: transformers' own forward pass, one layer's weights in memory at a time.
+
+As in gates/reference.py nothing here knows a family, weights come from a callable, and all is fp32 and eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.gates.naming import Weights, loaded, origins
+from shardmill.gates.reference import give_back, replaced, without_weights
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
+from shardmill.models.hf_config import load_hf_config
+
+CLASSES = {
+    LABEL: "AutoModelForTokenClassification",
+    CLASSIFY: "AutoModelForSequenceClassification",
+    EMBED: "AutoModel",
+}
+SHORT = 16  # tokens of a text that is classified as a whole: so that the reference has several of them
+
+
+class EncoderReference:
+    """transformers' encoder of a checkpoint's config, without weights."""
+
+    def __init__(self, source: Path, task: str) -> None:
+        """Builds it.
+
+        Args:
+            source: the folder with config.json.
+            task: what it is for, which decides its head.
+        """
+        import transformers
+
+        options = {"attn_implementation": "eager", "dtype": torch.float32}
+        config = load_hf_config(source)
+        with without_weights():
+            self.model = getattr(transformers, CLASSES[task]).from_config(config, **options)
+        if getattr(self.model, "pooler", None) is not None:
+            self.model.pooler = None  # an embedding is made of hidden states
+        self.model.eval()
+        self.origins = origins(self.model, read_tensors(source))
+        self.path, self.layers = _layers(self.model, config.num_hidden_layers)
+
+    @torch.no_grad()
+    def run(self, texts: Sequence[Sequence[int]], rows: Callable[[Tensor], Tensor], weights: Weights) -> list[Tensor]:
+        """What comes out for each text: a row [n, labels or d] for each token, or [1, labels] for the whole.
+
+        Args:
+            texts: tokens of each.
+            rows: gives rows of the embedding for ids.
+            weights: of everything else, by transformers' names.
+        """
+        ids, places = torch.unique(torch.cat([torch.tensor(list(text)) for text in texts]), return_inverse=True)
+        embed = self.model.get_input_embeddings()
+        table = nn.Parameter(rows(ids).float(), requires_grad=False)
+        with replaced(embed, "weight", table), replaced(embed, "padding_idx", None):
+            self._load_around(embed, weights)
+            return self._forward(torch.split(places, [len(text) for text in texts]), weights)
+
+    def _forward(self, texts: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+        """One pass for each text; a layer's weights are read for each of them anew."""
+        hooks = []
+        for index, layer in enumerate(self.layers):
+
+            def before(module: nn.Module, args: Any, prefix: str = f"{self.path}.{index}.") -> None:
+                found = {name: loaded(prefix + name, self.origins, weights) for name in module.state_dict()}
+                module.load_state_dict(found, assign=True)
+
+            def after(module: nn.Module, args: Any, result: Any) -> None:
+                module.to("meta")
+
+            hooks += [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
+        try:
+            found = [self._output(self.model(input_ids=text[None])) for text in texts]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        give_back()
+        return found
+
+    def _load_around(self, embed: nn.Module, weights: Weights) -> None:
+        """Gives the model its weights but for those of the layers and of the table of tokens."""
+        for name, module in self.model.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            if module is not embed and not name.startswith(f"{self.path}."):
+                for key in own:
+                    value = loaded(f"{name}.{key}" if name else key, self.origins, weights)
+                    setattr(module, key, nn.Parameter(value, requires_grad=False))
+
+    def _output(self, result: Any) -> Tensor:
+        """[n, labels or d], or [1, labels]."""
+        out: Tensor = result.logits if "logits" in result else result.last_hidden_state[0]
+        return out.reshape(-1, out.shape[-1])
+
+
+def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
+    """The list of a model's layers and its name: the first list of so many modules."""
+    return next(
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    )
+
+
+def passages(tokens: Sequence[int], bucket: int, task: str) -> list[list[int]]:
+    """The texts that a bucket's program is compared on: the tokens cut into pieces that fill it, but the last."""
+    size = min(bucket, SHORT) if task == CLASSIFY else bucket
+    return [list(tokens[at : at + size]) for at in range(0, len(tokens), size)]

@@ -1,0 +1,169 @@
+"""What encoders' files share: from a transformers config to a description, refusing what has no place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import (
+    CLASSIFY,
+    EMBED,
+    LABEL,
+    Architecture,
+    Ends,
+    Graph,
+    Kind,
+    Model,
+    Source,
+    Sources,
+    blocks,
+    renamed,
+)
+from shardmill.models.contract import model_constants
+from shardmill.models.decoder import check_heads, refuse_unplaced
+
+TASKS = {"ForTokenClassification": LABEL, "ForSequenceClassification": CLASSIFY, "Model": EMBED}
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"} | {
+    name: name for name in ("relu", "tanh")
+}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a checkpoint calls its tensors.
+
+    Attributes:
+        layer: begins the names of a layer's tensors, with "{i}" for its index.
+        roles: for each of a layer's constants, by the module's name in the checkpoint ("self_attn.q_proj" and its
+            like, without ".weight" and ".bias").
+        around: the same for what is not in a layer; of tables, the tensor's whole name.
+        ignored: tensors that a checkpoint may hold and no program needs.
+    """
+
+    layer: str
+    roles: Mapping[str, str]
+    around: Mapping[str, str]
+    ignored: Collection[str] = field(default=())
+
+
+def task_of(config: Any) -> str:
+    """What the checkpoint was trained for, by config.json's architectures. Raises CheckpointError for all else."""
+    named = (config.architectures or [""])[0]
+    found = [task for suffix, task in TASKS.items() if named.endswith(suffix)]
+    if not found:
+        raise CheckpointError(f"architectures: {named!r}: programs have *{', *'.join(TASKS)} only")
+    return found[0]
+
+
+def _labels_of(config: Any, task: str) -> tuple[str, ...]:
+    """The names of the labels by row; none where hidden states come out."""
+    if task == EMBED:
+        return ()
+    named = {int(row): str(name) for row, name in (config.id2label or {}).items()}
+    if sorted(named) != list(range(len(named))) or not named:
+        raise CheckpointError("id2label: is no list of labels from 0 on")
+    return tuple(named[row] for row in range(len(named)))
+
+
+def encoder(
+    config: Any,
+    length: int,
+    honours: Collection[str],
+    names: Names,
+    graph: Graph,
+    ends: Ends,
+    *,
+    kinds: Sequence[Kind],
+    ropes: Mapping[str, Any],
+    band: int | None = None,
+    positions: int = 0,
+    types: int = 0,
+    tensors: Mapping[str, Sources] | None = None,
+) -> Model:
+    """The description of an encoder whose layers are those of models/blocks.py.
+
+    Args:
+        config: transformers' config.
+        length: the most tokens of a pass.
+        honours: fields of the config that the family reads, beyond those that all families read.
+        names: of the checkpoint's tensors.
+        graph: of the layers.
+        ends: what comes before and after them; the number of labels is filled in here.
+        kinds: the layers, in order.
+        ropes: rotary tables by name.
+        band: positions that a token of a sliding layer sees on either side.
+        positions: rows of the table of positions.
+        types: rows of the table of segments.
+        tensors: for a layer's constants, where they come from, if not from the tensor of that name; without the
+            beginning that a layer's tensors share.
+
+    Raises:
+        CheckpointError: for what the programs have no place for.
+    """
+    refuse_unplaced(config, honours)
+    limit = config.max_position_embeddings
+    if length > limit:
+        raise CheckpointError(f"buckets: {length} is over the model's {limit} positions; give smaller ones")
+    check_heads(graph)
+    task = task_of(config)
+    labels = _labels_of(config, task)
+    a = Architecture(
+        model_type=config.model_type,
+        graph=graph,
+        kinds=tuple(kinds),
+        vocab=config.vocab_size,
+        tied=False,
+        ropes=dict(ropes),
+        task=task,
+        ends=replace(ends, labels=len(labels)),
+        band=band,
+        labels=labels,
+        positions=positions,
+        types=types,
+    )
+    sources = {path: _source(path, shape, names, tensors or {}, labels) for path, shape in model_constants(a).items()}
+    return Model(a, sources, ignored=tuple(names.ignored))
+
+
+def _source(
+    path: str, shape: tuple[int, ...], names: Names, tensors: Mapping[str, Sources], labels: Sequence[str]
+) -> Sources:
+    """Where a constant comes from."""
+    if path.startswith("classifier."):
+        return _filled_up(_tensor(path, names), shape, len(labels))
+    index, _, role = path.removeprefix("layers.").partition(".")
+    if not path.startswith("layers.") or role not in tensors:
+        return Source(_tensor(path, names))
+    layer = names.layer.format(i=index)
+    found = tuple(renamed(source, lambda name: layer + name) for source in blocks(tensors[role]))
+    return found[0] if len(found) == 1 else found
+
+
+def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
+    """A classifier's rows, and the first of them once more up to as many as the program has."""
+    whole = Source(tensor, shape=(labels, *shape[1:]))
+    times, rest = divmod(shape[0], labels)
+    found = (whole,) * times + ((replace(whole, rows=(0, rest, 1)),) if rest else ())
+    return found[0] if len(found) == 1 else found
+
+
+def _tensor(path: str, names: Names) -> str:
+    """What the checkpoint calls a constant."""
+    if path in names.around:
+        return names.around[path]
+    if path.startswith("layers."):
+        _, index, role = path.split(".", 2)
+        module, _, last = role.rpartition(".")
+        return f"{names.layer.format(i=index)}{names.roles.get(module, module)}.{last}"
+    module, _, last = path.rpartition(".")
+    return f"{names.around[module]}.{last}"
+
+
+def activation(config: Any, name: str) -> str:
+    """The activation that a field of the config names. Raises CheckpointError for one that programs lack."""
+    found = getattr(config, name)
+    if found not in ACTIVATIONS:
+        raise CheckpointError(f"{name} {found!r}: programs have {', '.join(sorted(ACTIVATIONS))} only")
+    return ACTIVATIONS[found]

@@ -1,0 +1,88 @@
+"""model_type openai_privacy_filter: OpenAI's privacy filter, which labels tokens. Banded attention and 128 experts.
+
+Source of the arithmetic: transformers, models/openai_privacy_filter/modeling_openai_privacy_filter.py. Its routing
+weights are divided by the number of experts that a token takes, and their sum multiplied with it, which is nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import LABEL, ROPE, SLIDING_MASK, Ends, Experts, Graph, Kind, Model, Source, Sources
+from shardmill.models.encoder import Names, encoder, task_of
+from shardmill.models.experts import checked, transposed
+from shardmill.models.rope import rope
+
+HONOURED = (
+    "attention_bias",
+    "classifier_dropout",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "sliding_window",
+    "swiglu_alpha",
+    "swiglu_limit",
+)
+AROUND = {"embedding": "model.embed_tokens.weight", "norm": "model.norm", "classifier": "score"}
+
+
+def describe(config: Any, length: int) -> Model:
+    """The description of a transformers OpenAIPrivacyFilterConfig for passes of at most `length` tokens."""
+    if task_of(config) != LABEL:
+        raise CheckpointError(f"architectures: {config.architectures[0]!r}: this family only labels tokens")
+    experts = checked(
+        Experts(
+            config.num_local_experts,
+            config.num_experts_per_tok,
+            config.intermediate_size,
+            router_bias=True,
+            biases=True,
+            swiglu_alpha=config.swiglu_alpha,
+            swiglu_limit=config.swiglu_limit,
+        )
+    )
+    bias = bool(config.attention_bias)
+    graph = Graph(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rope_dim=config.head_dim,
+        ffn=config.intermediate_size,
+        rms_norm_eps=config.rms_norm_eps,
+        qkv_bias=bias,
+        o_bias=bias,
+        sinks=True,
+        experts=experts,
+    )
+    tensors: dict[str, Sources] = {
+        "mlp.router.weight": Source("mlp.router.weight", shape=(experts.count, config.hidden_size)),
+        **transposed(experts, config.hidden_size, "mlp.experts.", interleaved=False),
+    }
+    for role, heads in (("q_proj", graph.heads), ("k_proj", graph.kv_heads)):
+        for name in ("weight", "bias") if bias else ("weight",):
+            tensors[f"self_attn.{role}.{name}"] = halved(f"self_attn.{role}.{name}", heads, config.head_dim)
+    return encoder(
+        config,
+        length,
+        HONOURED,
+        Names("model.layers.{i}.", {}, AROUND),
+        graph,
+        Ends(final_norm=True),
+        kinds=(Kind(mask=SLIDING_MASK, ffn="experts"),) * config.num_hidden_layers,
+        ropes={ROPE: rope(config, length)},
+        band=config.sliding_window,
+        tensors=tensors,
+    )
+
+
+def halved(tensor: str, heads: int, width: int) -> tuple[Source, ...]:
+    """Each head's rows with the even ones first: the rotation then turns halves, where the model turns neighbours.
+
+    Scores are sums over a head's rows, so the order changes nothing else.
+    """
+    return tuple(
+        Source(tensor, rows=(head * width + odd, (head + 1) * width, 2)) for head in range(heads) for odd in (0, 1)
+    )

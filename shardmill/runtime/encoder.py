@@ -1,0 +1,101 @@
+"""The programs of a built encoder as one function: tokens in, a row of numbers for each of them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill.errors import ShardmillError
+from shardmill.machine import load_programs_as
+from shardmill.models.buckets import arrays, bucket_for, columns
+from shardmill.models.host import Floats
+from shardmill.runtime.manifest import ENCODER, read_manifest
+from shardmill.runtime.program import Program
+
+
+class Encoder:
+    """A built encoder, resident: a program for each bucket, and the host's tables."""
+
+    def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
+        """Loads every program.
+
+        Args:
+            manifest: model.json's content.
+            root: the folder that its paths start from.
+        """
+        self.manifest, self.labels = manifest, tuple(manifest["labels"])
+        self.tables = _read_tables(root / manifest["embedding"]["path"])
+        self.programs: dict[int, Program] = {}
+        self.inputs: dict[int, list[str]] = {}
+        for bucket, part in zip(manifest["buckets"], manifest["parts"], strict=True):
+            self.programs[bucket] = Program(root / part["program"]["path"], stateful=False)
+            self.inputs[bucket] = list(part["inputs"])
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a pass."""
+        return max(self.programs)
+
+    def bucket(self, count: int) -> int:
+        """The bucket that so many tokens go through. Raises ValueError for more than fit."""
+        return bucket_for(tuple(self.programs), count)
+
+    def embedded(self, tokens: Sequence[int]) -> Floats:
+        """The host's rows [n, d] of tokens at positions 0 .. n - 1."""
+        rows: Floats = self.tables["embedding"][list(tokens)].astype(np.float32)
+        if "positions" in self.tables:
+            rows += self.tables["positions"][: len(tokens)].astype(np.float32)
+        if "types" in self.tables:
+            rows += self.tables["types"][0].astype(np.float32)  # a single text is of the first type
+        return rows
+
+    def run(self, tokens: Sequence[int], bucket: int | None = None) -> Floats:
+        """A row for each token: logits of the labels [n, labels], or hidden states [n, d].
+
+        Args:
+            tokens: one text's, at most as many as the largest bucket takes.
+            bucket: the program that takes them; the smallest that can, if left out.
+
+        Raises:
+            ValueError: for more tokens than fit.
+        """
+        return self.through(self.embedded(tokens), bucket or self.bucket(len(tokens)))
+
+    def through(self, rows: Floats, bucket: int) -> Floats:
+        """`run` for rows [n, d] of the host's tables."""
+        given = arrays(self.manifest, bucket, len(rows)) | {"x": columns(rows, bucket)}
+        out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
+        found: Floats = out[0, : len(self.labels) or None, : len(rows), 0].T
+        return found
+
+
+def _read_tables(file: Path) -> dict[str, Any]:
+    """The host's tables by name, each [rows, d] in fp16. Raises ShardmillError for a file that holds none."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # maps the file, where safetensors.numpy reads all of it
+
+    try:
+        found = {name: table.numpy() for name, table in load_file(file).items()}
+        if "embedding" not in found:
+            raise KeyError("it holds no tensor 'embedding'")
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ShardmillError(f"{file} can't be read as the embedding table: {error}; build again") from error
+    return found
+
+
+def load(build: Path, precision: str = "fp16") -> Encoder:
+    """The encoder of a finished build folder.
+
+    Args:
+        build: the folder.
+        precision: the portable engine's, "fp16" as the Neural Engine computes or "fp32"; Core ML has no choice.
+
+    Raises:
+        ShardmillError: where the folder holds no finished build of an encoder.
+    """
+    manifest = read_manifest(build, ENCODER)
+    with load_programs_as(precision):
+        return Encoder(manifest, build)

@@ -1,0 +1,137 @@
+"""The HTTP interface of an encoder: /v1/label, OpenAI's /v1/embeddings, /health and /metrics."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import FastAPI
+from pydantic import Field
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from shardmill.errors import ShardmillError
+from shardmill.runtime.label import Reader, as_object, classify, embed, label, redacted
+from shardmill.serve.errors import ApiError, invalid
+from shardmill.serve.gate import Gate
+from shardmill.serve.metrics import Metrics
+from shardmill.serve.pages import add_error_shape, add_pages, check_name, json_response
+from shardmill.serve.reading import Desk
+from shardmill.serve.schema import Strict
+from shardmill.serve.settings import Settings
+
+MOST_TEXTS = 2048
+Text = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class LabelRequest(Strict):
+    """`POST /v1/label`: one text or several."""
+
+    model: str
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+    redact: bool = False
+
+
+class EmbeddingRequest(Strict):
+    """`POST /v1/embeddings`, in OpenAI's form."""
+
+    model: str
+    input: Text | Annotated[list[Text] | Tokens | list[Tokens], Field(min_length=1, max_length=MOST_TEXTS)]
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
+def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, settings: Settings) -> ASGIApp:
+    """The application, behind its gate.
+
+    Args:
+        name: what clients call the model.
+        reader: what reads texts.
+        desk: where requests wait.
+        metrics: what they are counted in.
+        settings: of the server.
+    """
+    app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
+    add_error_shape(app)
+    add_pages(app, name, lambda: desk.is_well, metrics)
+
+    @app.post("/v1/label", response_model=None)
+    async def label_texts(body: LabelRequest) -> Response:
+        check_name(body.model, name)
+        if reader.embeds:
+            raise invalid(f"{name} embeds texts: ask /v1/embeddings", "model")
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        found = [await desk.take(partial(_read, reader, text, body.redact)) for text in texts]
+        return json_response(_listed(name, [{"index": i, **row} for i, row in enumerate(found)], found))
+
+    @app.post("/v1/embeddings", response_model=None)
+    async def embeddings(body: EmbeddingRequest) -> Response:
+        check_name(body.model, name)
+        if not reader.embeds:
+            raise invalid(f"{name} labels texts: ask /v1/label", "model")
+        found = [await desk.take(partial(_embedded, reader, one)) for one in _inputs(body.input)]
+        rows = [
+            {"object": "embedding", "index": i, "embedding": _spelled(row, body.encoding_format)}
+            for i, (row, _) in enumerate(found)
+        ]
+        return json_response(_listed(name, rows, [{"tokens": count} for _, count in found]))
+
+    return Gate(app, settings, metrics)
+
+
+def _inputs(given: Any) -> Sequence[Any]:
+    """The texts, or lists of tokens, of a request."""
+    return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+
+
+def _read(reader: Reader, text: str, redact: bool) -> dict[str, Any]:
+    """What the model says of a text."""
+    _check_unicode(text)
+    try:
+        if reader.classifies:
+            shares, tokens = classify(reader, text), len(reader.tokenizer.encode(text).ids)
+            return {"labels": [{"label": name, "score": share} for name, share in shares.items()], "tokens": tokens}
+        found = label(reader, text)
+    except ShardmillError as error:
+        raise invalid(str(error), "input") from error
+    return as_object(text, found) | ({"redacted": redacted(text, found.spans)} if redact else {})
+
+
+def _embedded(reader: Reader, one: str | Sequence[int]) -> tuple[Any, int]:
+    """The embedding of a text or of tokens, and how many tokens it has."""
+    if isinstance(one, str):
+        _check_unicode(one)
+        one = reader.tokenizer.encode(one).ids
+    vocab = reader.encoder.manifest["vocab"]
+    if any(token >= vocab for token in one):
+        raise invalid(f"input: the model has {vocab} tokens", "input")
+    try:
+        return embed(reader, one), len(one)
+    except ShardmillError as error:
+        raise invalid(str(error), "input") from error
+
+
+def _spelled(row: Any, form: str) -> list[float] | str:
+    """An embedding as numbers, or as base64 of little-endian float32."""
+    if form == "float":
+        return [float(value) for value in row]
+    return base64.b64encode(np.asarray(row, "<f4").tobytes()).decode()
+
+
+def _listed(name: str, rows: list[dict[str, Any]], counted: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """OpenAI's form of a list."""
+    tokens = sum(row["tokens"] for row in counted)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": name, "data": rows, "usage": usage}
+
+
+def _check_unicode(text: str) -> None:
+    """Raises ApiError for half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, "the input is no valid Unicode: it holds half of a surrogate pair") from error

@@ -1,0 +1,148 @@
+"""The gates of encoders: they pass what is right, and each kind of fault raises the number that is there for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import encoders
+import numpy as np
+import pytest
+import torch
+from models import tiny_encoders
+
+from shardmill.errors import GateError
+from shardmill.gates import encoder as gates
+from shardmill.gates import thresholds
+from shardmill.gates.encoder_reference import EncoderReference, passages
+from shardmill.gates.reference import checkpoint_weights
+from shardmill.gates.weights import PackageWeights
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
+from shardmill.models.host import Floats
+from shardmill.plan import Part
+from shardmill.runtime.encoder import Encoder
+
+TOKENS = tiny_encoders.tiny_text(50)
+BUCKETS = [16, 64]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A build with all that its gates are given."""
+
+    folder: Path
+    source: Path
+    parts: dict[str, Part]
+    plan: dict[str, Any]
+    known: dict[str, torch.Tensor]
+
+    def reference(self) -> EncoderReference:
+        return EncoderReference(self.source, self.plan["task"])
+
+    def stored(self, bucket: int) -> PackageWeights:
+        return PackageWeights(self.folder / f"encoder_{bucket}.mlpackage", self.parts[f"encoder_{bucket}"])
+
+    def part(self, bucket: int, runner: type[gates.Runner] = gates.Runner) -> list[dict[str, Any]]:
+        """The rows of a part's verdict."""
+        part = self.parts[f"encoder_{bucket}"]
+        made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
+        weights, output = checkpoint_weights(self.source), self.known[f"output_{bucket}"]
+        stored = self.stored(bucket)
+        found = gates.encoder_parity(made, self.reference(), TOKENS, output, self.source, stored, weights)
+        return thresholds.compare(found)
+
+    def stack(self, encoder: type[Encoder] = Encoder) -> list[dict[str, Any]]:
+        """The rows of the stack's verdict."""
+        manifest = json.loads((self.folder / "model.json").read_text())
+
+        def load() -> Encoder:
+            return encoder(manifest, self.folder)
+
+        found = gates.stack_parity(load, self.reference(), self.stored(16), self.plan, self.known)
+        return thresholds.compare(one for one in found if isinstance(one, thresholds.Measurement))
+
+
+@pytest.fixture(scope="module", params=[("modernbert", LABEL), ("bert", CLASSIFY), ("bert", EMBED)], ids=str)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return build(tmp_path_factory.mktemp("gates"), *request.param)
+
+
+@pytest.fixture(scope="module")
+def labelling(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return build(tmp_path_factory.mktemp("labels"), "modernbert", LABEL)
+
+
+def build(folder: Path, model_type: str, task: str) -> Made:
+    """A build in INT8, and what transformers makes of the checkpoint."""
+    checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task)
+    made = encoders.build(checkpoint, folder / "build", "int8", buckets=BUCKETS)
+    source, parts, plan = encoders.parts_of(checkpoint, folder / "again", buckets=BUCKETS)
+    weights = checkpoint_weights(source)
+    table, known = weights(plan["tables"]["embedding"]), {"tokens": torch.tensor(TOKENS)}
+    for bucket in BUCKETS:
+        outputs = EncoderReference(source, task).run(passages(TOKENS, bucket, task), lambda ids: table[ids], weights)
+        known[f"output_{bucket}"] = torch.cat(outputs)
+    return Made(made, source, parts, plan, known)
+
+
+def test_a_right_build_passes(made: Made) -> None:
+    rows = [*made.part(16), *made.part(64), *made.stack()]
+    thresholds.demand("encoder", rows)
+    expected = {"weight_steps", "program_error", "padding_error", "psnr", "bucket_error"}
+    by_task = {
+        LABEL: {"label_mismatches", "label_kl", "label_agreement", "span_agreement"},
+        CLASSIFY: {"label_mismatches", "label_kl", "label_agreement"},
+        EMBED: {"embedding_cosine"},
+    }
+    assert {row["name"] for row in rows} == expected | by_task[made.plan["task"]]
+
+
+def missed(rows: list[dict[str, Any]]) -> set[str]:
+    """The numbers that miss their limits."""
+    return {row["name"] for row in rows if not row["passed"]}
+
+
+class Leaky(gates.Runner):
+    """Lets tokens see what fills the bucket up."""
+
+    def run(self, texts: Any, noise: float = 0.0) -> Floats:
+        found: Floats = super().run(texts, noise)
+        return found + np.float32(0.01 * noise)
+
+
+class Shifted(Encoder):
+    """Puts a text one place further into the larger bucket."""
+
+    def through(self, rows: Floats, bucket: int) -> Floats:
+        found: Floats = super().through(np.roll(rows, bucket > 16, axis=0), bucket)
+        return found
+
+
+class Noisy(Encoder):
+    """A precision that is far too low."""
+
+    def through(self, rows: Floats, bucket: int) -> Floats:
+        found: Floats = super().through(rows, bucket)
+        return np.round(found)
+
+
+def test_padding_that_is_seen_is_found(labelling: Made) -> None:
+    assert missed(labelling.part(64, Leaky)) == {"padding_error"}
+
+
+def test_buckets_that_differ_are_found(labelling: Made) -> None:
+    assert {"bucket_error", "program_error"} <= missed(labelling.stack(Shifted))
+
+
+def test_a_costly_precision_is_found(labelling: Made) -> None:
+    assert {"label_kl", "label_agreement", "span_agreement"} <= missed(labelling.stack(Noisy))
+
+
+def test_another_checkpoint_is_found(labelling: Made) -> None:
+    """Weights that are not those of the package show in the distance and in the program."""
+    other = replace(labelling, plan=labelling.plan | {"band": labelling.plan["band"] - 1})
+    assert "program_error" in missed(other.part(64))
+    with pytest.raises(GateError, match="program_error"):
+        thresholds.demand("encoder", other.part(64))

@@ -1,0 +1,113 @@
+"""What an encoder could get wrong in its arithmetic is seen: each fault is put in, and the comparison must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shardmill.gates.parity import relative_error
+from shardmill.models.architecture import Architecture, Ends, Kind, Model, Source, blocks
+from shardmill.models.experts import transposed
+
+from . import tiny_encoders as tiny
+
+LEAST = 1e-3  # error of a fault; the limit of the gate is 1e-4
+FILTER = "openai_privacy_filter"
+
+
+def graph(model: Model, **changes: object) -> Model:
+    """The model with options of its graph changed."""
+    a = model.architecture
+    return replace(model, architecture=replace(a, graph=replace(a.graph, **changes)))  # type: ignore[arg-type]
+
+
+def architecture(model: Model, change: Callable[[Architecture], Architecture]) -> Model:
+    """The model with its architecture changed."""
+    return replace(model, architecture=change(model.architecture))
+
+
+def banded(model: Model, more: int) -> Model:
+    """The model with a band that is so much wider."""
+    return architecture(model, lambda a: replace(a, band=(a.band or 0) + more))
+
+
+def straight(model: Model) -> Model:
+    """Without the order of rows that makes neighbours halves."""
+    turned = ("self_attn.q_proj.", "self_attn.k_proj.")
+    found = {
+        path: blocks(sources)[0].tensor for path, sources in model.sources.items() if any(t in path for t in turned)
+    }
+    return replace(model, sources={**model.sources, **{path: Source(name) for path, name in found.items()}})
+
+
+def interleaved(model: Model) -> Model:
+    """Gate and up as every other column, as gpt-oss has them."""
+    a = model.architecture
+    assert a.graph.experts is not None
+    found = dict(model.sources)
+    for i in range(a.layers):
+        path = f"model.layers.{i}.mlp.experts."
+        other = transposed(a.graph.experts, a.graph.hidden, path, interleaved=True)
+        found |= {f"layers.{i}.{role}": sources for role, sources in other.items()}
+    return replace(model, sources=found)
+
+
+def experts(model: Model, **changes: object) -> Model:
+    """The model with options of its experts changed."""
+    assert model.architecture.graph.experts is not None
+    return graph(model, experts=replace(model.architecture.graph.experts, **changes))  # type: ignore[arg-type]
+
+
+def kinds(model: Model, change: Callable[[Kind], Kind]) -> Model:
+    """The model with every layer changed."""
+    return architecture(model, lambda a: replace(a, kinds=tuple(map(change, a.kinds))))
+
+
+def ends(model: Model, change: Callable[[Ends], Ends]) -> Model:
+    """The model with what is around its layers changed."""
+    return architecture(model, lambda a: replace(a, ends=change(a.ends or Ends())))
+
+
+MUTANTS: dict[str, tuple[str, Callable[[Model], Model]]] = {
+    "a band that leaves out its edge": (
+        FILTER,
+        lambda m: architecture(m, lambda a: replace(a, band=(a.band or 0) - 1)),
+    ),
+    "a rotation of halves on rows of neighbours": (FILTER, straight),
+    "gate and up interleaved": (FILTER, interleaved),
+    "no sinks": (FILTER, lambda m: graph(m, sinks=False)),
+    "weights divided by k": (FILTER, lambda m: experts(m, scale=1 / 3)),
+    "one expert fewer": (FILTER, lambda m: experts(m, chosen=2)),
+    "weights that are not normalised": (FILTER, lambda m: experts(m, normalised=False)),
+    "every position seen": (FILTER, lambda m: banded(m, 99)),
+    "a wider band": ("modernbert", lambda m: banded(m, 1)),
+    "one rotary table": ("modernbert", lambda m: kinds(m, lambda k: replace(k, rope="rope"))),
+    "no final norm": ("modernbert", lambda m: ends(m, lambda e: replace(e, final_norm=False))),
+    "another activation before the classifier": ("modernbert", lambda m: ends(m, lambda e: replace(e, dense="relu"))),
+    "the epsilon of a decoder": ("bert", lambda m: graph(m, rms_norm_eps=1e-6)),
+    "norms before branches": ("bert", lambda m: graph(m, outer_norms=False, pre_norms=False, post_norms=True)),
+    "segments left out": ("bert", lambda m: architecture(m, lambda a: replace(a, positions=0, types=0))),
+}
+
+
+def error(model_type: str, change: Callable[[Model], Model]) -> float:
+    """The error of the worst token of a changed model, in a bucket that is not filled."""
+    model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
+    made = tiny.Blocks(change(tiny.described(model)), model.state_dict())
+    return relative_error(made.run(tokens, 64), tiny.expected(model, tokens))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fault_is_seen(name: str) -> None:
+    model_type, change = MUTANTS[name]
+    assert error(model_type, change) > LEAST
+
+
+@pytest.mark.parametrize("model_type", tiny.TINY)
+def test_without_a_fault_nothing_is(model_type: str) -> None:
+    """So that what the mutants show is theirs."""
+    torch.manual_seed(0)
+    assert error(model_type, lambda model: model) < 1e-5

@@ -1,0 +1,109 @@
+"""What no encoder's program can be is refused by the field or key that says so, before any work."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import yaml
+from typer.testing import CliRunner
+
+from shardmill import cli, config
+from shardmill.errors import ConfigError
+
+from . import tiny_encoders
+from .tiny_families import tiny_config
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another task": ("bert", {"architectures": ["BertForMaskedLM"]}, "architectures: 'BertForMaskedLM'"),
+    "no task": ("bert", {"architectures": None}, "architectures: ''"),
+    "relative positions": (
+        "bert",
+        {"position_embedding_type": "relative_key"},
+        "position_embedding_type 'relative_key'",
+    ),
+    "another activation": ("bert", {"hidden_act": "mish"}, "hidden_act 'mish': programs have"),
+    "an unknown field": ("bert", {"adapter_width": 5}, "adapter_width is 5: bert programs have no place"),
+    "a decoder": ("bert", {"is_decoder": True}, "is_decoder is True"),
+    "pooling of all tokens": (
+        "modernbert",
+        {"architectures": ["ModernBertForSequenceClassification"], "classifier_pooling": "mean"},
+        "classifier_pooling 'mean'",
+    ),
+    "a layer of another type": (
+        "modernbert",
+        {"layer_types": ["linear_attention"] * 3},
+        "layer_types: 'linear_attention'",
+    ),
+    "too few positions": ("modernbert", {"max_position_embeddings": 32}, "buckets.* 32 positions"),
+    "a filter of texts": (
+        "openai_privacy_filter",
+        {"architectures": ["OpenAIPrivacyFilterForSequenceClassification"]},
+        "only labels tokens",
+    ),
+    "more experts than there are": ("openai_privacy_filter", {"num_experts_per_tok": 49}, "num_experts_per_tok 49"),
+}
+
+
+def write_config(folder: Path, content: dict[str, Any]) -> Path:
+    """A checkpoint's folder that holds a config.json and nothing else."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def plain(found: Any) -> dict[str, Any]:
+    """A transformers config as config.json has it."""
+    content: dict[str, Any] = json.loads(found.to_json_string(use_diff=False))
+    return content
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_plan_refuses_it_in_one_line(tmp_path: Path, name: str) -> None:
+    model_type, changes, message = REFUSED[name]
+    source = write_config(tmp_path / "checkpoint", plain(tiny_encoders.tiny_config(model_type)) | changes)
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(tiny_encoders.settings(source)))
+    said = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "a.yaml")])
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert said.stderr.startswith("shardmill: ") and said.stderr.count("\n") == 1
+    assert re.search(message, said.stderr), said.stderr
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a context": ({"context": 64}, "context: an encoder has none"),
+    "a topology": ({"topology": [[0, 3]]}, "topology: an encoder has none"),
+    "a number of tokens": ({"tokens": {"max": 4}}, "tokens: an encoder has none"),
+    "a bucket twice": ({"buckets": [16, 16]}, "buckets: names one size twice"),
+    "no bucket": ({"buckets": []}, "buckets: "),
+    "a bucket of nothing": ({"buckets": [0]}, "buckets.0: "),
+    "a size in words": ({"buckets": "large"}, "buckets: "),
+    "another pooling": ({"pooling": "max"}, "pooling: "),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_config_is_refused_by_its_key(tmp_path: Path, name: str) -> None:
+    changes, message = WRONG[name]
+    source = write_config(tmp_path / "checkpoint", plain(tiny_encoders.tiny_config("bert")))
+    with pytest.raises(ConfigError, match=message):
+        config.parse(tiny_encoders.settings(source, **changes))
+
+
+def test_who_takes_the_one_for_the_other_is_told(tmp_path: Path) -> None:
+    """An encoder with a context, a decoder with buckets."""
+    encoder = write_config(tmp_path / "encoder", plain(tiny_encoders.tiny_config("bert")))
+    with pytest.raises(ConfigError, match="'bert' is an encoder: give `buckets`"):
+        config.parse(tiny.settings(str(encoder)))
+    decoder = write_config(tmp_path / "decoder", plain(tiny_config("llama")))
+    with pytest.raises(ConfigError, match="'llama' is a decoder: give `context`"):
+        config.parse(tiny_encoders.settings(decoder))
+
+
+def test_auto_stands_for_128_and_512(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "ck", plain(tiny_encoders.tiny_config("bert", max_position_embeddings=512)))
+    chosen = config.parse(tiny_encoders.settings(source, buckets="auto"))
+    assert chosen.parts == ("encoder_128", "encoder_512") and chosen.length == 512

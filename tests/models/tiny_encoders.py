@@ -1,0 +1,172 @@
+"""A tiny config for every encoder, and models and checkpoints of them whose every constant matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+from torch import Tensor
+
+from shardmill import models
+from shardmill.models.architecture import Model, blocks
+from shardmill.models.blocks import build
+from shardmill.models.buckets import arrays, columns
+from shardmill.models.contract import constants, inputs, program_form, table_constants
+from shardmill.models.host import Floats
+from shardmill.models.sources import assembled, turned
+
+VOCAB, TEXT = 384, 40
+SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+TYPES = ["person", "email", "phone"]
+LABELS = ["O", *(f"{place}-{name}" for name in TYPES for place in "BIES")]
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.125,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32.0, "original_max_position_embeddings": 64}
+TINY: dict[str, dict[str, Any]] = {
+    "bert": BASE | {"layer_norm_eps": 1e-3},  # large enough to show
+    "modernbert": BASE
+    | {"local_attention": 8, "norm_eps": 1e-3, "norm_bias": True, "attention_bias": True, "mlp_bias": True}
+    | {"classifier_bias": True, "cls_token_id": 1, "sep_token_id": 2},
+    "openai_privacy_filter": BASE
+    | {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
+    | {"num_local_experts": 48, "num_experts_per_tok": 3, "sliding_window": 4, "rms_norm_eps": 1e-3}
+    | {"rope_parameters": YARN},
+}
+HEADS = {
+    "token-classification": ("ForTokenClassification", "AutoModelForTokenClassification"),
+    "text-classification": ("ForSequenceClassification", "AutoModelForSequenceClassification"),
+    "feature-extraction": ("Model", "AutoModel"),
+}
+CLASSES = {"bert": "Bert", "modernbert": "ModernBert", "openai_privacy_filter": "OpenAIPrivacyFilter"}
+TASKS = [(name, task) for name in CLASSES for task in HEADS if name != "openai_privacy_filter" or "token" in task]
+
+
+def tiny_config(model_type: str, task: str = "token-classification", **changes: Any) -> Any:
+    """transformers' config of a tiny encoder."""
+    from transformers import AutoConfig
+
+    labels = dict(enumerate(LABELS))
+    named = {"id2label": labels, "label2id": {name: row for row, name in labels.items()}}
+    content = TINY[model_type] | named | {"architectures": [CLASSES[model_type] + HEADS[task][0]]}
+    return AutoConfig.for_model(model_type, **content | changes)
+
+
+def tiny_model(model_type: str, task: str = "token-classification", **changes: Any) -> Any:
+    """transformers' tiny encoder in fp32, the same for the same arguments."""
+    import transformers
+
+    torch.manual_seed(0)
+    maker = getattr(transformers, HEADS[task][1])
+    config = tiny_config(model_type, task, **changes)
+    model = maker.from_config(config, attn_implementation="eager").eval()
+    model.config.architectures = config.architectures
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if (weight.ndim == 1 or "_bias" in name) and weight.is_floating_point():
+                drawn = 0.3 * torch.randn(weight.shape, generator=generator)
+                weight.copy_(drawn + (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0))
+    return model
+
+
+def described(model: Any, length: int = 128) -> Model:
+    """Our description of one of transformers' models."""
+    found: Model = models.family(model.config.model_type, models.ENCODER).describe(model.config, length)
+    return found
+
+
+class Blocks:
+    """The PyTorch blocks of an encoder, called as a runtime calls its programs."""
+
+    def __init__(self, model: Model, tensors: dict[str, Tensor]) -> None:
+        self.a, form = model.architecture, program_form(model.architecture)
+        shapes = constants(form)
+        weights = {path: self.held(model, path, shape, tensors) for path, shape in shapes.items()}
+        self.tables = {path: tensors[blocks(model.sources[path])[0].tensor] for path in table_constants(self.a)}
+        self.names, self.module = list(inputs(form)), build(form, weights)
+
+    @staticmethod
+    def held(model: Model, path: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:
+        """A constant of its blocks."""
+        found = []
+        for source in blocks(model.sources[path]):
+            stored = tensors[source.tensor] if source.index is None else tensors[source.tensor][source.index]
+            found.append(turned(stored, source).float())
+        return assembled(found, shape)
+
+    @torch.no_grad()
+    def run(self, tokens: Sequence[int], bucket: int, noise: bool = False) -> Floats:
+        """What comes out for each token, [n, labels or d]. Args: noise in the columns that no token fills."""
+        rows = self.tables["embedding"][list(tokens)].float()
+        if self.a.positions:
+            rows = rows + self.tables["positions"][: len(tokens)] + self.tables["types"][0]
+        ropes = {name: {"inv_freq": r.inv_freq, "scale": r.scale} for name, r in self.a.ropes.items()}
+        given = arrays({"rope": ropes, "band": self.a.band}, bucket, len(tokens))
+        x = columns(rows.numpy(), bucket)
+        if noise:
+            x[..., len(tokens) :, :] = torch.randn(x[..., len(tokens) :, :].shape).numpy()
+        out = self.module(torch.from_numpy(x), *(torch.from_numpy(given[name]) for name in self.names[1:]))
+        found: Floats = out[0, : self.a.ends.labels or None, : len(tokens), 0].T.numpy()
+        return found
+
+
+def tiny_text(length: int = TEXT) -> list[int]:
+    """Tokens to feed."""
+    return [int(t) for t in torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(2))]
+
+
+@torch.no_grad()
+def expected(model: Any, tokens: Sequence[int]) -> Floats:
+    """What transformers makes of the tokens: logits of each, of the whole text, or hidden states of each."""
+    result = model(input_ids=torch.tensor([list(tokens)]))
+    out = result.logits if "logits" in result else result.last_hidden_state
+    found: Floats = out[0].numpy()
+    return found
+
+
+def write_tiny(model_type: str, folder: Path, task: str = "token-classification", **changes: Any) -> Path:
+    """A checkpoint of an encoder as the hub has it: bf16 that fp16 can hold, in several files, with a tokenizer."""
+    model = tiny_model(model_type, task, **changes).to(torch.float16).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@cache
+def tokenizer() -> Any:
+    """A byte-level BPE as transformers uses it, which puts [CLS] before a text and [SEP] after it."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(kinds.BPE(unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([tiny.sample_text()], trainer)
+    ends = [(name, made.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    named = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=10**6, **named)
+
+
+def settings(source: Path, **changes: Any) -> dict[str, Any]:
+    """A config file's content."""
+    return {"model": "tiny", "source": {"path": str(source)}, "buckets": [16, 64]} | changes

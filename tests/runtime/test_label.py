@@ -1,0 +1,155 @@
+"""Spans of texts are transformers' own, character by character; windows over long texts are exact where they say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import encoders
+import pytest
+import tiny
+import torch
+from models import tiny_encoders
+from typer.testing import CliRunner
+
+from shardmill import cli
+from shardmill.runtime import label as reading
+from shardmill.runtime.label import Labelled, Reader, redacted
+from shardmill.runtime.spans import Span
+
+NAMES = ["Anna Kovalenko", "Jürgen Müller", "João Tavares", "王小明", "Ирина Соколова", "田中 春人", "Seán Ó Briain"]
+PLACES = ["14 Harbour Street, Bristol", "Ringstraße 8, 50667 Köln", "27, rue des Lilas", "北京市海淀区", "via Roma 3"]
+CONTACTS = ["anna.k@example.org", "+44 20 7946 0958", "010-5555-0199", "https://example.com/?q=1", "4929-1180-2217"]
+EDGES = [
+    "",
+    "x",
+    " ",
+    "\n",
+    "🎉",
+    "\U0001f469\u200d\U0001f467",
+    "e\u0301",
+    "é",
+    "\u200b",
+    "a\tb",
+    "  two  ",
+    "0",
+    "[CLS]",
+    "ﬁ",
+    "İ",
+]
+LONG = 20_000  # characters
+
+
+def table() -> list[str]:
+    """200 texts."""
+    texts = [f"{name} lives at {place}." for name in NAMES for place in PLACES]
+    texts += [f"Write to {name}: {contact}!" for name in NAMES for contact in CONTACTS]
+    texts += [f"{place} / {contact} 🎉" for place in PLACES for contact in CONTACTS]
+    texts += [f"{number}" for number in (7, -3.5, 10**12, "1,000.00", "3/4", "0x1F")]
+    texts += [name.upper() + name for name in NAMES] + EDGES + [f"  {name}\n\n{name}\t" for name in NAMES]
+    texts += [
+        f"Page {page}: {NAMES[page % len(NAMES)]} paid {page * 37}.{page:02} €." for page in range(200 - len(texts))
+    ]
+    assert len(texts) == 200 and len(set(texts)) == 200
+    return texts
+
+
+@pytest.fixture(scope="module", params=["bert", "modernbert"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of each encoder with a bucket that takes every text of the table."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return encoders.build(tiny_encoders.write_tiny(request.param, folder / "ck"), folder / "build", buckets=[32, 128])
+
+
+@pytest.fixture(scope="module")
+def banded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of an encoder whose tokens see four others on either side, so that windows can be exact."""
+    folder = tmp_path_factory.mktemp("banded")
+    types = ["sliding_attention"] * 3
+    checkpoint = tiny_encoders.write_tiny("modernbert", folder / "ck", layer_types=types, max_position_embeddings=32768)
+    return encoders.build(checkpoint, folder / "build", buckets=[64])
+
+
+def pipeline(build: Path, attention: str = "eager") -> Any:
+    """transformers' own pipeline on the checkpoint, in fp32."""
+    import transformers
+
+    options = {"dtype": torch.float32, "attn_implementation": attention}
+    model = transformers.AutoModelForTokenClassification.from_pretrained(build / "source", **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(build / "source")
+    return transformers.pipeline(
+        "token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="simple"
+    )
+
+
+def theirs(found: list[dict[str, Any]]) -> list[tuple[int, int, str, float]]:
+    """What the pipeline found, as ours is compared."""
+    return [
+        (row["start"], row["end"], row["entity_group"], pytest.approx(float(row["score"]), abs=1e-4)) for row in found
+    ]
+
+
+def ours(found: Labelled) -> list[tuple[int, int, str, float]]:
+    """Spans as they are compared."""
+    return [(span.start, span.end, span.type, span.score) for span in found.spans]
+
+
+def test_spans_are_those_of_transformers_pipeline(built: Path) -> None:
+    """On 200 texts: places in characters, types and scores."""
+    reader, judge, spans = reading.load(built, "fp32"), pipeline(built), 0
+    for text in table():
+        found = reading.label(reader, text)
+        assert found.exact and found.windows == bool(text), text
+        assert ours(found) == theirs(judge(text)), text
+        spans += len(found.spans)
+    assert spans > 1000
+
+
+def test_windows_over_a_long_text_are_exact(banded: Path) -> None:
+    """20,000 characters through windows of 64 tokens are what the whole text in one pass gives."""
+    text = (" ".join(table())[:2000] + tiny.sample_text() * 3)[:LONG]
+    assert len(text) == LONG
+    found = reading.label(reading.load(banded, "fp32"), text)
+    assert found.exact and found.windows > 50
+    assert ours(found) == theirs(pipeline(banded, "sdpa")(text))  # eager attention would take gigabytes
+
+
+def test_windows_that_can_not_be_exact_say_so(built: Path) -> None:
+    found = reading.label(reading.load(built, "fp32"), " ".join(table())[:3000])
+    assert not found.exact and found.windows > 5
+    assert found.spans and list(found.spans) == sorted(found.spans, key=lambda span: span.start)
+
+
+def test_a_calibration_leads_spans_through_bioes(built: Path) -> None:
+    """Every span begins and ends as the scheme asks, and a heavy bias for the background leaves none."""
+    reader, text = reading.load(built, "fp32"), "Write to Anna Kovalenko: anna.k@example.org!"
+    biases = dict.fromkeys(["background_stay", "background_to_start", "end_to_background", "end_to_start"], 0.0)
+    biases |= {"inside_to_continue": 0.0, "inside_to_end": 0.0}
+    assert ours(reading.label(Reader(reader.encoder, reader.tokenizer, biases), text))
+    quiet = Reader(reader.encoder, reader.tokenizer, biases | {"background_stay": 100.0})
+    assert reading.label(quiet, text).spans == ()
+
+
+def test_redaction_puts_types_in_the_place_of_spans() -> None:
+    spans = [Span(0, 4, "person", 1.0), Span(8, 9, "email", 1.0)]
+    assert redacted("Anna at @ home", spans) == "[person] at [email] home"
+
+
+def test_the_command_prints_what_was_found(built: Path) -> None:
+    text = "Anna Kovalenko lives at 14 Harbour Street."
+    run = CliRunner().invoke
+    said = run(cli.app, ["label", str(built), "--text", text, "--json", "--redact"])
+    assert said.exit_code == 0, said.output
+    content = json.loads(said.stdout)
+    assert all(text[span["start"] : span["end"]] == span["text"] for span in content["spans"])
+    assert content["exact"] and content["redacted"] == run(
+        cli.app, ["label", str(built), "--text", text, "--redact"]
+    ).stdout.removesuffix("\n")
+    lines = run(cli.app, ["label", str(built), "--text", text]).stdout.splitlines()
+    assert len(lines) == len(content["spans"]) > 0
+
+
+def test_a_decoders_command_names_the_right_one(built: Path) -> None:
+    said = CliRunner().invoke(cli.app, ["generate", str(built), "--prompt", "x"])
+    assert said.exit_code == 1 and "holds an encoder" in said.stderr and "shardmill label" in said.stderr

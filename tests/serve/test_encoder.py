@@ -1,0 +1,122 @@
+"""A served encoder: spans over HTTP, embeddings to OpenAI's own client, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import encoders
+import numpy as np
+import openai
+import pytest
+import torch
+from models import tiny_encoders
+
+from shardmill.runtime import label as reading
+from shardmill.runtime.label import Reader, as_object
+from shardmill.serve.encoder_app import create_encoder_app
+from shardmill.serve.metrics import Metrics
+from shardmill.serve.reading import Desk
+from shardmill.serve.server import around, bind
+from shardmill.serve.settings import Settings
+
+from .running import PATIENCE, Running
+
+TEXTS = ["Anna Kovalenko lives at 14 Harbour Street.", "🎉 Zoë", "x"]
+
+
+@contextmanager
+def running(reader: Reader) -> Iterator[Running]:
+    """A server on a free port; it ends in order when the block does."""
+    settings, metrics = Settings(port=0), Metrics()
+    desk = Desk(metrics, settings.limits.queue)
+    listener, up = bind(settings), threading.Event()
+    app = create_encoder_app("tiny", reader, desk, metrics, settings)
+    server = around(app, desk, settings, up.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    assert up.wait(PATIENCE)
+    try:
+        yield Running(listener.getsockname()[1], desk, server)  # type: ignore[arg-type]
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        desk.close(PATIENCE)
+
+
+def built(folder: Path, task: str) -> Path:
+    """A build of a tiny BERT."""
+    return encoders.build(tiny_encoders.write_tiny("bert", folder / "ck", task), folder / "build", buckets=[64])
+
+
+@pytest.fixture(scope="module")
+def labeller(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return reading.load(built(tmp_path_factory.mktemp("labels"), "token-classification"), "fp32")
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path]:
+    folder = built(tmp_path_factory.mktemp("embeds"), "feature-extraction")
+    return reading.load(folder, "fp32"), folder
+
+
+def test_spans_over_http_are_those_of_the_library(labeller: Reader) -> None:
+    with running(labeller) as server:
+        status, one = server.post({"model": "tiny", "input": TEXTS[0], "redact": True}, "/v1/label")
+        _, all_of_them = server.post({"model": "tiny", "input": TEXTS}, "/v1/label")
+    expected = [json.loads(json.dumps(as_object(text, reading.label(labeller, text)))) for text in TEXTS]
+    assert status == 200 and [row["spans"] for row in all_of_them["data"]] == [row["spans"] for row in expected]
+    assert one["data"][0]["redacted"] == reading.redacted(TEXTS[0], reading.label(labeller, TEXTS[0]).spans)
+    assert all_of_them["usage"]["total_tokens"] == sum(row["tokens"] for row in expected)
+
+
+@pytest.mark.parametrize("form", [openai.omit, "float", "base64"])
+def test_openais_client_gets_transformers_embeddings(embedder: tuple[Reader, Path], form: Any) -> None:
+    """The mean of transformers' hidden states, of length 1."""
+    from transformers import AutoModel, AutoTokenizer
+
+    reader, folder = embedder
+    model = AutoModel.from_pretrained(folder / "source", dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "source")
+    with running(reader) as server:
+        answer = server.client().embeddings.create(model="tiny", input=TEXTS, encoding_format=form)
+        tokens = server.client().embeddings.create(model="tiny", input=tokenizer(TEXTS[0]).input_ids)
+    first = np.zeros(0)
+    for text, row in zip(TEXTS, answer.data, strict=True):
+        with torch.no_grad():
+            hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        expected = (hidden / hidden.norm()).numpy()
+        given: Any = row.embedding  # which the client leaves as it is where it is asked for base64
+        found = np.frombuffer(base64.b64decode(given), "<f4") if isinstance(given, str) else np.asarray(given)
+        assert np.abs(found - expected).max() < 1e-4
+        first = expected if text == TEXTS[0] else first
+    assert np.abs(np.asarray(tokens.data[0].embedding) - first).max() < 1e-4
+    assert answer.usage.prompt_tokens == sum(len(tokenizer(text).input_ids) for text in TEXTS)
+
+
+REFUSED = {
+    "another model": ("/v1/label", {"model": "other", "input": "x"}, 404, "is not served here"),
+    "embeddings of a labeller": ("/v1/embeddings", {"model": "tiny", "input": "x"}, 400, "ask /v1/label"),
+    "no text": ("/v1/label", {"model": "tiny"}, 400, "input"),
+    "an unknown field": ("/v1/label", {"model": "tiny", "input": "x", "stride": 3}, 400, "'stride' is not supported"),
+    "half a pair": ("/v1/label", {"model": "tiny", "input": "\ud800"}, 400, "surrogate"),
+    "a chat": ("/v1/chat/completions", {"model": "tiny", "messages": []}, 404, "there is no"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_answered_is_refused_in_one_line(labeller: Reader, name: str) -> None:
+    path, body, status, message = REFUSED[name]
+    with running(labeller) as server:
+        got, content = server.post(body, path)
+    assert got == status and message in content["error"]["message"] and "\n" not in content["error"]["message"]
+
+
+def test_too_long_a_text_is_refused_for_embeddings(embedder: tuple[Reader, Path]) -> None:
+    with running(embedder[0]) as server, pytest.raises(openai.BadRequestError, match="1 to 64"):
+        server.client().embeddings.create(model="tiny", input="word " * 200)
