@@ -20,6 +20,7 @@ GROUND = {"errors", "files", "interrupt", "machine", "quiet", "yamlfile"}
 MAY_USE: dict[str, set[str]] = {
     "decode": set(),
     "checkpoint": set(),
+    "attest": set(),
     "models": {"checkpoint"},
     "config": {"checkpoint", "models"},
     "plan": {"checkpoint", "config", "models"},
@@ -32,8 +33,8 @@ MAY_USE: dict[str, set[str]] = {
     "bench": {"config", "decode", "plan", "runtime", "serve"},
     "report": {"gates"},
     "pipeline": {
-        "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime", "serve",
-        "topology",
+        "attest", "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime",
+        "serve", "topology",
     },
     "doctor": {"checkpoint", "runtime"},
     "commands": {

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, read_sealed
+from shardmill.pipeline.provenance import RECEIPT
 from shardmill.pipeline.task import SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 ATTESTATION = "provenance.json"
-RECEIPT = ".receipt.json"
 UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
 LOGS = "logs"
 SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
@@ -63,7 +64,7 @@ def audit(build: Path) -> Audit:
 
 def records(build: Path) -> dict[str, Record]:
     """Every file that should be there, by its path relative to the build."""
-    attestation = read_sealed(build / ATTESTATION)
+    attestation = read_provenance(build / ATTESTATION)
     known = {ATTESTATION: Record(hash_file(build / ATTESTATION), ATTESTATION)}
     try:
         for path, sha in attested(attestation):
@@ -82,12 +83,13 @@ def records(build: Path) -> dict[str, Record]:
 def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(path, sha256) of all that provenance.json speaks of."""
     predicate = attestation["predicate"]
-    materials = predicate["buildDefinition"]["resolvedDependencies"]
+    definition = predicate["buildDefinition"]
     for row in (*attestation["subject"], *predicate["runDetails"]["byproducts"]):
         yield row["name"], row["digest"]["sha256"]
-    for row in materials:
-        yield f"{SOURCE}/{row['name']}", row["digest"]["sha256"]
-    for name, receipt in predicate["runDetails"]["shardmill_steps"].items():
+    for row in definition["resolvedDependencies"]:
+        if row["name"].startswith(f"{SOURCE}/"):
+            yield row["name"], row["digest"]["sha256"]
+    for name, receipt in definition["internalParameters"]["steps"].items():
         yield f"{name}{RECEIPT}", hashlib.sha256(dumps(receipt).encode()).hexdigest()
         yield from outputs(name, receipt)
 
