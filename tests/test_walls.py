@@ -36,10 +36,11 @@ MAY_USE: dict[str, set[str]] = {
         "attest", "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime",
         "serve", "topology",
     },
+    "release": {"attest", "checkpoint", "gates", "pipeline", "runtime"},
     "doctor": {"checkpoint", "runtime"},
     "commands": {
         "bench", "catalogue", "checkpoint", "config", "decode", "doctor", "gates", "models", "pipeline", "plan",
-        "runtime", "serve",
+        "release", "runtime", "serve",
     },
     "cli": {"commands"},
     "portable": set(),

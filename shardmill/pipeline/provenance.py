@@ -51,12 +51,16 @@ class Evidence:
     settings: Mapping[str, Any]
 
 
-def gate_statements(evidence: Evidence) -> list[dict[str, Any]]:
-    """A statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths."""
-    model, build = read_manifest(evidence.manifest.parent, COMPLETE), evidence.manifest.parent
-    files = _files_by_part(model)
+def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """A statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths.
+
+    Args:
+        build: the build's folder.
+        paths: the verdicts.
+    """
+    files = _files_by_part(read_manifest(build, COMPLETE))
     found = []
-    for path in sorted(evidence.verdicts):
+    for path in sorted(paths):
         verdict = read_json(path)
         judged = files.get(verdict["part"]) or [file for each in files.values() for file in each]  # one, or the stack
         name = path.relative_to(build).with_suffix("").as_posix()

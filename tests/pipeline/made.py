@@ -69,10 +69,12 @@ def write_parts(builds: Path) -> Path:
     table = folder / "embedding.safetensors"
     store.perform(Action("embedding"), {"table": table}, receipt(table), lambda made: make_file(made["table"]))
     (folder / "source").mkdir()
+    (folder / "source/config.json").write_text("{}")
     (folder / "source/tokenizer.json").write_text("{}")
     write_json(folder / "plan.json", PLAN)
     (folder / "source/tokenizer_config.json").write_text("[]")
     files = {
+        "config.json": {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2},
         "tokenizer.json": {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2},
         "tokenizer_config.json": {"sha256": hashlib.sha256(b"[]").hexdigest(), "size": 2},
         "model.safetensors": {"sha256": hashlib.sha256(b"ww").hexdigest(), "size": 2},

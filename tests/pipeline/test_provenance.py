@@ -56,7 +56,9 @@ def write_build(folder: Path, repo: str | None = "a/b") -> Evidence:
 def made_in(folder: Path, repo: str | None = "a/b") -> dict[str, Any]:
     evidence = write_build(folder, repo)
     results = folder / "test-results.jsonl"
-    results.write_text("".join(json.dumps(row) + "\n" for row in gate_statements(evidence)))
+    results.write_text(
+        "".join(json.dumps(row) + "\n" for row in gate_statements(evidence.manifest.parent, evidence.verdicts))
+    )
     return provenance(evidence, results)
 
 
@@ -67,7 +69,7 @@ def made(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def results(tmp_path: Path) -> list[dict[str, Any]]:
-    return gate_statements(write_build(tmp_path))
+    return gate_statements(tmp_path, write_build(tmp_path).verdicts)
 
 
 def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -215,7 +217,7 @@ def test_what_was_not_measured_has_not_passed(tmp_path: Path) -> None:
     evidence = write_build(tmp_path)
     verdict = {"part": "head_0", "gate": compare([Measurement("ineligible", 0)]), "evidence": "predicted"}
     write_json(tmp_path / "residency/head_0.json", verdict | {"not_run": {"unknown": "needs a Mac"}})
-    told = gate_statements(evidence)[-1]["predicate"]
+    told = gate_statements(evidence.manifest.parent, evidence.verdicts)[-1]["predicate"]
     assert told["passedTests"] == ["residency/head_0.ineligible"]
     notes = told["configuration"][0]["annotations"]
     assert (notes["evidence"], notes["not_run"]) == ("predicted", {"unknown": "needs a Mac"})
@@ -224,7 +226,7 @@ def test_what_was_not_measured_has_not_passed(tmp_path: Path) -> None:
 def test_a_number_that_missed_is_a_failed_test(tmp_path: Path) -> None:
     evidence = write_build(tmp_path)
     write_json(tmp_path / "parity/head_0.json", {"part": "head_0", "gate": compare([Measurement("kl", 1.0)])})
-    told = gate_statements(evidence)[0]["predicate"]
+    told = gate_statements(evidence.manifest.parent, evidence.verdicts)[0]["predicate"]
     assert (told["result"], told["passedTests"], told["failedTests"]) == ("FAILED", [], ["parity/head_0.kl"])
 
 

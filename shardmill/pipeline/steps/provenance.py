@@ -28,7 +28,8 @@ def task(
     evidence = Evidence(record, manifest, receipts, verdicts, text, settings)
 
     def work(made: Mapping[str, Path]) -> None:
-        lines = [json.dumps(result, sort_keys=True, ensure_ascii=False) for result in gate_statements(evidence)]
+        results = gate_statements(manifest.parent, verdicts)
+        lines = [json.dumps(result, sort_keys=True, ensure_ascii=False) for result in results]
         write_text(made["results"], "".join(f"{line}\n" for line in lines))
         write_json(made["provenance"], provenance(evidence, made["results"]))
 
