@@ -1,4 +1,4 @@
-"""How commands take a build: a folder."""
+"""How commands take a build: a folder, or a published one by its address."""
 
 from __future__ import annotations
 
@@ -7,4 +7,19 @@ from typing import Annotated
 
 import typer
 
-Build = Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")]
+
+def _located(text: str) -> Path:
+    """The folder of a build; a published one is fetched and verified first."""
+    from shardmill.release.pull import located
+
+    return located(text)
+
+
+Build = Annotated[
+    Path,
+    typer.Argument(
+        help="A build's folder, e.g. build/demo, or a published one: hf:OWNER/NAME@REVISION or hf:OWNER/NAME.",
+        metavar="BUILD",
+        parser=_located,
+    ),
+]

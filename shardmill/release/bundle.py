@@ -34,7 +34,7 @@ def assemble(build: Path, include: Include) -> None:
     Raises:
         ShardmillError: a file of the build is not as it was made.
     """
-    _check_build(build)
+    check_build(build)
     copies = [path for path in sorted((build / SOURCE).iterdir()) if _is_copied(path.name)]
     for path in copies:
         with replacing(build / path.name) as temporary:
@@ -45,7 +45,7 @@ def assemble(build: Path, include: Include) -> None:
     write_json(build / BUNDLE, sealed(content))
 
 
-def _check_build(build: Path) -> None:
+def check_build(build: Path) -> None:
     """Raises ShardmillError, naming the first file that is wrong, unless every file of a build is as it was made."""
     wrong = audit(build).wrong
     if wrong:
@@ -58,7 +58,7 @@ def bundle_files(build: Path) -> list[str]:
     """Every file of an assembled build that leaves the machine, sorted; signatures too."""
     content = added(build)
     known = {name for name in records(build) if name not in content["left_out"]}
-    signatures = {path.relative_to(build).as_posix() for path in (build / "attestations").glob("*")}
+    signatures = {path.relative_to(build).as_posix() for path in (*build.glob("*.sig"), *build.glob("attestations/*"))}
     return sorted(name for name in known | signatures if (build / name).is_file())
 
 

@@ -33,11 +33,11 @@ def sign(build: Path, key: Path, include: Include = "both") -> list[str]:
     for envelopes, statements in STATEMENTS.items():
         write_envelopes(build / envelopes, payloads(build, statements), signer)
     remove_marks(build)
-    _sign_bundle(build, key)
+    sign_bundle(build, key)
     return [*STATEMENTS, SIGNATURE]
 
 
-def _sign_bundle(build: Path, key: Path) -> None:
+def sign_bundle(build: Path, key: Path) -> None:
     """Writes model.sig for all of the bundle but signatures; the card is signed once there is one."""
     files = [name for name in bundle_files(build) if not is_signature(name) and name != CARD_RECORD]
     sign_model(build, unsigned(build, files) | {SIGNATURE, ATTESTATIONS, *({CARD} - set(files))}, key)

@@ -39,11 +39,12 @@ PLAN: dict[str, Any] = {
     ],
 }
 PARTS = ("layers_00_02", "head_0")
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "model": "tiny",
     "source": {"path": "/home/somebody/tiny", "repo": None, "revision": None},
     "context": 64,
     "topology": [[0, 2]],
+    "convert": {"weights": "int8"},
     "parity": {"text": "texts/parity.txt", "positions": 16, "perplexity_positions": 48},
 }
 PORTABLE = {"engine": {"name": "portable"}}
