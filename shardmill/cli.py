@@ -24,6 +24,7 @@ from shardmill.commands import (
     families,
     gc,
     generate,
+    init,
     inspect,
     lint,
     plan,
@@ -102,6 +103,7 @@ def options(
 
 
 COMMANDS = (
+    init.init,
     plan.plan,
     families.families,
     generate.generate,
