@@ -18,6 +18,8 @@ from shardmill.files import replacing, sealed, write_json
 from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, is_signature, may_be_absent
 from shardmill.pipeline.audit import audit, records
 from shardmill.pipeline.task import SOURCE
+from shardmill.release.bom import BOM, write_bom
+from shardmill.release.license import License
 
 Include = Literal["packages", "compiled", "both"]
 INCLUDES: tuple[Include, ...] = get_args(Include)
@@ -28,8 +30,13 @@ COPIED = ("config.json", "generation_config.json", "chat_template.jinja", "merge
 COPIED_STEMS = ("tokenizer", "special_tokens", "added_tokens", "vocab", "spiece")
 
 
-def assemble(build: Path, include: Include) -> None:
+def assemble(build: Path, include: Include, license: License | None = None) -> None:
     """Adds to a build what its bundle holds besides, and bundle.json.
+
+    Args:
+        build: the build's folder.
+        include: which programs the bundle has.
+        license: the checkpoint's, where it is known.
 
     Raises:
         ShardmillError: a file of the build is not as it was made.
@@ -39,7 +46,8 @@ def assemble(build: Path, include: Include) -> None:
     for path in copies:
         with replacing(build / path.name) as temporary:
             shutil.copyfile(path, temporary)
-    names = [path.name for path in copies]
+    write_bom(build, license)
+    names = [BOM, *(path.name for path in copies)]
     left_out = sorted(name for name in records(build) if _is_left_out(name, include))
     content = {"include": include, "files": _hashed(build, names), "left_out": left_out}
     write_json(build / BUNDLE, sealed(content))

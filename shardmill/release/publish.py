@@ -57,9 +57,9 @@ def prepare(build: Path, wish: Wish) -> list[str]:
     include = wish.include or added(build)["include"]
     signed = (build / SIGNATURE).exists()
     if wish.key is not None:
-        sign(build, wish.key, include)
+        sign(build, wish.key, include, license)
     elif not signed or not (build / BUNDLE).exists():
-        assemble(build, include)
+        assemble(build, include, license)
     elif include != added(build)["include"]:
         raise ShardmillError(f"{build}: was signed with other programs in it; give --key to sign it anew")
     key = read_private(wish.key).public_key.keyid[:16] if wish.key else _signer(build) if signed else ""

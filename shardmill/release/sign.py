@@ -9,6 +9,7 @@ from shardmill.pipeline.audit import ATTESTATION
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, unsigned
 from shardmill.release.envelopes import write_envelopes
 from shardmill.release.keys import read_private
+from shardmill.release.license import License
 from shardmill.release.model_signature import SIGNATURE, sign_model
 
 ATTESTATIONS = "attestations"
@@ -17,19 +18,20 @@ RESULTS = f"{ATTESTATIONS}/test-results.dsse.jsonl"
 STATEMENTS = {PROVENANCE: ATTESTATION, RESULTS: "test-results.jsonl"}  # envelopes, and the file that they hold
 
 
-def sign(build: Path, key: Path, include: Include = "both") -> list[str]:
+def sign(build: Path, key: Path, include: Include = "both", license: License | None = None) -> list[str]:
     """Signs a build as it is and returns the names of the files that were written.
 
     Args:
         build: the build's folder.
         key: the private key's PEM file.
         include: which programs the bundle has.
+        license: the checkpoint's, where it is known.
 
     Raises:
         ShardmillError: the key is none to sign with, or a file of the build is not as it was made.
     """
     signer = read_private(key)
-    assemble(build, include)
+    assemble(build, include, license)
     for envelopes, statements in STATEMENTS.items():
         write_envelopes(build / envelopes, payloads(build, statements), signer)
     remove_marks(build)

@@ -33,6 +33,7 @@ class StoreHub:
     put: list[str] = field(default_factory=list)  # their names, in the order in which they came
     cards: dict[str, dict[str, Any]] = field(default_factory=dict)  # metadata by repository
     stall_at: int | None = None  # the large file, counted from now, at which the answer hangs
+    lock: threading.Lock = field(default_factory=threading.Lock)
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     answer: int | None = None  # every answer to a change has this status
@@ -102,14 +103,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         name = self.path.removeprefix("/put/")
         content = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.hub.stall_at is not None and len(self.hub.put) >= self.hub.stall_at:
-            self.hub.stalled.set()
-            self.hub.released.wait(60)
-            return
         assert hashlib.sha256(content).hexdigest() == name
-        self.hub.blobs[name] = content
-        self.hub.put.append(name)
-        self._json({})
+        with self.hub.lock:  # so that nothing is kept once an upload is seen to stall
+            stalls = self.hub.stall_at is not None and len(self.hub.put) >= self.hub.stall_at
+            if not stalls:
+                self.hub.blobs[name] = content
+                self.hub.put.append(name)
+        if not stalls:
+            return self._json({})
+        self.hub.stalled.set()
+        self.hub.released.wait(60)
 
     def _route(self, routes: dict[str, Any]) -> None:
         path = self.path.split("?")[0]
