@@ -2,13 +2,13 @@
 
 Every pass for which the drafter was asked is booked with what it gained or lost against plain decoding. Drafting rests
 while the account does not cover another failure. A request begins with an amount in proportion to its length, and every
-pass adds a little, so drafting is tried again later. However bad the drafter, a request loses a few per cent at most;
-what it has gained it may lose again, up to a bound.
+pass adds a little, so drafting is tried again later. However bad the drafter, a request loses less than three per
+cent; what it has gained it may lose again, up to a bound.
 """
 
 _LONG = 200  # tokens from which on a request gets no more
-_LEAST, _MOST = 0.015, 0.03  # of a request's length: what it begins with, the rest of the one before in between
-_GRANT = 0.01  # per pass
+_LEAST, _MOST = 0.01, 0.018  # of a request's length: what it begins with, the rest of the one before in between
+_GRANT = 0.007  # per pass
 _BOUND = 8.0
 
 
