@@ -9,7 +9,7 @@ where a decoder's see a cache, and it has `Ends` where a decoder has an LM head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX = "model."  # of transformers' names for all that is not the LM head
@@ -217,6 +217,7 @@ class Model:
     sources: Mapping[str, Sources]
     prefix: str = PREFIX  # begins the checkpoint's names where transformers' begin with "model."
     ignored: tuple[str, ...] = ()  # tensors that a checkpoint may hold and no program needs
+    foreign: Mapping[str, str] = field(default_factory=dict)  # part of a tensor's name -> why it is refused
 
     def under(self, prefix: str) -> Model:
         """The same model inside a larger one, whose checkpoint has its tensors under another prefix."""

@@ -75,9 +75,12 @@ def number_fault(content: Any) -> str:
 
 def _quantization_fault(content: Any) -> str:
     """Says that the weights are quantised, or returns ''; a multimodal model's config tells it outside its tower."""
-    if content.get("quantization_config"):
-        return "quantization_config: quantised weights can't be converted; take the checkpoint without quantization"
-    return ""
+    settings = content.get("quantization_config")
+    if not settings:
+        return ""
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    kind = f"{method} weights" if isinstance(method, str) else "quantised weights"
+    return f"quantization_config: {kind} can't be converted; take the checkpoint without quantization"
 
 
 def load_hf_config(folder: Path) -> Any:

@@ -31,7 +31,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown number": ("llama", {"attention_gain": 0.5}, "attention_gain is 0.5: llama programs have no place"),
     "an unknown flag": ("qwen3", {"use_gate": True}, "use_gate is True: qwen3 programs have no place"),
     "another family's field": ("llama", {"residual_multiplier": 0.2}, "residual_multiplier is 0.2"),
-    "quantised weights": ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
+    "quantised weights": (
+        "llama",
+        {"quantization_config": {"quant_method": "awq"}},
+        "awq weights can't",
+    ),
+    "weights in MXFP4": ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4 weights can't"),
+    "layers without experts": ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
+    "more experts than there are": ("mixtral", {"num_experts_per_tok": 13}, "num_experts_per_tok 13: there are 12"),
+    "ZAYA's sliding layers": (
+        "zaya",
+        {"layer_types": ["hybrid_sliding"] * 3, "sliding_window": 8},
+        "layer_types: .*hybrid_sliding",
+    ),
+    "SparseMixer of three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3: SparseMixer chooses 2"),
     "quantised weights around a tower": ("gemma3", {"quantization_config": {"bits": 4}}, "quantization_config: "),
     "attention both ways": (
         "gemma3_text",
@@ -111,3 +124,16 @@ def parts_of(checkpoint: Path, folder: Path) -> Any:
     source = tiny.fetched(checkpoint, folder / f"{checkpoint.name}-source")
     files = json.loads((source / "source.json").read_text())["files"]
     return split(source, config.parse(settings(source)), HashCache(folder / "hashes"), files)[0]
+
+
+def test_zaya_s_old_layout_is_refused_with_the_repository_that_has_the_new_one(tmp_path: Path) -> None:
+    source = tiny.fetched(tiny_families.write_tiny("zaya", tmp_path / "old"), tmp_path / "source")
+    save_file({"model.layers.0.self_attn.qkv.linear_q.weight": torch.zeros(2, 2)}, source / "extra.safetensors")
+    index = source / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["model.layers.0.self_attn.qkv.linear_q.weight"] = "extra.safetensors"
+    index.write_text(json.dumps(content))
+    files = json.loads((source / "source.json").read_text())["files"]
+    settings = config.parse(tiny.settings(str(source), topology="auto", head={"slices": 1}))
+    with pytest.raises(ShardmillError, match=r"qkv\.linear_q\.weight: .* take Zyphra/ZAYA1-8B"):
+        split(source, settings, HashCache(tmp_path / "hashes"), files)

@@ -5,6 +5,7 @@ Source of the arithmetic: transformers, models/zaya/modeling_zaya.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from shardmill.errors import CheckpointError
@@ -23,7 +24,9 @@ HONOURED = (
     "router_hidden_size",
 )
 HYBRID = "hybrid"
-LEGACY = "the layout of ZAYA1-8B-legacy and ZAYA1-base: take Zyphra/ZAYA1-8B, which has the one that transformers reads"
+LEGACY = {
+    ".qkv.linear_": "the layout of ZAYA1-8B-legacy and ZAYA1-base; take Zyphra/ZAYA1-8B, which transformers reads"
+}
 TAPS = 3  # two convolutions of two taps each see this token and the two before it
 
 
@@ -44,7 +47,7 @@ def describe(config: Any, context: int) -> Model:
         )
     )
     first, other = (Kind(mixer="cca", ffn="experts", mask=MASK, carries=carries) for carries in (False, True))
-    return decoder(
+    found = decoder(
         config,
         context,
         honours=HONOURED,
@@ -57,6 +60,7 @@ def describe(config: Any, context: int) -> Model:
         residual_scales=True,
         experts=experts,
     )
+    return replace(found, foreign=LEGACY)
 
 
 def _check(config: Any) -> None:
@@ -65,8 +69,6 @@ def _check(config: Any) -> None:
         raise CheckpointError(f"layer_types: {sorted(set(config.layer_types))}: programs have {HYBRID!r} layers only")
     if (config.cca_time0, config.cca_time1) != (2, 2):
         raise CheckpointError(f"cca_time0, cca_time1 are {config.cca_time0}, {config.cca_time1}: programs have 2, 2")
-    if config.num_experts_per_tok != 1:
-        raise CheckpointError(f"num_experts_per_tok is {config.num_experts_per_tok}: ZAYA's router chooses 1")
 
 
 def _attention(config: Any, heads: int) -> dict[str, Sources]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
+from shardmill.checkpoint.headers import printable
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, write_json
 from shardmill.models.architecture import PREFIX, Model
@@ -70,6 +71,7 @@ def split(
         log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.length)
     tensors = read_tensors(source)
     model = model.under(prefix_of(tensors, model.prefix))
+    _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     drafts = plan.draft_parts(settings, model, tensors)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
@@ -90,6 +92,14 @@ def ignored(model: Model, tensors: Iterable[str]) -> list[str]:
     """Names of the tensors that no program needs: those that the model names, and those of other towers."""
     inside = model.prefix != PREFIX
     return [name for name in tensors if name in model.ignored or (inside and not name.startswith(model.prefix))]
+
+
+def _refuse_foreign(model: Model, tensors: Iterable[str]) -> None:
+    """Raises CheckpointError for a layout of the family that transformers does not read."""
+    for name in tensors:
+        for part, why in model.foreign.items():
+            if part in name:
+                raise CheckpointError(f"tensor {printable(name)}: {why}")
 
 
 def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
