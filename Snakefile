@@ -11,7 +11,7 @@ min_version("9.27")
 
 if not workflow.configfiles:
 
-    configfile: "configs/demo.yaml"
+    configfile: sm.default_config()
 
 
 C = sm.checked(config, workflow)

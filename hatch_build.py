@@ -1,20 +1,59 @@
-"""How shardmill depends on portable-coreml, which this repository also builds (portable/).
+"""What a wheel holds besides the library: the workflow, the commit that it is of, and a dependency.
 
-An editable install of a clone takes both from the clone (`dev-mode-dirs` in pyproject.toml); a wheel of shardmill asks
-the installer for the distribution.
+An editable install of a clone has the workflow where it lies, and takes portable-coreml from the clone too
+(`dev-mode-dirs` in pyproject.toml); a wheel carries the workflow in `shardmill/workflow` and asks the installer for the
+distribution. The source distribution carries the commit, so that a wheel built of it is the one built of the clone.
 """
 
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PORTABLE = "portable-coreml==0.1.0"
+WORKFLOW = ("Snakefile", "rules", "scripts", "envs", "configs", "profiles", "resources", "constraints.txt")
+COMMIT = "commit.txt"
 
 
-class DependOnPortable(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the dependency to what is not editable."""
+class CarryWorkflow(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds to what is not editable."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Args: version "editable" or "standard"."""
-        if version == "standard":
+        if version != "standard":
+            return
+        wheel = self.target_name == "wheel"
+        folder = "shardmill/workflow/" if wheel else ""
+        included = build_data["force_include"]
+        if wheel:
             build_data["dependencies"].append(PORTABLE)
+            included |= {str(Path(self.root, name)): folder + name for name in WORKFLOW}
+        else:  # hatchling walks into the link `config` first, and then into its target no more
+            included[str(Path(self.root, "configs"))] = "configs"
+        commit = _commit(Path(self.root))
+        if commit:
+            self.scratch = tempfile.TemporaryDirectory()
+            file = Path(self.scratch.name, COMMIT)
+            file.write_text(f"{commit}\n")
+            included[str(file)] = folder + COMMIT
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Removes what was written for the build."""
+        if hasattr(self, "scratch"):
+            self.scratch.cleanup()
+
+
+def _commit(root: Path) -> str:
+    """The commit of a clone whose files are its own, or of a source distribution; empty where it is not known."""
+    if not (root / ".git").exists():
+        return (root / COMMIT).read_text().strip() if (root / COMMIT).is_file() else ""
+    try:
+        return "" if _git(root, "status", "--porcelain", "--untracked-files=no") else _git(root, "rev-parse", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(("git", "-C", str(root), *words), capture_output=True, text=True, check=True).stdout.strip()

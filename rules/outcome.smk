@@ -60,8 +60,11 @@ rule provenance:
         record="build/{model}/source.receipt.json",
         manifest="build/{model}/model.json",
         receipts=sm.all_receipts(C),
+        verdicts=sm.verdicts(C),
+        text=C.parity.text,
     output:
         provenance="build/{model}/provenance.json",
+        results="build/{model}/test-results.jsonl",
     log:
         "build/{model}/logs/provenance.log",
     conda:
@@ -70,6 +73,7 @@ rule provenance:
         mem_mb=MB("provenance"),
     params:
         store=STORE,
+        settings=sm.settings(C),
         tools=TOOLS["provenance"],
     script:
         "../scripts/provenance.py"

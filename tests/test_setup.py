@@ -113,7 +113,9 @@ def imported(folder: str) -> set[str]:
     return found - sys.stdlib_module_names - local
 
 
-@pytest.mark.parametrize(("folder", "extras"), [("shardmill", ["grammar"]), ("scripts", []), ("tests", ["test"])])
+@pytest.mark.parametrize(
+    ("folder", "extras"), [("shardmill", ["grammar", "sign"]), ("scripts", []), ("tests", ["test"])]
+)
 def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
     """No module is used that is only there because another package happens to need it today."""
     declared = {canonicalize_name(r.name) for r in [*DEPENDENCIES, *(r for extra in extras for r in EXTRAS[extra])]}

@@ -20,6 +20,7 @@ GROUND = {"errors", "files", "interrupt", "machine", "quiet", "yamlfile"}
 MAY_USE: dict[str, set[str]] = {
     "decode": set(),
     "checkpoint": set(),
+    "attest": set(),
     "models": {"checkpoint"},
     "config": {"checkpoint", "models"},
     "plan": {"checkpoint", "config", "models"},
@@ -32,13 +33,14 @@ MAY_USE: dict[str, set[str]] = {
     "bench": {"config", "decode", "plan", "runtime", "serve"},
     "report": {"gates"},
     "pipeline": {
-        "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime", "serve",
-        "topology",
+        "attest", "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime",
+        "serve", "topology",
     },
+    "release": {"attest", "checkpoint", "gates", "pipeline", "runtime"},
     "doctor": {"checkpoint", "runtime"},
     "commands": {
         "bench", "catalogue", "checkpoint", "config", "decode", "doctor", "gates", "models", "pipeline", "plan",
-        "runtime", "serve",
+        "release", "runtime", "serve",
     },
     "cli": {"commands"},
     "portable": set(),

@@ -20,12 +20,13 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.hub_errors import explained, understood
 from shardmill.checkpoint.hub_limits import SMALL_BYTES, SMALL_SECONDS, BoundedFile, client, within
-from shardmill.checkpoint.hub_listing import HubAccess, RemoteFile, list_files, pinned
+from shardmill.checkpoint.hub_listing import HubAccess, RemoteFile, list_files, pinned, resolved
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.progress import reporting
 from shardmill.errors import CheckpointError
 
 CONFIG = "config.json"
+HUB_S_OWN = ".gitattributes"  # the hub writes it into every repository
 
 
 def download(
@@ -74,6 +75,25 @@ def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
         within(SMALL_SECONDS, partial(_bring, repo, listing[CONFIG], snapshot, access), f"{repo}: {CONFIG}")
         _verified(snapshot, [listing[CONFIG]], None)
         return snapshot / CONFIG
+
+
+def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[str, Path, list[str]]:
+    """A commit with all of its files but the hub's own: the commit, its folder in the hub's cache, the files' names.
+
+    A name that can move (a branch, or none for `main`) is taken as it stands now. Every byte is checked against the
+    hub's listing. Raises CheckpointError.
+    """
+    set_client_factory(client)
+    with explained(repo, revision, access.endpoint):
+        commit = resolved(repo, revision, access)
+        folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
+        snapshot = folder / "snapshots" / commit
+        files = [file for name, file in list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]
+        _check_space(folder, files)
+        for file in files:
+            _bring(repo, file, snapshot, access)
+        _verified(snapshot, files, None)
+        return commit, snapshot, [file.name for file in files]
 
 
 def _check_space(folder: Path, files: Iterable[RemoteFile]) -> None:

@@ -54,11 +54,19 @@ def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
     """The commit that `revision` is. Raises CheckpointError, naming the commit to pin, if it is a name."""
     if revision and _GIT_ID.fullmatch(revision):
         return revision
+    commit = resolved(repo, revision, access)
+    raise CheckpointError(f"{repo}: revision {revision or 'main'!r} is a name that can move; pin revision: {commit}")
+
+
+def resolved(repo: str, revision: str | None, access: HubAccess) -> str:
+    """The commit that `revision` is now."""
+    if revision and _GIT_ID.fullmatch(revision):
+        return revision
     with understood(access.endpoint):
         commit = within(SMALL_SECONDS, lambda: access.api.model_info(repo, revision=revision).sha, access.endpoint)
         if not _GIT_ID.fullmatch(str(commit)):
             raise ValueError("no commit")
-    raise CheckpointError(f"{repo}: revision {revision or 'main'!r} is a name that can move; pin revision: {commit}")
+    return str(commit)
 
 
 def list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[str, RemoteFile]:

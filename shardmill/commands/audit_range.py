@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmill.commands.build import Build
 from shardmill.commands.prompt import read_text
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest
@@ -22,7 +23,7 @@ COLUMNS = ("layer", "program", "operation", "output", "largest", "headroom", "ov
 
 
 def audit_range(
-    build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")],
+    build: Build,
     prompts: Annotated[Path, typer.Option(help="Text file; its first tokens, up to the context, are run.")],
     operations: Annotated[int, typer.Option(min=0, help="How many of the worst operations to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print every operation as one JSON list.")] = False,

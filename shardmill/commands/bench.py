@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardmill.commands.build import Build
 from shardmill.commands.drafting import Precision, check_draft_build
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
@@ -22,7 +23,7 @@ TIMES = "default: 5"
 
 
 def bench(
-    build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
+    build: Build,
     draft: Annotated[Path | None, typer.Option(help="Build folder of a draft model, to measure that too.")] = None,
     drafter: Annotated[list[str] | None, typer.Option(help=f"Drafter to measure, repeatable; {FULL}.")] = None,
     prompt_tokens: Annotated[

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill import interrupt
+from shardmill.commands.build import Build
 from shardmill.commands.drafting import (
     ContextOption,
     DraftBuild,
@@ -42,7 +43,7 @@ _KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
 
 
 def chat(
-    build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
+    build: Build,
     system: Annotated[str | None, typer.Option(help="What the model is told first; needs a chat template.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
     drafter: DrafterName = "ngram",

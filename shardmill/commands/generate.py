@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shardmill.commands.build import Build
 from shardmill.commands.drafting import (
     ContextOption,
     DraftBuild,
@@ -29,7 +29,7 @@ from shardmill.runtime.manifest import read_manifest
 
 
 def generate(
-    build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
+    build: Build,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[str | None, typer.Option(help="File with the text to continue; - is stdin.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,

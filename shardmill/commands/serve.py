@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardmill.commands.build import Build
 from shardmill.commands.drafting import (
     DRAFTERS,
     ContextOption,
@@ -25,7 +26,7 @@ LIMIT = "default: as many tokens as the context holds"
 
 
 def serve(
-    build: Annotated[Path, typer.Argument(help="Folder of a built model, e.g. build/demo.")],
+    build: Build,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     api_key: Annotated[

@@ -1,41 +1,63 @@
-"""`shardmill verify`: is every file of a build the one that was built?"""
+"""`shardmill verify`: is every file of a build the one that was built, and who says so?"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from shardmill.commands.build import Build
+
+if TYPE_CHECKING:
+    from shardmill.release.proof import Proof
 
 SHOWN = 20
 
 
-def verify(build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")]) -> None:
-    """Hash every file and compare it with what is recorded. Exit code 1 if one is changed, missing or not the build's.
+def verify(
+    build: Build,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="A public key in PEM of somebody you believe; may be given several times.")
+    ] = None,
+) -> None:
+    """Check every byte, statement and signature of a build. Exit code 1 if something is changed, missing or added.
 
-    The records start from provenance.json, whose sha256 is printed: who may write here could have changed all of them,
-    so compare it with one that you noted elsewhere.
+    The records start from provenance.json, whose sha256 is printed: who may write here could have changed all of them.
+    With --key they must be signed by one of the keys; without, compare the sha256 with one that you noted elsewhere.
     """
     from shardmill.checkpoint.hashing import hash_file
-    from shardmill.pipeline.audit import ATTESTATION, audit
+    from shardmill.pipeline.audit import ATTESTATION
+    from shardmill.release.keys import read_public
+    from shardmill.release.proof import prove
 
-    found = audit(build)
-    for name, what in found.wrong[:SHOWN]:
-        typer.echo(f"{printable(name)}: {what}", err=True)
-    if len(found.wrong) > SHOWN:
-        typer.echo(f"... and {len(found.wrong) - SHOWN} more", err=True)
+    proof = prove(build, [read_public(file) for file in key or ()])
+    for name, what in proof.wrong[:SHOWN]:
+        typer.echo(f"{printable(name)}: {printable(what)}", err=True)
+    if len(proof.wrong) > SHOWN:
+        typer.echo(f"... and {len(proof.wrong) - SHOWN} more", err=True)
+    found = proof.audit
     typer.echo(
-        f"{found.checked} files checked, {len(found.wrong)} wrong; "
+        f"{found.checked} files checked, {len(proof.wrong)} wrong; "
         f"{found.unchecked} logs and marks of Snakemake not checked"
     )
     typer.echo(f"{ATTESTATION}: sha256 {hash_file(build / ATTESTATION)}")
-    if found.wrong:
+    _tell(proof)
+    if proof.wrong:
         typer.echo(
             f"Remove what is wrong (for a file in source/, {build / 'source.receipt.json'} too) and build again: "
             "snakemake --cores 4 all",
             err=True,
         )
         raise typer.Exit(1)
+
+
+def _tell(proof: Proof) -> None:
+    """The table of what is proved by whom."""
+    lines = [("what", "proved by", "result"), *((row.what, row.by, row.result) for row in proof.rows)]
+    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
+    for what, by, result in lines:
+        typer.echo(f"{what:{widths[0]}}  {by:{widths[1]}}  {result}")
 
 
 def printable(name: str) -> str:

@@ -81,18 +81,24 @@ def place(spec: Any, part: plan.Part) -> tuple[list[blob.Blob], list[Weight | Gi
             continue
         if name not in shapes or math.prod(extents(values[0])) != math.prod(part.shapes[shapes[name]]):
             raise StampError(f"{name}: the program's weight of {extents(values[0])} is no tensor of {part.name}")
-        weights += constant_weights(part, shapes.pop(name), *(where.data for where in offsets))
-    if shapes:
-        raise StampError(f"{min(shapes)}: a tensor of {part.name} that its program does not use")
+        weights += _constant_weights(part, shapes.pop(name), *(where.data for where in offsets))
+    if unused := sorted({*shapes, *(stem(tensor.path) for tensor in part.tensors if tensor.path not in part.shapes)}):
+        raise StampError(f"{unused[0]}: a tensor of {part.name} that its program does not use")
     return blobs, weights
 
 
-def constant_weights(part: plan.Part, path: str, data: int, scale: int | None = None) -> list[Weight]:
-    """What goes into a constant's place, block by block of those that lie under each other."""
+def _constant_weights(part: plan.Part, path: str, data: int, scale: int | None = None) -> list[Weight]:
+    """What goes into a constant's place, block by block of those that lie under each other.
+
+    Raises StampError where the blocks do not fill it.
+    """
     bands: dict[int, list[plan.Tensor]] = {}
     for tensor in part.tensors:
         if tensor.path == path:
             bands.setdefault(tensor.at[0], []).append(tensor)
+    held = sum(math.prod(tensor.shape) for band in bands.values() for tensor in band)
+    if held != math.prod(part.shapes[path]):
+        raise StampError(f"{stem(path)}: the tensors of {part.name} hold {held} numbers of {list(part.shapes[path])}")
     item, columns = 1 if scale is not None else 2, math.prod(part.shapes[path][1:])
     return [
         Weight(tuple(band), data + item * row * columns, None if scale is None else scale + 2 * row)
@@ -172,7 +178,7 @@ def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
 def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
     """Reads, encodes and writes the rows of a block that starts at `row`."""
     count, columns = min(_rows_per_block(weight), weight.shape[0] - row), weight.shape[1]
-    found = [rows_of(tensor, row, count, source) for tensor in weight.tensors]
+    found = [_rows_of(tensor, row, count, source) for tensor in weight.tensors]
     rows = (found[0] if len(found) == 1 else torch.cat(found, dim=1)).reshape(count, columns).contiguous()
     if weight.scale is None:
         data, magnitude = quantize.to_fp16(rows)
@@ -185,7 +191,7 @@ def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> Non
     blob.write_at(descriptor, data.numpy().data, weight.data + data.itemsize * row * columns)
 
 
-def rows_of(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
+def _rows_of(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
     """Rows [row, row + count) of a block; all of them where they do not lie one after the other."""
     if len(tensor.shape) == 1 or Weight((tensor,), 0).whole:
         row, count = 0, tensor.stored[0]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from shardmill.gates import experts
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference
@@ -79,32 +80,58 @@ class Runner:
 
 
 def layers_parity(
-    runner: Runner, reference: Reference, boundaries: Tensor, source: Path, stored: PackageWeights
+    runner: Runner, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> Iterator[Measurement]:
     """All measurements of a layers part.
 
     Args:
         runner: the part's program.
         reference: transformers' model.
-        boundaries: [layers + 1, n, d], transformers' hidden states with the original weights.
+        known: what transformers makes of the text with the original weights: hidden [layers + 1, n, d], and experts
+            where the model has some.
         source: the checkpoint's folder.
         stored: the package's weights.
     """
-    part, indices = runner.part, range(runner.part.start, runner.part.end)
+    part, indices, boundaries = runner.part, range(runner.part.start, runner.part.end), known["hidden"]
     yield Measurement("weight_steps", *weight_steps(stored, source))
 
     x = boundaries[part.start]
     with load_programs_as("fp32"):
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
         if is_portable():
-            expected = reference.layers(x, indices, stored)[-1]
+            with experts.observed(reference.model) as chosen:
+                expected = reference.layers(x, indices, stored)[-1]
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
+            yield from chosen_experts("experts_agreement", runner, x.numpy(), 1, chosen)
         yield from width_measurements(runner, x.numpy(), plain, states)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
         ratio = Measurement("psnr", psnr(shipped, boundaries[part.end]))
         yield explained(ratio, lambda: runner.run(x.numpy(), cut(len(x), [part.tokens])), runner.program)
+        if is_portable() and "experts" in known:
+            rows = dict(zip(indices, known["experts"][part.start : part.end], strict=True))
+            yield from chosen_experts("experts_agreement_fp16", runner, x.numpy(), part.tokens, rows)
+
+
+def chosen_experts(
+    name: str, runner: Runner, x: Floats, width: int, truth: Mapping[int, Tensor]
+) -> Iterator[Measurement]:
+    """How often the part's layers take transformers' experts, if any of them has some.
+
+    Args:
+        name: of the measurement.
+        runner: runs the part's program.
+        x: the part's input, [n, d].
+        width: tokens of a pass.
+        truth: indices of the experts by layer, [n, chosen].
+    """
+    options, routed = runner.part.graph.experts, [i for i, kind in runner.part.form.layers if kind.ffn == "experts"]
+    if options is None or not routed:
+        return
+    found = experts.chosen_by(runner.program, options, len(routed), lambda: runner.run(x, cut(len(x), [width])))
+    precision = "fp32" if name == "experts_agreement" else "fp16"
+    yield experts.agreement(name, found, [truth[i] for i in routed], precision)
 
 
 def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:

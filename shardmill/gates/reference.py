@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
+from shardmill.gates import experts
 from shardmill.gates.naming import Weights, loaded, origins
 from shardmill.models.hf_config import load_hf_config
 
@@ -77,7 +78,7 @@ class Reference:
     @torch.no_grad()
     def layers(self, hidden: Tensor, indices: Collection[int], weights: Weights) -> list[Tensor]:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
-        with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, nn.Identity()):
+        with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, _Unnormed()):
             self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
         give_back()
         return outputs[1:]
@@ -103,6 +104,8 @@ class Reference:
     ) -> dict[str, Tensor]:
         """A whole forward pass: hidden [layers + 1, n, d], the first layer's input first, and logits [n, vocab].
 
+        Of a model with experts also experts [layers, n, chosen], their indices, see experts.py.
+
         Args:
             tokens: n of them.
             table: gives rows of the embedding for ids.
@@ -117,10 +120,12 @@ class Reference:
             self._headed(head, weights),
             replaced(embed, "weight", rows),
             replaced(embed, "padding_idx", None),
+            experts.observed(self.model) as chosen,
         ):
             logits = self.model(input_ids=places[None], use_cache=False).logits[0]
         give_back()
-        return {"hidden": torch.stack(outputs), "logits": logits}
+        found = {"hidden": torch.stack(outputs), "logits": logits}
+        return found | experts.by_layer(chosen, len(every))
 
     def _stream(self, hidden: Tensor) -> Tensor:
         """Hidden states without what is carried beside them."""
@@ -191,6 +196,12 @@ class Reference:
         with replaced(self.model, "lm_head", _Blocks(head, bias)):
             yield
         norm.to("meta")
+
+
+class _Unnormed(nn.Identity):
+    """Stands for the last norm where the last layer's outputs are wanted; a decoder may ask a norm for its dtype."""
+
+    weight = torch.zeros(())
 
 
 class _Skipped(nn.Module):

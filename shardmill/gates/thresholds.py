@@ -51,6 +51,13 @@ THRESHOLDS = {
         "same weights, same arithmetic",
         DECODER,
     ),
+    "experts_agreement": Threshold(
+        PROGRAM,
+        1.0,
+        True,
+        "share of tokens and layers that take transformers' experts with the same dequantised weights, in fp32",
+        "same weights, same arithmetic; choices between scores that are equal to fp32 are counted apart",
+    ),
     "width_error": Threshold(
         WIDTHS,
         1e-5,
@@ -97,6 +104,13 @@ THRESHOLDS = {
         True,
         "peak signal-to-noise ratio in dB of the program as shipped against the original weights in fp32",
         "INT8 per channel; Apple's coreai-models asks 40 of compiled fp16 and 35 of 4-bit models on whole outputs",
+    ),
+    "experts_agreement_fp16": Threshold(
+        COST,
+        0.9,
+        True,
+        "share of tokens and layers that take the same experts as shipped as with the original weights in fp32",
+        "scores that are closer than fp16 tells apart are counted apart; what INT8 moves further down a part is not",
     ),
     "kl": Threshold(
         COST,

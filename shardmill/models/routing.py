@@ -39,11 +39,11 @@ def top_k_mask(scores: Tensor, order: Tensor, chosen: int) -> Tensor:
     """
     mask = None
     for _ in range(chosen):
-        largest = scores.amax(dim=1, keepdim=True)  # [1, 1, T, 1]
-        hits = (1 - step(largest - scores)) * order  # more than one where scores are equal
-        hit = 1 - step(hits.amax(dim=1, keepdim=True) - hits)
-        scores = scores - hit * _AWAY
-        mask = hit if mask is None else mask + hit
+        best_score = scores.amax(dim=1, keepdim=True)  # [1, 1, T, 1]; gates/experts.py knows these two by their names
+        hits = (1 - step(best_score - scores)) * order  # more than one where scores are equal
+        chosen_expert = 1 - step(hits.amax(dim=1, keepdim=True) - hits)
+        scores = scores - chosen_expert * _AWAY
+        mask = chosen_expert if mask is None else mask + chosen_expert
     assert mask is not None
     return mask
 

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, read_sealed
+from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, card, is_signature
+from shardmill.pipeline.provenance import RECEIPT
 from shardmill.pipeline.task import SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 ATTESTATION = "provenance.json"
-RECEIPT = ".receipt.json"
 UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
 LOGS = "logs"
 SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
@@ -37,6 +39,7 @@ class Audit:
     checked: int
     unchecked: int  # logs, and Snakemake's own marks
     wrong: tuple[tuple[str, str], ...]  # (path relative to the build, what is wrong), sorted
+    signatures: tuple[str, ...] = ()  # files that only a key can check
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,21 @@ def audit(build: Path) -> Audit:
     read_manifest(build, COMPLETE)
     known = records(build)
     found = dict(entries(build))
-    unchecked = {path for path, mode in found.items() if stat.S_ISREG(mode) and is_out_of_scope(path)}
-    present = sorted(found.keys() - unchecked)
+    regular = [path for path, mode in found.items() if stat.S_ISREG(mode)]
+    unchecked = {path for path in regular if is_out_of_scope(path)}
+    signatures = {path for path in regular if is_signature(path)}
+    present = sorted(found.keys() - unchecked - signatures)
     with ThreadPoolExecutor(THREADS) as pool:
         faults = dict(zip(present, pool.map(lambda path: fault(build, path, found[path], known), present), strict=True))
-    missing = {path: "missing" for path in known if not _is_at_or_below(path, found)}
+    absent = set(added(build)["left_out"])
+    missing = {path: "missing" for path in known if path not in absent and not _is_at_or_below(path, found)}
     wrong = missing | {path: what for path, what in faults.items() if what}
-    return Audit(len(present) + len(missing), len(unchecked), tuple(sorted(wrong.items())))
+    return Audit(len(present) + len(missing), len(unchecked), tuple(sorted(wrong.items())), tuple(sorted(signatures)))
 
 
 def records(build: Path) -> dict[str, Record]:
     """Every file that should be there, by its path relative to the build."""
-    attestation = read_sealed(build / ATTESTATION)
+    attestation = read_provenance(build / ATTESTATION)
     known = {ATTESTATION: Record(hash_file(build / ATTESTATION), ATTESTATION)}
     try:
         for path, sha in attested(attestation):
@@ -76,18 +82,24 @@ def records(build: Path) -> dict[str, Record]:
             known[receipt] = Record(hash_file(build / receipt), receipt)
             for path, sha in outputs(name, read_sealed(build / receipt)):
                 known.setdefault(path, Record(sha, receipt))
+    for record, content in ((BUNDLE, added(build)), (CARD_RECORD, card(build))):
+        if (build / record).exists():
+            known[record] = Record(hash_file(build / record), record)
+        for path, sha in content["files"].items():
+            known.setdefault(path, Record(sha, record))
     return known
 
 
 def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(path, sha256) of all that provenance.json speaks of."""
     predicate = attestation["predicate"]
-    materials = predicate["buildDefinition"]["resolvedDependencies"]
+    definition = predicate["buildDefinition"]
     for row in (*attestation["subject"], *predicate["runDetails"]["byproducts"]):
         yield row["name"], row["digest"]["sha256"]
-    for row in materials:
-        yield f"{SOURCE}/{row['name']}", row["digest"]["sha256"]
-    for name, receipt in predicate["runDetails"]["shardmill_steps"].items():
+    for row in definition["resolvedDependencies"]:
+        if row["name"].startswith(f"{SOURCE}/"):
+            yield row["name"], row["digest"]["sha256"]
+    for name, receipt in definition["internalParameters"]["steps"].items():
         yield f"{name}{RECEIPT}", hashlib.sha256(dumps(receipt).encode()).hexdigest()
         yield from outputs(name, receipt)
 

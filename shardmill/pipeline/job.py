@@ -129,7 +129,7 @@ def _own_peak() -> int:
 
 def _withdraw(build: Path) -> None:
     """Removes what speaks for the whole build: a part of it is being made or judged again, and they come after that."""
-    for name in ("model.json", "provenance.json", "report.html"):
+    for name in ("model.json", "provenance.json", "test-results.jsonl", "report.html"):
         (build / name).unlink(missing_ok=True)
 
 

@@ -1,90 +1,132 @@
-"""Attestation: model.json's files and the gates' verdicts as subjects, the checkpoint's files as materials, every step
-with its action key.
+"""Attestations of a build: SLSA provenance of model.json's files and the gates' verdicts, and what each gate found.
 
-The form is an in-toto statement (https://in-toto.io/Statement/v1) with SLSA's provenance predicate
-(https://slsa.dev/provenance/v1). Nothing in it varies from run to run; what is not known is absent.
+Nothing in them varies from run to run; what is not known is absent. docs/attestations.md explains every field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packageurl import PackageURL
+
 from shardmill import __version__
+from shardmill.attest.addresses import BUILD_TYPE, BUILDER
+from shardmill.attest.packages import interpreter, packages
+from shardmill.attest.parameters import parameters
+from shardmill.attest.results import gate_statement
+from shardmill.attest.statement import PROVENANCE, described, statement, with_seal
+from shardmill.attest.workflow import workflow
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.paths import RECORD_FILE
-from shardmill.errors import ShardmillError
-from shardmill.files import read_json, read_sealed, sealed
+from shardmill.files import read_json, read_sealed
+from shardmill.pipeline.subjects import named, subjects
 from shardmill.pipeline.task import SOURCE
-from shardmill.runtime.manifest import COMPLETE, entries, read_manifest
+from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-BUILD_TYPE = "urn:shardmill:build:v1"
-BUILDER = "urn:shardmill"
+RECEIPT = ".receipt.json"  # ends the name of a receipt
+PARITY_TEXT = "parity.text"
 
 
-def statement(record: Path, manifest: Path, receipts: Sequence[Path]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Evidence:
+    """What statements of a build are made of.
+
+    Attributes:
+        record: source.receipt.json, whose bytes are also those of source/source.json.
+        manifest: model.json.
+        receipts: those of all steps whose results are the same in every build.
+        verdicts: what the gates said.
+        text: what the parity gates were fed with.
+        settings: the config as plain data.
+    """
+
+    record: Path
+    manifest: Path
+    receipts: Sequence[Path]
+    verdicts: Sequence[Path]
+    text: Path
+    settings: Mapping[str, Any]
+
+
+def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """A statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths.
+
+    Args:
+        build: the build's folder.
+        paths: the verdicts.
+    """
+    files = _files_by_part(read_manifest(build, COMPLETE))
+    found = []
+    for path in sorted(paths):
+        verdict = read_json(path)
+        judged = files.get(verdict["part"]) or [file for each in files.values() for file in each]  # one, or the stack
+        name = path.relative_to(build).with_suffix("").as_posix()
+        found.append(gate_statement(name, hash_file(path), verdict, judged))
+    return found
+
+
+def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """(path, sha256) of every file of each part's package and bundle."""
+    return {part["name"]: [*named(model["packages"][part["name"]]), *named(part["program"])] for part in model["parts"]}
+
+
+def provenance(evidence: Evidence, results: Path) -> dict[str, Any]:
     """provenance.json's content.
 
     Args:
-        record: source.receipt.json, whose bytes are also those of source/source.json.
-        manifest: model.json.
-        receipts: Those of all steps whose results are the same in every build.
+        evidence: what it is made of.
+        results: the file of the gates' statements.
 
     Raises:
-        ShardmillError: One of them is damaged.
+        ShardmillError: one of the files is damaged.
     """
-    source, model = read_json(record), read_manifest(manifest.parent, COMPLETE)
-    fetched = {"sha256": hash_file(record)}
-    names = {path: path.relative_to(manifest.parent).as_posix().removesuffix(".receipt.json") for path in receipts}
-    steps = {names[path]: read_sealed(path) for path in receipts}
-    content = {
-        "_type": "https://in-toto.io/Statement/v1",
-        "predicateType": "https://slsa.dev/provenance/v1",
-        "subject": [{"name": n, "digest": {"sha256": s}} for n, s in (*subjects(model, manifest), *verdicts(steps))],
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": {"model": model["model"], "repo": source["repo"], "commit": source["commit"]},
-                "resolvedDependencies": [
-                    {"name": name, "digest": {"sha256": file["sha256"]}} for name, file in source["files"].items()
-                ],
-            },
-            "runDetails": {
-                "builder": {"id": BUILDER, "version": {"shardmill": __version__}},
-                "byproducts": [{"name": n, "digest": fetched} for n in (record.name, f"{SOURCE}/{RECORD_FILE}")],
-                "shardmill_steps": steps,  # an extension field: SLSA wants the vendor's name in front
-            },
+    build = evidence.manifest.parent
+    model = read_manifest(build, COMPLETE)
+    names = {path: path.relative_to(build).as_posix() for path in evidence.receipts}
+    steps = {names[path].removesuffix(RECEIPT): read_sealed(path) for path in evidence.receipts}
+    fetched = hash_file(evidence.record)
+    byproducts = [
+        *((name, fetched) for name in (evidence.record.name, f"{SOURCE}/{RECORD_FILE}")),
+        (results.name, hash_file(results)),
+        *((names[path], hash_file(path)) for path in evidence.receipts),
+    ]
+    predicate = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {"config": parameters(evidence.settings)},
+            "internalParameters": {"steps": steps},
+            "resolvedDependencies": [
+                workflow(),
+                *_checkpoint(read_json(evidence.record)),
+                described(PARITY_TEXT, hash_file(evidence.text)),
+                interpreter(),
+                *packages({name for receipt in steps.values() for name in receipt.get("packages", {})}),
+            ],
+        },
+        "runDetails": {
+            "builder": {"id": BUILDER, "version": {"shardmill": __version__}},
+            "byproducts": [described(name, sha) for name, sha in byproducts],
         },
     }
-    return sealed(content)
+    return with_seal(statement(PROVENANCE, (*subjects(model, evidence.manifest), *verdicts(steps)), predicate))
 
 
-def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of model.json and of every file it names."""
-    yield manifest.name, hash_file(manifest)
-    for entry in entries(model):
-        if "sha256" not in entry and "files" not in entry:
-            raise ShardmillError(f"{manifest}: no sha256 of {entry['path']}; delete it and build again")
-        yield from named(entry)
+def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What was fetched: the repository at its commit, where there is one, and every file."""
+    url = ""
+    if source["repo"]:
+        url = _huggingface(source["repo"], source["commit"])
+        yield {"name": SOURCE, "uri": url, "digest": {"gitCommit": source["commit"]}}
+    for name, file in source["files"].items():
+        yield described(f"{SOURCE}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
 
 
-def named(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of every file that an entry of model.json names."""
-    if "sha256" in entry:
-        yield entry["path"], entry["sha256"]
-    for name, sha in entry.get("files", {}).items():
-        yield f"{entry['path']}/{name}", sha
-
-
-def check_files(model: Mapping[str, Any], build: Path) -> None:
-    """Raises ShardmillError where a file is not the one that a manifest's content names."""
-    for entry in entries(model):
-        for name, sha in named(entry):
-            if not (build / name).is_file() or hash_file(build / name) != sha:
-                made = f"{SOURCE}.receipt.json" if name.startswith(f"{SOURCE}/") else entry["path"]
-                what = "not the file that was made and judged"
-                raise ShardmillError(f"{build / name}: {what}; remove {build / made} and build again")
+def _huggingface(repo: str, commit: str) -> str:
+    owner, name = repo.split("/")
+    return str(PackageURL("huggingface", owner, name, commit))
 
 
 def verdicts(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

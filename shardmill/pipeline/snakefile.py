@@ -14,6 +14,7 @@ from shardmill.pipeline import dag, fingerprint, memory
 from shardmill.pipeline.configured import settings, source_files, split_settings, task_files
 from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock
+from shardmill.pipeline.origin import default_config, grounded
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.steps import reference
 from shardmill.pipeline.table import STEPS
@@ -24,6 +25,7 @@ __all__ = [
     "all_receipts",
     "artifacts",
     "checked",
+    "default_config",
     "drawn",
     "gate_receipts",
     "mem_mb",
@@ -43,7 +45,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Config:
     try:
         for file in workflow.configfiles:
             read_yaml(Path(file))  # Snakemake has read it, but takes the last of a key given twice
-        found = parse(config, name)
+        found = parse(grounded(config), name)
         for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")
         return settle(found, name)

@@ -164,8 +164,10 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     ),
     "provenance": Step(
         provenance.task,
-        makes={"provenance": "provenance.json"},
-        reads={"record": RECORD, "manifest": MODEL, "receipts": dag.receipts},
+        makes={"provenance": "provenance.json", "results": "test-results.jsonl"},
+        reads={"record": RECORD, "manifest": MODEL, "receipts": dag.receipts, "verdicts": dag.verdicts},
+        outside={"text": lambda config: config.parity.text},
+        params={"settings": configured.settings},
         needs=Need(300),
         kept=False,
         delivered=True,

@@ -12,6 +12,7 @@ import torch
 from shardmill.convert import stream
 from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import StampError
+from shardmill.convert.weights import block
 from shardmill.plan import Part
 
 from .small import head_part, write_checkpoint
@@ -50,14 +51,14 @@ def test_unused_tensors_are_told(head: tuple[Part, Path]) -> None:
         stream.place(composed(part), more)
 
 
-@pytest.mark.parametrize("block", [1, 64, 7 * 64, 1 << 18])
+@pytest.mark.parametrize("size", [1, 64, 7 * 64, 1 << 18])
 def test_blocks_of_any_size_and_any_order_give_the_same_file(
-    block: int, head: tuple[Part, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, head: tuple[Part, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part, source = head
     blobs, weights = stream.place(composed(part), part)
     stream.write(tmp_path / "whole", blobs, weights, source, threads=1)
-    monkeypatch.setattr(stream, "BLOCK", block)
+    monkeypatch.setattr(stream, "BLOCK", size)
     stream.write(tmp_path / "blocks", blobs, weights[::-1], source, threads=4)
     assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
 
@@ -79,17 +80,17 @@ def test_records_lead_to_the_tensors(head: tuple[Part, Path], tmp_path: Path) ->
     """The offsets in the program are those at which the weight file holds what it should."""
     part, source = head
     spec = composed(part)
-    blobs, (norm, rows) = stream.place(spec, part)
-    stream.write(tmp_path / "w", blobs, [norm, rows], source, threads=2)
+    blobs, weights = stream.place(spec, part)
+    stream.write(tmp_path / "w", blobs, weights, source, threads=2)
     content = (tmp_path / "w").read_bytes()
     offsets = [v.blobFileValue.offset for _, values in stream.weight_sites(spec) for v in values]
     stored, levels, scale = (
         torch.frombuffer(bytearray(content[offset + 64 : offset + 64 + b.size]), dtype=dtype)
         for offset, b, dtype in zip(offsets, blobs, (torch.float16, torch.int8, torch.float16), strict=True)
     )
-    assert norm.tensor is part.tensors[0]
-    assert torch.equal(stored, stream.read_rows(norm, 0, 1, source)[0].half())
-    original = stream.read_rows(rows, 0, rows.rows, source).float()
+    norm, rows = (block(tensor, source) for tensor in part.tensors)
+    assert torch.equal(stored, norm.half())
+    original = rows.float()
     difference = levels.reshape(original.shape).float() * scale[:, None].float() - original
     # Half a level, and what fp16 rounds off the scale (127 * 2^-11) and the quotient (2^-5).
     assert (difference.abs() <= 0.6 * scale[:, None].float()).all()

@@ -15,6 +15,7 @@ from torch import Tensor
 from shardmill.gates import parity, reference, stack, thresholds
 from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
+from shardmill.pipeline.steps.reference import carry
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
@@ -30,11 +31,12 @@ def judge(gate: str, measurements: Iterable[thresholds.Measurement | thresholds.
 
 
 @cache
-def known(source: Path) -> dict[str, Tensor]:
+def known(source: Path, carried: int = 0) -> dict[str, Tensor]:
     """What the reference step writes: hidden [layers + 1, n, d] and logits [n, vocab] with the original weights."""
     weights = reference.checkpoint_weights(source)
     table = weights("model.embed_tokens.weight")
-    return reference.Reference(source, tiny.CONTEXT).run(text(source), lambda ids: table[ids], [table], weights)
+    witness = reference.Reference(source, tiny.CONTEXT, carried)
+    return witness.run(text(source), lambda ids: table[ids], [table], weights)
 
 
 @cache
@@ -46,11 +48,12 @@ def text(source: Path) -> tuple[int, ...]:
 def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
-    known_model = reference.Reference(build.source, tiny.CONTEXT)
-    stored, states = PackageWeights(program, piece), known(build.source)
+    known_model = reference.Reference(build.source, tiny.CONTEXT, carry(build.plan))
+    stored, states = PackageWeights(program, piece), known(build.source, carry(build.plan))
     if piece.kind == "layers":
         runner = parity.Runner(program, piece, build.plan)
-        found = parity.layers_parity(runner, known_model, states["hidden"][:, :POSITIONS], build.source, stored)
+        few = {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
+        found = parity.layers_parity(runner, known_model, few, build.source, stored)
     else:
         pair = states["hidden"][-1], states["logits"]
         found = parity.head_parity(program, piece, known_model, pair, build.source, stored)
@@ -62,8 +65,7 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt:
     table = spoilt or build.table
     programs = {**build.packages, **(packages or {})}
     pieces = {name: (build.parts[name], path) for name, path in programs.items()}
-    weights, head = stack.stored_weights(pieces, build.plan["prefix"])
-    states = known(build.source)
+    states = known(build.source, carry(build.plan))
     short = {
         "tokens": torch.tensor(text(build.source)),
         "hidden": states["hidden"][:, :POSITIONS],
@@ -73,8 +75,8 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt:
     def load() -> engine.Engine:
         return engine.Engine(in_place(build.plan, programs, table), Path("/"))
 
-    known_model, scale = reference.Reference(build.source, tiny.CONTEXT), build.plan["architecture"]["embedding_scale"]
-    stored = stack.Stored(known_model, weights, head, scale)
+    known_model = reference.Reference(build.source, tiny.CONTEXT, carry(build.plan))
+    stored = stack.stored_model(known_model, pieces, build.parts["embedding"], build.source, build.plan["prefix"])
     row = table_parity(build.parts["embedding"], build.source, table)
     return judge("stack", [row, *stack.stack_parity(load, stored, short)])
 

@@ -76,9 +76,10 @@ def test_rotary_tables_exchanged(gemma: tiny.Build) -> None:
 
 def test_an_embedding_without_its_scale(gemma: tiny.Build) -> None:
     """The host's table holds the scale; a plan that forgets it is told by the stack."""
-    architecture = {**gemma.plan["architecture"], "embedding_scale": 1.0}
+    (table,) = gemma.parts["embedding"].tensors
+    bare = replace(gemma.parts["embedding"], tensors=(replace(table, source=replace(table.source, times=1.0)),))
     with caught("program_error"):
-        judged.whole(replace(gemma, plan={**gemma.plan, "architecture": architecture}))
+        judged.whole(replace(gemma, parts={**gemma.parts, "embedding": bare}))
 
 
 def shifted(patch: pytest.MonkeyPatch, change: Any) -> None:

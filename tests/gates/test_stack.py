@@ -110,7 +110,7 @@ def test_the_first_engine_is_gone_before_the_second_is_loaded(monkeypatch: pytes
     states = {"tokens": tokens, "hidden": torch.zeros(1, 8, 4), "logits": rows[tokens]}
     gc.disable()
     try:
-        found = list(stack.stack_parity(load, stack.Stored(None, None, (), 1.0), states))  # type: ignore[arg-type]
+        found = list(stack.stack_parity(load, stack.Stored(None, None, (), lambda rows: rows), states))  # type: ignore[arg-type]
     finally:
         gc.enable()
     assert len(alive) == 2

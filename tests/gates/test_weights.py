@@ -36,7 +36,7 @@ def steps_from(
     patch: pytest.MonkeyPatch, stored: PackageWeights, original: dict[str, torch.Tensor]
 ) -> tuple[float, str]:
     """`weight_steps` of a checkpoint that holds these values."""
-    patch.setattr(weights, "read", lambda tensor, source: original[tensor.path])
+    patch.setattr(weights, "block", lambda tensor, source: original[tensor.path])
     return weight_steps(stored, NOWHERE)
 
 
@@ -86,7 +86,8 @@ def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance(monkeypatch: p
     scale = torch.tensor([[1 / 127], [0.0], [0.0]])
     quantised = torch.tensor([[127, -64], [0, 0], [0, 0]], dtype=torch.int8)
     tensor = SimpleNamespace(path="w", source=Source("w"), label="w")
-    kept = SimpleNamespace(tensors={"w": tensor}, stored=lambda _: (quantised, scale))
+    part = SimpleNamespace(shapes={"w": (3, 2)}, tensors=[tensor])
+    kept = SimpleNamespace(part=part, stored=lambda _: (quantised, scale))
     worst, _ = steps_from(monkeypatch, cast("PackageWeights", kept), {"w": values})
     assert 0.4 < worst < 0.6
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import sealed, write_json
+from shardmill.gates.thresholds import Measurement, compare
 from shardmill.pipeline.perform import read_artifact
 from shardmill.pipeline.steps import manifest, provenance
 from shardmill.pipeline.store import Store
@@ -39,6 +40,22 @@ PLAN: dict[str, Any] = {
     ],
 }
 PARTS = ("layers_00_02", "head_0")
+SETTINGS: dict[str, Any] = {
+    "model": "tiny",
+    "source": {"path": "/home/somebody/tiny", "repo": None, "revision": None},
+    "context": 64,
+    "topology": [[0, 2]],
+    "convert": {"weights": "int8"},
+    "parity": {"text": "texts/parity.txt", "positions": 16, "perplexity_positions": 48},
+}
+PORTABLE = {"engine": {"name": "portable"}}
+GATES: dict[str, dict[str, Any]] = {
+    "parity/stack": {"part": "stack", "gate": compare([Measurement("kl", 0.001)]), "not_run": {}, **PORTABLE},
+    "parity/head_0": {"part": "head_0", "gate": compare([Measurement("psnr", 50.0)]), **PORTABLE}
+    | {"not_run": {"width_error": "no fp32 here"}},
+    "residency/head_0": {"part": "head_0", "gate": compare([Measurement("ineligible", 0)]), "evidence": "predicted"}
+    | PORTABLE,
+}
 ROOT = ("embedding.receipt.json", "plan.receipt.json")  # of the receipts beside model.json, those that are attested
 
 
@@ -54,10 +71,12 @@ def write_parts(builds: Path) -> Path:
     table = folder / "embedding.safetensors"
     store.perform(Action("embedding"), {"table": table}, receipt(table), lambda made: make_file(made["table"]))
     (folder / "source").mkdir()
+    (folder / "source/config.json").write_text("{}")
     (folder / "source/tokenizer.json").write_text("{}")
     write_json(folder / "plan.json", PLAN)
     (folder / "source/tokenizer_config.json").write_text("[]")
     files = {
+        "config.json": {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2},
         "tokenizer.json": {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2},
         "tokenizer_config.json": {"sha256": hashlib.sha256(b"[]").hexdigest(), "size": 2},
         "model.safetensors": {"sha256": hashlib.sha256(b"ww").hexdigest(), "size": 2},
@@ -104,15 +123,24 @@ def written(build: Path) -> dict[str, Any]:
 def attest(build: Path) -> None:
     """Writes provenance.json."""
     receipts = sorted(path for path in build.rglob("*.receipt.json") if path.parent != build or path.name in ROOT)
-    task = provenance.task(build / "source.receipt.json", build / "model.json", receipts)
-    task.work({"provenance": build / "provenance.json"})
+    verdicts = [build / f"{gate}.json" for gate in GATES if (build / f"{gate}.json").exists()]
+    text = build.parent / "parity.txt"
+    text.write_text("fed")
+    task = provenance.task(build / "source.receipt.json", build / "model.json", receipts, verdicts, text, SETTINGS)
+    task.work({"provenance": build / "provenance.json", "results": build / "test-results.jsonl"})
 
 
 def judge(build: Path) -> None:
-    """The gate of the stack, and the plan's receipt."""
-    store, plan, verdict = Store(build.parent / ".store"), build / "plan.json", build / "parity/stack.json"
+    """The gates' verdicts, and the plan's receipt."""
+    store, plan = Store(build.parent / ".store"), build / "plan.json"
     store.perform(Action("plan"), {"plan": plan}, receipt(plan), lambda made: write_json(made["plan"], PLAN))
-    store.perform(Action("stack"), {"verdict": verdict}, receipt(verdict), lambda made: make_file(made["verdict"]))
+    for gate, content in GATES.items():
+        verdict = build / f"{gate}.json"
+        store.perform(Action(gate), {"verdict": verdict}, receipt(verdict), partial(write_verdict, content))
+
+
+def write_verdict(content: dict[str, Any], made: Mapping[str, Path]) -> None:
+    write_json(made["verdict"], content)
 
 
 def report(build: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from shardmill.attest.statement import with_seal
 from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
@@ -199,7 +200,7 @@ def test_without_an_attestation_nothing_can_be_compared(build: Path, content: st
         file.write_text(content)
     with pytest.raises(ShardmillError, match=r"provenance\.json: can't be read .*; remove it and build again"):
         audit(build)
-    write_json(file, sealed({"subject": [5]}))
+    write_json(file, with_seal({"subject": [5], "predicate": {"buildDefinition": {"internalParameters": {}}}}))
     with pytest.raises(ShardmillError, match="no attestation of a build"):
         audit(build)
 

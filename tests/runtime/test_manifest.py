@@ -13,7 +13,7 @@ from manifests import manifest
 from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import audit
-from shardmill.pipeline.provenance import subjects
+from shardmill.pipeline.subjects import subjects
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import COMPLETE, PART, RUNTIME, read_manifest, runtime_manifest
 

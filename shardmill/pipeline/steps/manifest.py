@@ -8,7 +8,7 @@ from typing import Any
 
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
-from shardmill.pipeline.provenance import check_files
+from shardmill.pipeline.subjects import check_files
 from shardmill.pipeline.task import SOURCE, Artifact, Task
 from shardmill.runtime.manifest import runtime_manifest
 

@@ -56,7 +56,7 @@ def task(
         reference = Reference(source, plan["context"], carry(plan))
         if piece.kind == "layers":
             runner = parity.Runner(bundle.path, piece, plan)
-            found = parity.layers_parity(runner, reference, known["hidden"], source, stored)
+            found = parity.layers_parity(runner, reference, known, source, stored)
         else:
             hidden = known["hidden"][-1]
             both = hidden, known["logits"][: len(hidden)]

@@ -1,25 +1,36 @@
-"""provenance: who was built from what, with which tools, as an in-toto statement with SLSA's build predicate."""
+"""provenance: who was built from what, with which tools, and what the gates found, as in-toto statements."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from shardmill.files import write_json
-from shardmill.pipeline.provenance import statement
+from shardmill.files import write_json, write_text
+from shardmill.pipeline.provenance import Evidence, gate_statements, provenance
 from shardmill.pipeline.task import Task
 
 
-def task(record: Path, manifest: Path, receipts: list[Path]) -> Task:
-    """provenance.json.
+def task(
+    record: Path, manifest: Path, receipts: list[Path], verdicts: list[Path], text: Path, settings: Mapping[str, Any]
+) -> Task:
+    """provenance.json and test-results.jsonl.
 
     Args:
         record: source.receipt.json.
         manifest: model.json.
         receipts: of all steps.
+        verdicts: of all gates.
+        text: what the parity gates were fed with.
+        settings: the config as plain data.
     """
+    evidence = Evidence(record, manifest, receipts, verdicts, text, settings)
 
     def work(made: Mapping[str, Path]) -> None:
-        write_json(made["provenance"], statement(record, manifest, receipts))
+        results = gate_statements(manifest.parent, verdicts)
+        lines = [json.dumps(result, sort_keys=True, ensure_ascii=False) for result in results]
+        write_text(made["results"], "".join(f"{line}\n" for line in lines))
+        write_json(made["provenance"], provenance(evidence, made["results"]))
 
     return Task(work)

@@ -22,7 +22,9 @@ BLOCK = 1 << 22  # bytes that are hashed at a time
 
 
 def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
-    """A safetensors file of tokens [n], hidden [layers + 1, positions, d] and logits [n, vocab].
+    """A safetensors file of tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], and experts.
+
+    The last are there for a model that has them: indices of those that each token takes, [layers, positions, chosen].
 
     Of an encoder: of tokens [n] and, for each bucket T, output_T: what comes out for their passages, a row for each
     token or, where texts are classified, for each passage.
@@ -56,8 +58,10 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         blocks = torch.split(head, reference.HEAD_ROWS)
         model = reference.Reference(source, plan["context"], carry(plan))
         trace = model.run(tokens, lambda ids: table[ids], blocks, weights)
-        hidden = trace["hidden"][:, : parity["positions"]].contiguous()
-        save_file({"tokens": torch.tensor(tokens), "hidden": hidden, "logits": trace["logits"]}, made["states"])
+        trace["tokens"] = torch.tensor(tokens)
+        for name in trace.keys() & {"hidden", "experts"}:
+            trace[name] = trace[name][:, : parity["positions"]].contiguous()
+        save_file(trace, made["states"])
 
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
@@ -95,6 +99,9 @@ def seen(states: Path, part: Part) -> str:
     first, last = (part.start, part.end) if part.kind == "layers" else (hidden.shape[0] - 1,) * 2
     spans = [(hidden.start + first * edge, hidden.start + (last + 1) * edge)]
     spans += [] if part.kind == "layers" else [(logits.start, logits.end)]
+    if "experts" in held and part.kind == "layers":
+        row = (held["experts"].end - held["experts"].start) // held["experts"].shape[0]
+        spans.append((held["experts"].start + first * row, held["experts"].start + last * row))
     return _hashed(states, spans, repr((hidden.shape[1:], logits.shape)))
 
 

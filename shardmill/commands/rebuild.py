@@ -1,0 +1,41 @@
+"""`shardmill rebuild`: do the same bytes come out again?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardmill.commands.build import Build
+
+
+def rebuild(
+    build: Build,
+    out: Annotated[Path, typer.Option(help="Folder to build in; it is made.")] = Path("rebuilt"),
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="Private key (PEM): sign that you built the same.")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(help="Where a checkpoint lies that is on no hub.")] = None,
+    cores: Annotated[int, typer.Option(min=1, help="Cores for Snakemake.")] = os.cpu_count() or 1,
+) -> None:
+    """Build again what a provenance.json, a build's folder or hf:OWNER/NAME speaks of, and compare every byte.
+
+    Exit code 1 if a byte differs, with the step and the ingredient that explain it. Packages of other versions and a
+    shardmill of other code are refused before anything is built.
+    """
+    from shardmill.release.rebuild import build_again, check_tools, compare, read_original, state
+
+    original = read_original(build)
+    check_tools(original)
+    again = build_again(original, out, cores, source)
+    told = compare(original, again)
+    for line in told:
+        typer.echo(line, err=True)
+    count = len(original.statement["subject"])
+    if told:
+        raise typer.Exit(1)
+    typer.echo(f"{count} subjects, 0 differing bytes: {again}")
+    for path in state(again, sign, original.folder) if sign else ():
+        typer.echo(f"signed: {path}")

@@ -1,0 +1,73 @@
+"""Where the workflow lies: in the clone that the library is of, or in the wheel that it was installed from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import shardmill
+from shardmill.config import Benchmark, Parity
+from shardmill.errors import ShardmillError
+
+SNAKEFILE = "Snakefile"
+PARTS = (SNAKEFILE, "rules", "scripts", "envs", "configs", "profiles", "resources", "constraints.txt")
+PATHS = {  # keys of a config that name a file or a folder, and what they are if they are not given
+    ("source", "path"): None,
+    ("parity", "text"): Parity().text,
+    ("benchmark", "text"): Benchmark().text,
+    ("benchmark", "task_prompts"): Benchmark().task_prompts,
+}
+LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store")
+
+
+def workflow_root() -> Path:
+    """The folder with the Snakefile. Raises ShardmillError where this installation has none."""
+    package = Path(shardmill.__file__).resolve().parent
+    for folder in (package.parent, package / "workflow"):
+        if (folder / SNAKEFILE).is_file():
+            return folder
+    raise ShardmillError(
+        f"{package}: holds no workflow; install shardmill anew: pip install --force-reinstall shardmill"
+    )
+
+
+def default_config() -> str:
+    """The demo's config: the working folder's or, where that has none, the workflow's own."""
+    own = Path("configs/demo.yaml")
+    return str(own if own.is_file() else workflow_root() / own)
+
+
+def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config whose files are looked for in the working folder and, where they are not there, beside the workflow.
+
+    So a workflow that uses this one as a module, from a folder of its own, has the demo's checkpoint and the texts.
+    """
+    found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    for (section, key), default in PATHS.items():
+        given = found.get(section, {})
+        path = given.get(key, default) if isinstance(given, dict) else None
+        if isinstance(path, str) and not Path(path).exists() and (workflow_root() / path).exists():
+            found[section] = {**given, key: os.path.relpath(workflow_root() / path)}
+    return found
+
+
+def lay_out(folder: Path) -> None:
+    """Makes a folder to run Snakemake in: a copy of the workflow, its configs, texts and the demo's checkpoint.
+
+    Raises:
+        ShardmillError: something of that name is there.
+    """
+    root = workflow_root()
+    there = [name for name in PARTS if (folder / name).exists()]
+    if there:
+        raise ShardmillError(f"{folder / there[0]}: is there already; choose another folder, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PARTS:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, folder / name, ignore=LEFT)
+        else:
+            shutil.copyfile(root / name, folder / name)
+    (folder / "config").symlink_to("configs")

@@ -1,0 +1,134 @@
+"""The card of a published build: what a hub indexes, and what a person wants to know before using a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill import __version__
+from shardmill.attest.addresses import HOME
+from shardmill.attest.statement import read_provenance
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.files import read_json, sealed, write_json, write_text
+from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.pipeline.added import CARD_RECORD, added
+from shardmill.pipeline.audit import ATTESTATION
+from shardmill.pipeline.provenance import PARITY_TEXT, verdicts
+from shardmill.release.bundle import CARD
+from shardmill.release.license import License
+from shardmill.runtime.manifest import read_manifest
+
+TEMPLATE = Path(__file__).parent / "templates" / "card.md.j2"
+TAGS = ["coreml", "apple-neural-engine", "shardmill"]
+TASKS = {"layers": "text-generation", "encoder": "token-classification"}
+METRICS = {"kl": "kl_divergence", "top1_agreement": "accuracy", "perplexity_ratio": "perplexity_ratio"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a card says that a build does not know of itself.
+
+    Attributes:
+        repo: owner/name of the repository.
+        license: the checkpoint's.
+        key: identity of the key that signs; empty for none.
+    """
+
+    repo: str
+    license: License
+    key: str
+
+
+def write_card(build: Path, published: Published) -> None:
+    """Writes README.md and the record that names it."""
+    write_text(build / CARD, _card_text(build, published))
+    write_json(build / CARD_RECORD, sealed({"files": {CARD: hash_file(build / CARD)}}))
+
+
+def _card_text(build: Path, published: Published) -> str:
+    """The card with its metadata, by the hub client's own classes."""
+    from huggingface_hub import ModelCardData
+    from jinja2 import Environment, StrictUndefined
+
+    statement = read_provenance(build / ATTESTATION)
+    definition = statement["predicate"]["buildDefinition"]
+    dependencies = {row["name"]: row for row in definition["resolvedDependencies"]}
+    config, model = definition["externalParameters"]["config"], read_manifest(build)
+    steps = definition["internalParameters"]["steps"]
+    found = [read_json(build / name) for name, _ in sorted(verdicts(steps))]
+    base = config["source"].get("repo")
+    text = dependencies[PARITY_TEXT]["digest"]["sha256"]
+    body = Environment(undefined=StrictUndefined).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    rows = list(_worst(found))
+    data = ModelCardData(
+        license=published.license.id,
+        license_name=published.license.name,
+        license_link=published.license.link,
+        base_model=base,
+        base_model_relation="quantized" if base else None,
+        pipeline_tag=next((TASKS[part["kind"]] for part in model["parts"] if part["kind"] in TASKS), None),
+        tags=[*TAGS, config["convert"]["weights"]],
+        model_name=model["model"],
+        eval_results=list(_results(found, text)),
+    )
+    told = body.render(
+        model=model,
+        base=base,
+        commit=config["source"].get("revision"),
+        weights=config["convert"]["weights"].upper(),
+        home=HOME,
+        version=__version__,
+        engine=_engine(found),
+        predicted=any(row["evidence"] == "predicted" for row in rows),
+        rows=rows,
+        text=text,
+        missing=sorted({name for verdict in found for name in verdict.get("not_run", {})}),
+        left_out=_left_out(added(build)["left_out"]),
+        **asdict(published) | {"license": published.license},
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n{told.strip()}\n"
+
+
+def _engine(found: list[Mapping[str, Any]]) -> str:
+    engines = {" ".join(verdict["engine"].values()) for verdict in found if "engine" in verdict}
+    return ", ".join(sorted(engines)) or "not recorded"
+
+
+def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Of each number, the row that is nearest to its threshold, or beyond it."""
+    worst: dict[str, dict[str, Any]] = {}
+    for verdict in found:
+        for row in verdict["gate"]:
+            threshold = THRESHOLDS.get(row["name"])
+            sign = -1 if threshold is not None and threshold.at_least else 1
+            if row["name"] not in worst or sign * row["value"] > sign * worst[row["name"]]["value"]:
+                evidence = verdict.get("evidence", "measured")
+                worst[row["name"]] = {**row, "gate": verdict["part"], "evidence": evidence}
+    yield from (worst[name] for name in sorted(worst))
+
+
+def _results(found: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
+    """What the stack's gate measured, as a model index has it."""
+    from huggingface_hub import EvalResult
+
+    for verdict in found:
+        for row in verdict["gate"]:
+            if row["name"] in METRICS and verdict["part"] == "stack":
+                yield EvalResult(
+                    task_type="text-generation",
+                    dataset_type="shardmill-parity-text",
+                    dataset_name="the text that the parity gates are fed with",
+                    dataset_revision=text,
+                    metric_type=METRICS[row["name"]],
+                    metric_name=row["meaning"],
+                    metric_value=row["value"],
+                )
+
+
+def _left_out(names: list[str]) -> str:
+    """What was left out, in a few words."""
+    kinds = {"source/": "the checkpoint's weights", "reference": "the reference's states"}
+    kinds |= {"packages/": "the packages", "compiled/": "the compiled programs"}
+    return ", ".join(what for start, what in kinds.items() if any(name.startswith(start) for name in names))

@@ -1,0 +1,184 @@
+"""What differs between two builds, from the checkpoint's tensors to operations, weights, verdicts and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardmill.attest.packages import versions
+from shardmill.attest.statement import read_provenance
+from shardmill.files import read_json
+from shardmill.pipeline.audit import ATTESTATION
+from shardmill.pipeline.provenance import verdicts
+from shardmill.pipeline.task import SOURCE
+from shardmill.release.differences import explained, steps_of
+
+Values = Mapping[str, Any]  # by a name that a person understands
+SPEED = "benchmark/speed.json"
+FIGURES = ("pass_seconds", "prefill", "break_even")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same.
+
+    Attributes:
+        kind: what sort of thing it is.
+        name: which one.
+        before: what the first build has; None for nothing.
+        after: the same of the second.
+    """
+
+    kind: str
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two builds."""
+
+    build: Path
+
+    @cached_property
+    def statement(self) -> dict[str, Any]:
+        """Its provenance."""
+        return read_provenance(self.build / ATTESTATION)
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """How it was built."""
+        found: dict[str, Any] = self.statement["predicate"]["buildDefinition"]
+        return found
+
+
+def compare(before: Side, after: Side) -> list[Difference]:
+    """All that differs, from what was chosen to what came out.
+
+    Raises:
+        ShardmillError: one of them is no finished build, or is damaged.
+    """
+    readers = {
+        "config": _config,
+        "workflow": _workflow,
+        "package": _packages,
+        "checkpoint": _checkpoint,
+        "tensor": _tensors,
+        "part": _parts,
+        "operations": _operations,
+        "weights": _weights,
+        "bytes": _bytes,
+        "verdict": _verdicts,
+        "figure": _figures,
+    }
+    return [each for kind, read in readers.items() for each in _differing(kind, read(before), read(after))]
+
+
+def reasons(before: Side, after: Side) -> list[str]:
+    """The steps whose results differ, each with the ingredients of its key that explain it."""
+    return explained(steps_of(before.statement), steps_of(after.statement))
+
+
+def _differing(kind: str, before: Values, after: Values) -> Iterator[Difference]:
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            yield Difference(kind, name, before.get(name), after.get(name))
+
+
+def _config(side: Side) -> Values:
+    return _flat(side.definition["externalParameters"]["config"])
+
+
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings and lists of mappings by dotted name."""
+    rows = content.items() if isinstance(content, Mapping) else enumerate(content)
+    found: dict[str, Any] = {}
+    for key, value in rows:
+        nested = isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(v, Mapping) for v in value))
+        found |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
+def _workflow(side: Side) -> Values:
+    return {row["name"]: row["uri"] for row in side.definition["resolvedDependencies"] if row["name"] == "workflow"}
+
+
+def _packages(side: Side) -> Values:
+    return {name: version for name, version in versions(side.definition["resolvedDependencies"]).items()}
+
+
+def _checkpoint(side: Side) -> Values:
+    rows = [row for row in side.definition["resolvedDependencies"] if row["name"].startswith(SOURCE)]
+    return {row["name"]: row.get("digest", {}).get("sha256") or row["uri"] for row in rows}
+
+
+def _each_part(side: Side) -> dict[str, Any]:
+    return {path.stem: read_json(path) for path in sorted((side.build / "parts").glob("*.json"))}
+
+
+def _tensors(side: Side) -> Values:
+    """Type, shape and content of each of the checkpoint's tensors, or rows of one, that a part is made of."""
+    tensors = [tensor for part in _each_part(side).values() for tensor in part["tensors"]]
+    return {_tensor_name(row): f"{row['dtype']} {row['stored']} of sha256 {row['sha256'][:12]}" for row in tensors}
+
+
+def _tensor_name(row: Mapping[str, Any]) -> str:
+    rows = row["rows"]
+    return f"{row['path']} rows {rows[0]} to {rows[1]}" if rows else str(row["path"])
+
+
+def _parts(side: Side) -> Values:
+    return {name: f"{part['kind']} {part['start']} to {part['end']}" for name, part in _each_part(side).items()}
+
+
+def _programs(side: Side) -> Iterator[tuple[str, Any]]:
+    """What is in each package that is there, by the reader of `shardmill inspect`."""
+    from shardmill.quiet import quiet_coremltools
+
+    with quiet_coremltools():
+        from portable_coreml.files.contents import read
+
+        for package in sorted((side.build / "packages").glob("*.mlpackage")):
+            yield package.stem, read(package)
+
+
+def _operations(side: Side) -> Values:
+    return {
+        f"{name} {function.name}: {operation}": count
+        for name, contents in _programs(side)
+        for function in contents.functions
+        for operation, count in function.operations
+    }
+
+
+def _weights(side: Side) -> Values:
+    return {
+        f"{name} {row.dtype}": f"{row.tensors} tensors, {row.elements} elements, {row.bytes} bytes"
+        for name, contents in _programs(side)
+        for row in contents.weights
+    }
+
+
+def _bytes(side: Side) -> Values:
+    """The sha256 of every file of the model."""
+    gates = {name for name, _ in verdicts(steps_of(side.statement))}
+    return {row["name"]: row["digest"]["sha256"] for row in side.statement["subject"] if row["name"] not in gates}
+
+
+def _verdicts(side: Side) -> Values:
+    found = {}
+    for name, _ in verdicts(steps_of(side.statement)):
+        for row in read_json(side.build / name)["gate"]:
+            found[f"{name.removesuffix('.json')}.{row['name']} (must be {row['threshold']})"] = row["value"]
+    return found
+
+
+def _figures(side: Side) -> Values:
+    """What the benchmark measured, where there is one; never the same twice."""
+    speed = side.build / SPEED
+    content = read_json(speed) if speed.is_file() else {}
+    return _flat({key: content[key] for key in FIGURES if key in content})

@@ -1,0 +1,126 @@
+"""Makes a hub repository of a build."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardmill.attest.statement import read_provenance
+from shardmill.errors import ShardmillError
+from shardmill.pipeline.added import BUNDLE, added
+from shardmill.pipeline.audit import ATTESTATION
+from shardmill.release.bundle import Include, assemble, bundle_files
+from shardmill.release.card import Published, write_card
+from shardmill.release.keys import read_private
+from shardmill.release.leaks import check_leaks
+from shardmill.release.license import License, check_license, license_of
+from shardmill.release.model_signature import SIGNATURE
+from shardmill.release.proof import prove
+from shardmill.release.sign import sign, sign_bundle
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How somebody wants a build published.
+
+    Attributes:
+        repo: owner/name.
+        private: whether nobody else may see it.
+        include: which programs; None for those that were signed, or both.
+        license: an identifier that takes the place of the checkpoint's own.
+        may: whether the user answers for the license.
+        key: a private key to sign with; None to publish what was signed before, or nothing.
+    """
+
+    repo: str
+    private: bool = False
+    include: Include | None = None
+    license: str | None = None
+    may: bool = False
+    key: Path | None = None
+
+
+def prepare(build: Path, wish: Wish) -> list[str]:
+    """Adds the card and all else to a build, and signs it; the names of the files to upload.
+
+    Raises:
+        ShardmillError: something is wrong with the build, its gates, its license, or what it would tell of the machine.
+    """
+    wrong = prove(build, []).wrong
+    if wrong:
+        (name, what), *others = wrong
+        raise ShardmillError(f"{build / name}: {what} ({len(others)} more); build again before you publish")
+    license = check_license(License(wish.license) if wish.license else _license(build), wish.may)
+    include = wish.include or added(build)["include"]
+    signed = (build / SIGNATURE).exists()
+    if wish.key is not None:
+        sign(build, wish.key, include, license)
+    elif not signed or not (build / BUNDLE).exists():
+        assemble(build, include, license)
+    elif include != added(build)["include"]:
+        raise ShardmillError(f"{build}: was signed with other programs in it; give --key to sign it anew")
+    key = read_private(wish.key).public_key.keyid[:16] if wish.key else _signer(build) if signed else ""
+    write_card(build, Published(wish.repo, license, key))
+    if wish.key is not None:
+        sign_bundle(build, wish.key)
+    files = bundle_files(build)
+    check_leaks(build, files)
+    return files
+
+
+def upload(build: Path, files: list[str], wish: Wish) -> str:
+    """Makes the repository hold these files and no others; its commit. What is there already is not sent again.
+
+    Raises:
+        CheckpointError: no access, no network, or no hub.
+    """
+    from shardmill.checkpoint.hub_errors import explained
+    from shardmill.checkpoint.hub_listing import HubAccess
+
+    access = HubAccess()
+    with explained(wish.repo, None, access.endpoint), _writing(wish.repo, access.endpoint):
+        access.api.create_repo(wish.repo, private=wish.private or None, exist_ok=True)
+        done = access.api.upload_folder(
+            repo_id=wish.repo,
+            folder_path=build,
+            allow_patterns=[glob.escape(name) for name in files],
+            delete_patterns="*",
+            commit_message=f"Publish {build.resolve().name}",
+        )
+        commit: str = done.oid
+        return commit
+
+
+@contextmanager
+def _writing(repo: str, endpoint: str) -> Iterator[None]:
+    """Says in one line what only changing a repository can raise."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        if error.response.status_code == 403:
+            raise ShardmillError(
+                f"{repo}: {endpoint} forbids it (403); give the token rights to write there"
+            ) from error
+        raise
+    except RuntimeError as error:  # a large file did not arrive
+        raise ShardmillError(f"{repo}: {error} What is there stays; run the same command again to go on") from error
+
+
+def _license(build: Path) -> License | None:
+    source = read_provenance(build / ATTESTATION)["predicate"]["buildDefinition"]["externalParameters"]["config"][
+        "source"
+    ]
+    return license_of(source["repo"], source["revision"]) if "repo" in source else None
+
+
+def _signer(build: Path) -> str:
+    """The identity of the key that signed a build's provenance."""
+    from shardmill.release.envelopes import read_envelopes
+    from shardmill.release.sign import PROVENANCE
+
+    return str(next(iter(read_envelopes(build / PROVENANCE)[0].signatures)))[:16]

@@ -1,0 +1,79 @@
+"""Fetches a published build and verifies it before anybody uses it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardmill.errors import ShardmillError
+from shardmill.files import replacing
+from shardmill.release.bundle import check_build
+
+ADDRESS = re.compile(r"(?:hf:)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
+PREFIX = "hf:"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A published build: its repository, and a revision (None for the newest)."""
+
+    repo: str
+    revision: str | None
+
+
+def address(text: str) -> Address:
+    """What `hf:OWNER/NAME@REVISION` means. Raises ShardmillError."""
+    found = ADDRESS.fullmatch(text)
+    if found is None:
+        raise ShardmillError(
+            f"{text}: no address of a published build; it reads hf:OWNER/NAME or hf:OWNER/NAME@REVISION"
+        )
+    return Address(found[1], found[2])
+
+
+def pull(where: Address, out: Path | None = None) -> Path:
+    """A published build on this machine, every byte of which is as its records say.
+
+    Args:
+        where: its address.
+        out: the folder to make; one of shardmill's own, named by repository and commit, for None.
+
+    Raises:
+        ShardmillError: there is no such repository, or it is not a sound build.
+    """
+    from shardmill.checkpoint.hub import download_all
+    from shardmill.checkpoint.hub_listing import HubAccess
+
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise ShardmillError(f"{out}: is not empty; choose another folder")
+    commit, snapshot, names = download_all(where.repo, where.revision, HubAccess())
+    target = out or _home() / where.repo.replace("/", "--") / commit
+    if out is None and target.exists():
+        check_build(target)
+        return target
+    with replacing(target) as fresh:
+        for name in names:
+            _place((snapshot / name).resolve(), fresh / name)
+        check_build(fresh)
+    return target
+
+
+def located(text: str) -> Path:
+    """A folder as it is, or that of a published build, which is fetched first."""
+    return pull(address(text)) if text.startswith(PREFIX) else Path(text)
+
+
+def _place(blob: Path, path: Path) -> None:
+    """A link to the bytes in the hub's cache, or a copy where there are no hard links."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(blob, path)
+    except OSError:
+        shutil.copyfile(blob, path)
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill" / "pulled"

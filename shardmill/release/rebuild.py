@@ -1,0 +1,194 @@
+"""Builds again what an attestation speaks of, compares every byte, and says so.
+
+Nothing is installed and nothing checked out: packages of other versions and a shardmill of other code are refused, with
+what would have to be installed or checked out.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardmill.attest.addresses import BUILD_TYPE
+from shardmill.attest.packages import OURS, installed, versions
+from shardmill.attest.statement import read_provenance
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.errors import ShardmillError
+from shardmill.pipeline.audit import ATTESTATION
+from shardmill.pipeline.fingerprint import needs_family, tools
+from shardmill.pipeline.origin import lay_out, workflow_root
+from shardmill.pipeline.provenance import PARITY_TEXT
+from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.task import SOURCE
+from shardmill.release.differences import explained, steps_of, subject_differences
+from shardmill.release.envelopes import write_envelopes
+from shardmill.release.keys import PublicKey, read_private
+from shardmill.release.sign import ATTESTATIONS
+
+CONFIG = "rebuild.yaml"
+
+
+@dataclass(frozen=True)
+class Original:
+    """What is to be built again.
+
+    Attributes:
+        statement: its provenance.
+        folder: the build, where there is more than the statement; None for a statement alone.
+    """
+
+    statement: Mapping[str, Any]
+    folder: Path | None
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """How it was built."""
+        found: Mapping[str, Any] = self.statement["predicate"]["buildDefinition"]
+        return found
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its config."""
+        return json.loads(json.dumps(self.definition["externalParameters"]["config"]))  # type: ignore[no-any-return]
+
+
+def read_original(path: Path) -> Original:
+    """The original at a path: a build's folder, or its provenance.json alone.
+
+    Raises:
+        ShardmillError: it is damaged, or of a kind that this shardmill does not know.
+    """
+    from shardmill.release.bundle import check_build
+
+    if path.is_dir():
+        check_build(path)
+    original = Original(read_provenance(path / ATTESTATION if path.is_dir() else path), path if path.is_dir() else None)
+    if original.definition.get("buildType") != BUILD_TYPE:
+        raise ShardmillError(f"{path}: of another build type than {BUILD_TYPE}; use the shardmill that it names")
+    return original
+
+
+def check_tools(original: Original) -> None:
+    """Raises ShardmillError unless packages and code here are those that built the original."""
+    wanted = versions(original.definition["resolvedDependencies"])
+    other = {name: want for name, want in sorted(wanted.items()) if name not in OURS and installed(name) != want}
+    if other:
+        here = ", ".join(f"{name} {installed(name) or 'missing'}" for name in other)
+        pins = shlex.join(f"{name}=={version}" for name, version in other.items())
+        raise ShardmillError(f"built with other packages; here: {here}; pip install {pins}")
+    receipts = steps_of(original.statement).values()
+    changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt)})
+    if changed:
+        commit = _commit(original) or "a commit that its provenance does not tell"
+        raise ShardmillError(f"built by other code in {', '.join(changed)}; check out shardmill's {commit}")
+
+
+def _is_our_code(receipt: Mapping[str, Any]) -> bool:
+    """Whether a step's code is this library's. Code that depends on the family is compared once it is known."""
+    row = next((row for row in STEPS.values() if row.task.__module__.endswith(f".{receipt['step']}")), None)
+    if row is None or needs_family((row.task.__module__, *row.also)):
+        return row is not None
+    return bool(tools(row, "")["code"] == receipt["code"])
+
+
+def _commit(original: Original) -> str:
+    rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
+    return str(rows["workflow"].get("digest", {}).get("gitCommit", ""))
+
+
+def build_again(original: Original, out: Path, cores: int, source: Path | None) -> Path:
+    """Builds it in a folder of its own; the build's folder.
+
+    Args:
+        original: what to build.
+        out: the folder to make.
+        cores: how many Snakemake may use.
+        source: where the checkpoint lies, for one that is on no hub.
+
+    Raises:
+        ShardmillError: the checkpoint can't be had, or the build failed.
+    """
+    config = original.config
+    if "repo" not in config["source"]:
+        config["source"] = {"path": str(_checkpoint(original, source).resolve())}
+    config["parity"]["text"] = str(_parity_text(original).resolve())
+    if _here(config["benchmark"]["text"]) is None:
+        del config["benchmark"]  # no subject depends on it
+    if not (out / CONFIG).exists():  # else a build that broke off goes on
+        lay_out(out)
+    (out / CONFIG).write_text(yaml.safe_dump(config), encoding="utf-8")
+    model = str(config["model"])
+    command = [sys.executable, "-m", "snakemake", f"build/{model}/{ATTESTATION}"]
+    done = subprocess.run([*command, "--cores", str(cores), "--configfile", CONFIG], cwd=out, check=False)
+    if done.returncode:
+        raise ShardmillError(f"{out}: the build failed; its logs lie in {out / 'build' / model / 'logs'}")
+    return out / "build" / model
+
+
+def _checkpoint(original: Original, given: Path | None) -> Path:
+    """The folder of a checkpoint that is on no hub, whose files are those that the original was built from."""
+    named = original.config["source"]["path"]
+    folder = given or _here(named)
+    if folder is None:
+        raise ShardmillError(f"built from the folder {named}, which is not here; say with --source where it lies")
+    prefix = f"{SOURCE}/"
+    for row in original.definition["resolvedDependencies"]:
+        name = row["name"].removeprefix(prefix)
+        if row["name"].startswith(prefix) and not _is(folder / name, row["digest"]["sha256"]):
+            raise ShardmillError(f"{folder / name}: not the file that was built from; give another --source")
+    return folder
+
+
+def _parity_text(original: Original) -> Path:
+    """What the parity gates were fed with."""
+    named = original.config["parity"]["text"]
+    rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
+    found = _here(named)
+    if found is None or not _is(found, rows[PARITY_TEXT]["digest"]["sha256"]):
+        raise ShardmillError(f"{named}: the text that the gates were fed with is not here; run where it is")
+    return found
+
+
+def _here(named: str) -> Path | None:
+    """A file or folder of a config, in the working folder or beside the workflow."""
+    return next((path for path in (Path(named), workflow_root() / named) if path.exists()), None)
+
+
+def _is(path: Path, sha256: str) -> bool:
+    return path.is_file() and hash_file(path) == sha256
+
+
+def compare(original: Original, again: Path) -> list[str]:
+    """What differs between the original and the build of it, in lines; nothing if every subject has the same bytes."""
+    ours = read_provenance(again / ATTESTATION)
+    names = subject_differences(ours, original.statement)
+    if not names:
+        return []
+    return [*explained(steps_of(original.statement), steps_of(ours)), *(f"{name}: other bytes" for name in names)]
+
+
+def state(again: Path, key: Path, beside: Path | None) -> list[Path]:
+    """Signs the statement of a build that came out the same; the files that were written.
+
+    Args:
+        again: the new build.
+        key: the rebuilder's private key.
+        beside: the original's folder, which gets the envelope too, where there is one.
+    """
+    signer = read_private(key)
+    name = f"{ATTESTATIONS}/rebuild-{PublicKey(key, signer.public_key).short}.dsse.jsonl"
+    write_envelopes(again / name, [(again / ATTESTATION).read_bytes()], signer)
+    if beside is None:
+        return [again / name]
+    (beside / name).parent.mkdir(exist_ok=True)
+    shutil.copyfile(again / name, beside / name)
+    return [again / name, beside / name]

@@ -1,0 +1,58 @@
+"""Which experts a program chooses is compared with transformers', and a router that chooses others is told."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from models import tiny_families
+
+from shardmill.gates import experts, thresholds
+from shardmill.gates.experts import Choices
+
+from . import judged
+from .test_faults import caught
+
+pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="only the portable engine lets values be seen")
+FIRST = "layers_00_02"
+
+
+@pytest.fixture(scope="module", params=["granitemoe", "zaya"])
+def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    """A build with experts."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    changes = {"num_hidden_layers": 2} | ({"layer_types": ["hybrid"] * 2} if request.param == "zaya" else {})
+    checkpoint = tiny_families.write_tiny(request.param, folder / "checkpoint", **changes)
+    source = tiny.fetched(checkpoint, folder / "source")
+    return tiny.converted(source, folder, topology=[[0, 2]], head={"slices": 1})
+
+
+def test_a_sound_part_takes_transformers_experts(mixed: tiny.Build) -> None:
+    """All of them in fp32, and as shipped all but close calls."""
+    rows = {row["name"]: row for row in judged.part(mixed, FIRST)}
+    assert rows["experts_agreement"]["value"] == 1.0
+    assert rows["experts_agreement_fp16"]["value"] >= thresholds.THRESHOLDS["experts_agreement_fp16"].limit
+    assert rows["program_error"]["passed"]
+
+
+def test_a_program_that_takes_another_expert_too_is_told(mixed: tiny.Build, tmp_path: Path) -> None:
+    part = mixed.parts[FIRST]
+    assert part.graph.experts is not None
+    greedy = replace(part.graph, experts=replace(part.graph.experts, chosen=part.graph.experts.chosen + 1))
+    package = judged.converted(mixed, FIRST, tmp_path / "wrong.mlpackage", graph=greedy)
+    with caught("experts_agreement", "program_error"):
+        judged.part(mixed, FIRST, package)
+
+
+def test_close_calls_are_counted_apart() -> None:
+    """Another expert of an equal score is no mistake, and another of a lower score is."""
+    scores = torch.tensor([[[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]]])
+    chosen = torch.tensor([[[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]])
+    found = experts.agreement("experts_agreement", Choices(chosen, scores), [torch.tensor([[0], [1]])], "fp32")
+    assert (found.value, found.detail) == (1.0, "1 of 2 choices are close calls")
+    found = experts.agreement("experts_agreement", Choices(chosen, scores), [torch.tensor([[1], [1]])], "fp32")
+    assert found.value == 0.0

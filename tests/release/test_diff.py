@@ -1,0 +1,107 @@
+"""`shardmill diff`: each kind of difference between two builds is told by its name, and none where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from pipeline import driver
+
+from shardmill.release.compare import Side, compare, reasons
+
+from .signed import run
+
+TEXT = {"text": "text.txt", "positions": 16, "perplexity_positions": 48}
+
+
+def built(root: Path, checkpoint: Path, **changes: Any) -> Path:
+    """A tiny build up to its attestations."""
+    settings = tiny.settings(str(checkpoint), topology=[[0, 2]], head={"slices": 1}, parity=TEXT) | changes
+    driver.run(root, settings, ("benchmark", "report"))
+    return root / "build/tiny"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("diff") / "checkpoint", layers=2)
+
+
+@pytest.fixture(scope="module")
+def first(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text(tiny.sample_text())
+        return built(folder, checkpoint)
+
+
+@pytest.fixture(scope="module")
+def second(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with weights in fp16, cut into two parts."""
+    folder = tmp_path_factory.mktemp("second")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text(tiny.sample_text())
+        return built(folder, checkpoint, topology=[[0, 1], [1, 2]], convert={"weights": "fp16"})
+
+
+def test_a_build_does_not_differ_from_itself(first: Path) -> None:
+    assert (compare(Side(first), Side(first)), reasons(Side(first), Side(first))) == ([], [])
+    assert run("diff", first, first) == (0, "no difference\n")
+
+
+def test_what_was_chosen_and_what_came_of_it(first: Path, second: Path) -> None:
+    found = compare(Side(first), Side(second))
+    by_name = {(each.kind, each.name): (each.before, each.after) for each in found}
+    assert by_name["config", "convert.weights"] == ("int8", "fp16")
+    assert by_name["config", "topology"] == ([[0, 2]], [[0, 1], [1, 2]])
+    assert by_name["part", "layers_00_02"] == ("layers 0 to 2", None)
+    assert by_name["part", "layers_01_02"] == (None, "layers 1 to 2")
+    (before, after) = by_name["weights", "head_0 int8"]
+    assert "tensors" in before and after is None
+    (before, after) = by_name["operations", "head_0 main: constexpr_blockwise_shift_scale"]
+    assert before > 0 and after is None
+    (before, after) = by_name["verdict", "parity/stack.kl (must be <= 0.02)"]
+    assert before > after >= 0
+    assert not {kind for kind, _ in by_name} & {"checkpoint", "package", "tensor", "workflow", "figure"}
+
+
+def test_the_steps_that_explain_it_come_first(first: Path, second: Path) -> None:
+    why = reasons(Side(first), Side(second))
+    assert "packages/head_0: params.weights differ" in why
+    assert why.index("packages/head_0: params.weights differ") < why.index("compiled/head_0: other inputs (package)")
+
+
+def test_other_tensors_are_named(first: Path, checkpoint: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    changed = tiny.copied_checkpoint(checkpoint, tmp_path / "changed")
+    (file,) = [file for file in changed.glob("*.safetensors") if "model.norm.weight" in load_file(file)]
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    file.unlink()
+    save_file(tensors, file, {"format": "pt"})
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(tiny.sample_text())
+    found = compare(Side(first), Side(built(tmp_path, changed)))
+    assert [each.name for each in found if each.kind == "tensor"] == ["norm.weight"]
+    assert [each.name for each in found if each.kind == "checkpoint"] == [f"source/{file.name}"]
+
+
+def test_a_person_reads_a_few_lines_and_a_program_all(first: Path, second: Path) -> None:
+    code, text = run("diff", first, second)
+    assert code == 0 and "chosen otherwise in the config:\n  convert.weights: int8 -> fp16" in text
+    assert "more (--all shows them)" in text and "more" not in run("diff", first, second, "--all")[1]
+    content = json.loads(run("diff", first, second, "--json")[1])
+    assert {"kind", "name", "before", "after"} == content["differences"][0].keys() and content["reasons"]
+
+
+def test_measured_figures_differ_as_well(first: Path, second: Path) -> None:
+    for build, seconds in ((first, 0.5), (second, 0.25)):
+        (build / "benchmark").mkdir()
+        (build / "benchmark/speed.json").write_text(json.dumps({"pass_seconds": {"1": seconds}}))
+    found = [each for each in compare(Side(first), Side(second)) if each.kind == "figure"]
+    assert [(each.name, each.before, each.after) for each in found] == [("pass_seconds.1", 0.5, 0.25)]

@@ -1,0 +1,283 @@
+"""`shardmill publish` and `pull`, by the real huggingface_hub client against a hub of the tests' own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import ModelCard
+from pipeline import made
+
+from shardmill.checkpoint import hub_listing
+from shardmill.errors import ShardmillError
+from shardmill.files import read_json
+from shardmill.release.leaks import check_leaks
+from shardmill.release.license import License, check_license
+from shardmill.release.publish import Wish, prepare, upload
+from shardmill.release.pull import Address, address, pull
+
+from .signed import Keys, model_signing, run
+from .store_hub import StoreHub, running
+
+REPO = "acme/tiny-ane"
+WISH = Wish(REPO, license="apache-2.0")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreHub]:
+    with running() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        access = hub_listing.HubAccess
+        fields = (hub.endpoint, tmp_path / "hub", None)
+        monkeypatch.setattr(access.__init__, "__defaults__", fields)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        yield hub
+
+
+def publish(build: Path, wish: Wish = WISH) -> str:
+    return upload(build, prepare(build, wish), wish)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_what_was_published_is_pulled_byte_for_byte(build: Path, keys: Keys, hub: StoreHub, tmp_path: Path) -> None:
+    wish = Wish(REPO, license="apache-2.0", key=keys.private)
+    files = prepare(build, wish)
+    commit = upload(build, files, wish)
+    pulled = pull(Address(REPO, commit), tmp_path / "pulled")
+    assert contents(pulled) == {name: (build / name).read_bytes() for name in files}
+    code, text = run("verify", pulled, "--key", keys.public)
+    assert (code, "0 wrong" in text) == (0, True), text
+    assert model_signing(pulled, keys.public).returncode == 0
+
+
+def test_a_repository_looks_as_hubs_and_people_know_them(build: Path, keys: Keys, hub: StoreHub) -> None:
+    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    files = hub.files(REPO)
+    assert files is not None
+    wanted = {"README.md", "config.json", "tokenizer.json", "model.json", "embedding.safetensors", "report.html"}
+    wanted |= {"model.sig", "attestations/provenance.dsse.jsonl", "attestations/test-results.dsse.jsonl"}
+    wanted |= {f"{step}/inner/data" for step in ("compiled/head_0.mlmodelc", "packages/head_0.mlpackage")}
+    assert wanted <= files.keys()
+    unwanted = ("snakemake", "logs/", "reference.safetensors", ".receipt.json.")
+    assert [name for name in files for part in unwanted if part in name or name.endswith("model.safetensors")] == []
+
+
+def test_nothing_published_names_the_machine(build: Path, hub: StoreHub) -> None:
+    publish(build)
+    told = [str(build), str(Path.cwd()), f"{Path.home()}/", socket.gethostname() + "/"]
+    for name, content in (hub.files(REPO) or {}).items():
+        for word in told:
+            assert word.encode() not in content, (name, word)
+
+
+@pytest.mark.parametrize("told", ["{cwd}/checkpoint", "{home}", "by {host}", "{build}"])
+def test_what_would_name_the_machine_is_refused(build: Path, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "mac-of-anna")
+    monkeypatch.setattr(getpass, "getuser", lambda: "anna")
+    text = told.format(cwd=Path.cwd(), home=Path.home(), host="mac-of-anna", build=build)
+    (build / "parity/head_0.json").write_text(text)
+    with pytest.raises(ShardmillError, match=r"parity/head_0\.json: names "):
+        check_leaks(build, ["model.json", "parity/head_0.json"])
+    (build / "parity/head_0.json").write_text(f"{Path.cwd()}-elsewhere annabel mac-of-anna-2 of-anna.example")
+    check_leaks(build, ["model.json", "parity/head_0.json"])
+
+
+def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: StoreHub, keys: Keys) -> None:
+    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    card = ModelCard.load(build / "README.md")
+    again = huggingface_hub.ModelCardData(**card.data.to_dict(), ignore_metadata_errors=False)
+    assert again.to_dict() == card.data.to_dict()
+    assert (card.data.license, card.data.pipeline_tag) == ("apache-2.0", "text-generation")
+    assert {"coreml", "apple-neural-engine"} <= set(card.data.tags)
+    assert card.data.eval_results is not None
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value) == ("kl_divergence", 0.001)
+    assert result.dataset_revision == made.hash_file(build.parent / "parity.txt")
+    for words in (f"hf:{REPO}", "**predicted**", keys.known.short, "`width_error`", "shardmill rebuild", "SLSA"):
+        assert words in card.text, words
+
+
+def test_a_card_names_the_base_model(build: Path, hub: StoreHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.commit("acme/tiny", {"README.md": b""})
+    hub.cards["acme/tiny"] = {"license": "other", "license_name": "acme-1", "license_link": "https://acme.example"}
+    source = {"repo": "acme/tiny", "revision": hub.repos["acme/tiny"][0][0]}
+    monkeypatch.setitem(made.SETTINGS, "source", source)
+    made.attest(build)
+    with pytest.raises(ShardmillError, match="license other is not known to allow changed copies"):
+        prepare(build, Wish(REPO))
+    prepare(build, Wish(REPO, may=True))
+    data = ModelCard.load(build / "README.md").data
+    assert (data.base_model, data.to_dict()["base_model_relation"]) == ("acme/tiny", "quantized")
+    assert (data.license, data.license_name, data.license_link) == ("other", "acme-1", "https://acme.example")
+
+
+@pytest.mark.parametrize("id", ["apache-2.0", "mit", "llama3.2", "gemma", "cc-by-nc-4.0", "bigscience-openrail-m"])
+def test_licenses_that_let_changed_copies_be_passed_on(id: str) -> None:
+    assert check_license(License(id), may=False).id == id
+
+
+@pytest.mark.parametrize("id", ["cc-by-nd-4.0", "cc-by-nc-nd-4.0", "other", "my-own"])
+def test_other_licenses_need_somebody_s_word(id: str) -> None:
+    with pytest.raises(ShardmillError, match="--i-may"):
+        check_license(License(id), may=False)
+    assert check_license(License(id), may=True).id == id
+
+
+def test_a_license_that_nobody_knows_must_be_said(build: Path) -> None:
+    code, text = run("publish", build, REPO, "--dry-run")
+    assert (code, "say it with --license" in text) == (1, True)
+
+
+def test_a_dry_run_sends_nothing(build: Path, hub: StoreHub) -> None:
+    code, text = run("publish", build, REPO, "--dry-run", "--license", "mit")
+    assert (code, "would be uploaded" in text, "compiled/head_0.mlmodelc/inner/data" in text) == (0, True, True), text
+    assert (hub.repos, hub.put) == ({}, [])
+
+
+def test_a_private_repository_is_private(build: Path, hub: StoreHub) -> None:
+    publish(build, Wish(REPO, license="mit", private=True))
+    assert hub.private == {REPO}
+
+
+@pytest.mark.parametrize("include", ["packages", "compiled"])
+def test_one_form_of_the_programs_is_enough(
+    build: Path, keys: Keys, hub: StoreHub, tmp_path: Path, include: str
+) -> None:
+    publish(build, Wish(REPO, license="mit", include=include, key=keys.private))  # type: ignore[arg-type]
+    pulled = pull(Address(REPO, None), tmp_path / "pulled")
+    assert [name for name in ("packages", "compiled") if (pulled / name).exists()] == [include]
+    assert run("verify", pulled, "--key", keys.public)[0] == 0
+
+
+def test_what_was_signed_is_not_cut_without_the_key(build: Path, keys: Keys) -> None:
+    assert run("sign", build, "--key", keys.private)[0] == 0
+    with pytest.raises(ShardmillError, match="give --key to sign it anew"):
+        prepare(build, Wish(REPO, license="mit", include="packages"))
+
+
+def test_what_was_signed_before_is_published_without_the_key(
+    build: Path, keys: Keys, hub: StoreHub, tmp_path: Path
+) -> None:
+    assert run("sign", build, "--key", keys.private)[0] == 0
+    publish(build)
+    pulled = pull(Address(REPO, None), tmp_path / "pulled")
+    assert run("verify", pulled, "--key", keys.public)[0] == 0
+    assert model_signing(pulled, keys.public).returncode == 0
+    assert keys.known.short in (pulled / "README.md").read_text()
+
+
+def test_a_build_that_is_wrong_is_not_published(build: Path, hub: StoreHub) -> None:
+    (build / "compiled/head_0.mlmodelc/more").touch()
+    code, text = run("publish", build, REPO, "--license", "mit")
+    assert (code, "compiled/head_0.mlmodelc/more: not a part of the build" in text) == (1, True), text
+    assert hub.repos == {}
+
+
+def test_the_next_version_takes_the_place_of_all_files(build: Path, hub: StoreHub, tmp_path: Path) -> None:
+    first = publish(build)
+    hub.repos[REPO].append(("b" * 40, {**(hub.files(REPO) or {}), "stale.bin": b"stale"}))
+    publish(build)
+    assert "stale.bin" not in (hub.files(REPO) or {}) and ".gitattributes" in (hub.files(REPO) or {})
+    assert contents(pull(Address(REPO, first), tmp_path / "a")) == contents(pull(Address(REPO, None), tmp_path / "b"))
+
+
+COMMAND = """
+from huggingface_hub import constants
+from shardmill.cli import main
+main()
+"""
+
+
+def started(build: Path, hub: StoreHub) -> subprocess.Popen[str]:
+    environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "token"}
+    command = [sys.executable, "-c", COMMAND, "publish", str(build), REPO, "--license", "mit"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def test_an_upload_that_was_killed_twice_goes_on(build: Path, hub: StoreHub, tmp_path: Path) -> None:
+    arrived: list[set[str]] = []
+    for stall in (1, 2):
+        hub.stall_at = stall
+        hub.stalled.clear()
+        process = started(build, hub)
+        assert hub.stalled.wait(60), process.communicate()[0]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert hub.files(REPO) == {".gitattributes": b"*.bin filter=lfs\n"}
+        arrived.append(set(hub.put))
+        hub.put.clear()
+    hub.stall_at = None
+    process = started(build, hub)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, said
+    arrived.append(set(hub.put))
+    assert all(arrived) and not any(set.intersection(*pair) for pair in combinations(arrived, 2))  # nothing twice
+    assert said.strip().endswith(f"hf:{REPO}@{hub.repos[REPO][-1][0]}")
+    assert pull(Address(REPO, None), tmp_path / "pulled").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "refused the token"), (403, "rights to write"), (400, "answered 400")]
+)
+def test_a_hub_that_refuses_is_one_line(build: Path, hub: StoreHub, status: int, said: str) -> None:
+    hub.answer = status
+    code, text = run("publish", build, REPO, "--license", "mit")
+    assert code == 1 and said in text and len(text.strip().splitlines()) == 1, text
+
+
+def tampered(hub: StoreHub, name: str, content: bytes) -> str:
+    return hub.commit(REPO, {**(hub.files(REPO) or {}), name: content})
+
+
+@pytest.mark.parametrize("name", ["compiled/head_0.mlmodelc/inner/data", "model.json", "evil.json", "README.md"])
+def test_what_was_tampered_with_on_the_hub_is_named(build: Path, hub: StoreHub, tmp_path: Path, name: str) -> None:
+    publish(build)
+    commit = tampered(hub, name, b"{}")
+    with pytest.raises(ShardmillError, match=name.replace(".", r"\.")):
+        pull(Address(REPO, commit), tmp_path / "pulled")
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_every_command_takes_the_address_of_a_published_build(build: Path, hub: StoreHub) -> None:
+    commit = publish(build)
+    code, text = run("verify", f"hf:{REPO}")
+    assert (code, "0 wrong" in text) == (0, True), text
+    code, text = run("pull", f"{REPO}@{commit}")
+    assert code == 0 and (Path(text.strip()) / "model.json").is_file()
+    code, text = run("audit-range", "hf:acme/nowhere", "--prompts", build / "model.json")
+    assert code == 1 and "acme/nowhere: no such model" in text
+
+
+def test_a_folder_that_is_in_use_is_left_alone(build: Path, hub: StoreHub, tmp_path: Path) -> None:
+    publish(build)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").touch()
+    with pytest.raises(ShardmillError, match="mine: is not empty"):
+        pull(Address(REPO, None), tmp_path / "mine")
+
+
+def test_addresses_are_read_strictly() -> None:
+    assert address("hf:a/b") == address("a/b") == Address("a/b", None)
+    assert address("hf:a/b@v1.0") == Address("a/b", "v1.0")
+    for text in ("hf:a", "hf:a/b/c", "hf:", "hf:a/b@", "hf:a b/c", "hf:a/b@x y"):
+        with pytest.raises(ShardmillError, match="no address of a published build"):
+            address(text)
+
+
+def test_the_record_of_a_bundle_says_what_stayed_behind(build: Path) -> None:
+    prepare(build, WISH)
+    assert read_json(build / "bundle.json")["left_out"] == ["source/model.safetensors"]

@@ -1,0 +1,203 @@
+"""`shardmill rebuild`: the same bytes come out again and a second signature says so, or what differs is explained."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from pipeline import made
+from pipeline.project import ROOT, Project
+
+from shardmill.attest.statement import with_seal
+from shardmill.errors import ShardmillError
+from shardmill.files import read_json, sealed, write_json
+from shardmill.release import rebuild
+from shardmill.release.differences import explained
+from shardmill.release.rebuild import check_tools, compare, read_original, state
+from shardmill.release.sign import sign
+
+from .signed import Keys, run
+
+
+def changed(build: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of a build's provenance in which something is otherwise, with its seal."""
+    content = read_json(build / "provenance.json")
+    change(content)
+    copy = build.parent / "other.json"
+    write_json(copy, with_seal(content))
+    return copy
+
+
+def dependency(content: dict[str, Any], name: str) -> dict[str, Any]:
+    rows = content["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return next(row for row in rows if row["name"] == name)  # type: ignore[no-any-return]
+
+
+def test_a_package_of_another_version_is_refused_with_the_remedy(build: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        dependency(content, "numpy")["uri"] = "pkg:pypi/numpy@1.0"
+        dependency(content, "rich")["uri"] = "pkg:pypi/rich@2.0"
+
+    with pytest.raises(ShardmillError, match=r"here: numpy [\d.]+, rich [\d.]+; pip install numpy==1.0 rich==2.0"):
+        check_tools(read_original(changed(build, change)))
+
+
+def test_other_code_is_refused_with_the_commit(build: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        steps = content["predicate"]["buildDefinition"]["internalParameters"]["steps"]
+        steps["compiled/head_0"] |= {"step": "compile", "code": "0" * 64}
+        dependency(content, "workflow")["digest"] = {"gitCommit": "c" * 40}
+
+    original = read_original(changed(build, change))
+    for name in list(steps := original.definition["internalParameters"]["steps"]):
+        if name != "compiled/head_0":
+            del steps[name]
+    with pytest.raises(ShardmillError, match=f"other code in compile; check out shardmill's {'c' * 40}"):
+        check_tools(original)
+
+
+def test_another_build_type_is_refused(build: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["predicate"]["buildDefinition"]["buildType"] = "https://example.org/other"
+
+    with pytest.raises(ShardmillError, match="of another build type"):
+        read_original(changed(build, change))
+
+
+def test_a_build_that_was_tampered_with_is_named(build: Path) -> None:
+    file = build / "packages/head_0.mlpackage/inner/data"
+    file.chmod(0o644)
+    file.write_text("other")
+    with pytest.raises(ShardmillError, match="packages/head_0.mlpackage/inner/data: not the bytes"):
+        read_original(build)
+
+
+def receipt(**changes: Any) -> dict[str, Any]:
+    same = {"step": "s", "inputs": {"a": "1"}, "params": {"p": 1}, "code": "c", "packages": {"numpy": "2"}}
+    return {**same, "outputs": {"x": "1"}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"code": "d"}, "one: code differ"),
+        ({"packages": {"numpy": "3"}}, "one: packages.numpy differ"),
+        ({"params": {"p": 2}, "inputs": {"a": "2"}}, "one: params.p differ"),
+        ({"inputs": {"a": "2"}}, "one: other inputs (a)"),
+        ({}, "one: other bytes by the same key: another kind of processor, perhaps"),
+    ],
+)
+def test_a_difference_is_explained_by_the_step_and_the_ingredient(changes: dict[str, Any], said: str) -> None:
+    before = {"one": receipt(), "same": receipt()}
+    after = {"one": receipt(outputs={"x": "2"}, **changes), "same": receipt(code="another, with the same result")}
+    assert explained(before, after) == [said]
+
+
+def test_what_only_follows_comes_last() -> None:
+    before = {"a": receipt(), "b": receipt()}
+    after = {
+        "a": receipt(outputs={"x": "2"}, inputs={"a": "2"}),
+        "b": receipt(outputs={"x": "2"}, code="d"),
+        "c": receipt(),
+    }
+    assert explained(before, after) == ["b: code differ", "c: only one build has this step", "a: other inputs (a)"]
+
+
+def test_every_subject_counts(build: Path, tmp_path: Path) -> None:
+    again = made.finish(tmp_path / "again")
+    original = read_original(build)
+    assert compare(original, again) == []
+    verdict = again / "parity/stack.json"
+    verdict.chmod(0o644)
+    write_json(verdict, {**made.GATES["parity/stack"], "not_run": {"psnr": "no"}})
+    row = read_json(again / "parity/stack.receipt.json")
+    row["outputs"]["verdict"] = made.hash_file(verdict)
+    write_json(again / "parity/stack.receipt.json", sealed(row))
+    shutil.rmtree(again / "benchmark")  # which comes after the attestation
+    made.attest(again)
+    assert compare(original, again) == [
+        "parity/stack: other bytes by the same key: another kind of processor, perhaps",
+        "parity/stack.json: other bytes",
+    ]
+
+
+def test_who_rebuilds_signs_and_is_counted(build: Path, keys: Keys, others: Keys, tmp_path: Path) -> None:
+    sign(build, keys.private)
+    again = made.finish(tmp_path / "again")
+    written = state(again, others.private, build)
+    assert [path.name for path in written] == [f"rebuild-{others.known.short}.dsse.jsonl"] * 2
+    believed = ("--key", keys.public, "--key", others.public)
+    code, text = run("verify", build, *believed)
+    assert (code, "by 2 independently" in text) == (0, True), text
+    code, text = run("verify", build, "--key", keys.public)
+    assert (code, "by 1 independently, 1 not checked" in text) == (0, True), text
+
+
+def test_who_built_it_does_not_count_twice(build: Path, keys: Keys, tmp_path: Path) -> None:
+    sign(build, keys.private)
+    state(made.finish(tmp_path / "again"), keys.private, build)
+    assert "by 1 independently" in run("verify", build, "--key", keys.public)[1]
+
+
+def test_a_statement_about_other_bytes_is_no_rebuild(build: Path, keys: Keys, others: Keys, tmp_path: Path) -> None:
+    sign(build, keys.private)
+    again = made.finish(tmp_path / "again")
+
+    def change(content: dict[str, Any]) -> None:
+        content["subject"][0]["digest"]["sha256"] = "0" * 64
+
+    write_json(again / "provenance.json", read_json(changed(again, change)))
+    (_, copy) = state(again, others.private, build)
+    code, text = run("verify", build, "--key", keys.public, "--key", others.public)
+    assert (code, f"attestations/{copy.name}: speaks of other bytes" in text) == (1, True), text
+
+
+def test_a_statement_under_another_s_name_is_refused(build: Path, keys: Keys, others: Keys, tmp_path: Path) -> None:
+    sign(build, keys.private)
+    (_, copy) = state(made.finish(tmp_path / "again"), others.private, build)
+    copy.rename(copy.with_name(f"rebuild-{'0' * 16}.dsse.jsonl"))
+    code, text = run("verify", build, "--key", keys.public, "--key", others.public)
+    assert (code, "not the envelope of the key that its name says" in text) == (1, True), text
+
+
+def test_a_checkpoint_that_is_another_is_refused(build: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/config.json").write_text("other")
+    original = read_original(build)
+    with pytest.raises(ShardmillError, match="folder tiny, which is not here; say with --source"):
+        rebuild.build_again(original, tmp_path / "out", 1, None)
+    with pytest.raises(ShardmillError, match=r"elsewhere/config\.json: not the file that was built from"):
+        rebuild.build_again(original, tmp_path / "out", 1, tmp_path / "elsewhere")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.pipeline
+def test_a_stranger_builds_the_same_bytes(tmp_path: Path, keys: Keys, others: Keys) -> None:
+    """With another hash seed, number of cores, locale and time zone; then verify counts two."""
+    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
+    project = Project(tmp_path / "project").create(checkpoint)
+    shutil.copytree(ROOT / "resources", project.folder / "resources")
+    project.finish()
+    sign(project.build, keys.private)
+    command = [sys.executable, "-c", "from shardmill.cli import main; main()", "rebuild", str(project.build)]
+    other = {"PYTHONHASHSEED": "7", "LC_ALL": "C", "TZ": "Asia/Tokyo"}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out"), "--sign", str(others.private), "--cores", "1"],
+        cwd=project.folder,
+        env=os.environ | project.environment() | other,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 differing bytes" in done.stdout
+    code, text = run("verify", project.build, "--key", keys.public, "--key", others.public)
+    assert (code, "by 2 independently" in text) == (0, True), text

@@ -1,0 +1,156 @@
+"""The wheel: the same bytes whenever it is built, and all that the workflow needs in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# shardmill itself must come from the wheel, and whatever it needs from where the tests have it.
+DIGESTS = """
+import json, shardmill
+from pathlib import Path
+from shardmill.pipeline.fingerprint import tools
+from shardmill.pipeline.table import STEPS
+print(json.dumps([str(Path(shardmill.__file__).parent), {name: tools(step, "phi3") for name, step in STEPS.items()}]))
+"""
+
+
+def build(source: Path, kind: str, out: Path, **environment: str) -> Path:
+    """A distribution of a folder's project."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(out)]
+    done = subprocess.run(
+        command, cwd=source, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but what two wheels hold."""
+    folder = tmp_path_factory.mktemp("site")
+    for made in (wheel, build(ROOT / "portable", "wheel", tmp_path_factory.mktemp("portable"))):
+        with zipfile.ZipFile(made) as archive:
+            archive.extractall(folder)
+    return folder
+
+
+def run(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of this Python's, outside the clone, with the wheels' library."""
+    environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=500
+    )
+
+
+SHARDMILL = ("-c", "from shardmill.cli import main; main()")
+
+
+@pytest.fixture(scope="module")
+def ready(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `shardmill init` makes."""
+    parent = tmp_path_factory.mktemp("ready")
+    done = run(site, parent, *SHARDMILL, "init", "mine")
+    assert done.returncode == 0 and done.stdout.startswith("cd mine && snakemake --cores 4 all"), done
+    return parent / "mine"
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_it_is_the_same_when_built_again_elsewhere(wheel: Path, tmp_path: Path) -> None:
+    """Of the source distribution, with another hash seed, time zone, locale and mask."""
+    source = build(ROOT, "sdist", tmp_path / "sdist")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    old = os.umask(0o077)
+    try:
+        other = {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+        again = build(folder, "wheel", tmp_path / "again", **other)
+    finally:
+        os.umask(old)
+    assert (again.name, digest(again)) == (wheel.name, digest(wheel))
+    assert digest(build(ROOT, "sdist", tmp_path / "twice", **other)) == digest(source)
+
+
+def test_it_holds_the_workflow_and_nothing_of_the_machine(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        assert not [name for name in names if str(ROOT).encode() in archive.read(name)]
+    for name in ("Snakefile", "rules/gates.smk", "scripts/convert.py", "configs/schema.json", "envs/shardmill.yaml"):
+        assert f"shardmill/workflow/{name}" in names
+    assert "shardmill/workflow/resources/demo/config.json" in names
+    assert not [name for name in names if "__pycache__" in name or ".DS_Store" in name or "/build/" in name]
+
+
+def test_the_library_in_it_has_the_clone_s_keys(site: Path, tmp_path: Path) -> None:
+    """Else a build of the wheel would find nothing in a store, and a rebuilder would be refused."""
+    of_wheel = run(site, tmp_path, "-c", DIGESTS).stdout
+    of_clone = run(Path(f"{ROOT}{os.pathsep}{ROOT / 'portable'}"), tmp_path, "-c", DIGESTS).stdout
+    assert str(site) in of_wheel and str(ROOT) in of_clone
+    assert of_wheel.split(", ", 1)[1] == of_clone.split(", ", 1)[1]
+
+
+def test_a_folder_that_init_made_is_ready(site: Path, ready: Path) -> None:
+    done = run(site, ready, "-m", "snakemake", "--cores", "1", "build/demo/parts/head_0.json")
+    assert done.returncode == 0, done.stderr
+    assert (ready / "build/demo/parts/head_0.json").is_file()
+    done = run(site, ready, "-m", "snakemake", "--cores", "1", "all", "--dry-run")
+    assert done.returncode == 0 and "build/demo/report.html" in done.stdout, done.stderr
+    assert (ready / "config/README.md").is_file()
+
+
+def test_init_writes_over_nothing(site: Path, ready: Path) -> None:
+    done = run(site, ready.parent, *SHARDMILL, "init", "mine")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "shardmill: mine/Snakefile: is there already; choose another folder, or remove it\n",
+    )
+
+
+MODULE = """
+configfile: "config/config.yaml"
+
+module shardmill:
+    snakefile: "{snakefile}"
+    config: config
+
+use rule * from shardmill
+"""
+
+
+def test_another_workflow_uses_it_as_a_module(site: Path, tmp_path: Path) -> None:
+    """From a folder that holds a config and nothing else; so does what snakedeploy writes."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.yaml").write_text((ROOT / "configs/demo.yaml").read_text())
+    asked = "from shardmill.pipeline.origin import workflow_root; print(workflow_root())"
+    root = run(site, tmp_path, "-c", asked).stdout.strip()
+    assert root == str(site / "shardmill/workflow")
+    (tmp_path / "Snakefile").write_text(MODULE.format(snakefile=f"{root}/Snakefile"))
+    done = run(site, tmp_path, "-m", "snakemake", "--cores", "1", "build/demo/parts/head_0.json")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "build/demo/parts/head_0.json").is_file()
+    done = run(site, tmp_path, "-m", "snakemake", "--cores", "1", "--dry-run")
+    assert done.returncode == 0 and "build/demo/report.html" in done.stdout, done.stderr
+
+
+def test_without_a_config_the_demo_is_built_from_anywhere(site: Path, tmp_path: Path) -> None:
+    snakefile = str(site / "shardmill/workflow/Snakefile")
+    done = run(site, tmp_path, "-m", "snakemake", "-s", snakefile, "--cores", "1", "all", "--dry-run")
+    assert done.returncode == 0 and "build/demo/report.html" in done.stdout, done.stderr
