@@ -223,7 +223,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
         raise ConfigError(f"{name}: {describe_all(error)}") from error
     for problem in (
         *_source_problems(config.source),
-        *_kind_problems(config, content),
+        *_kind_problems(config),
         *_topology_problems(config),
         *_size_problems(config),
         *(local.problems(config.source.path, root, config.length, config.kind) if config.source.path else ()),
@@ -272,12 +272,13 @@ def _source_problems(source: Source) -> list[str]:
     return []
 
 
-def _kind_problems(config: Config, content: Mapping[Any, Any]) -> list[str]:
+def _kind_problems(config: Config) -> list[str]:
     """Settings of decoders in the config of an encoder, and the other way round."""
     if config.kind == DECODER:
-        strange = ["pooling: a decoder has none"] if "pooling" in content else []
+        strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
         return strange if config.context else ["context: missing"]
-    strange = [key for key in ("context", "topology", "tokens", "head") if key in content]
+    neutral = {"context": None, "topology": "auto", "tokens": Tokens(), "head": Head()}
+    strange = [key for key, value in neutral.items() if getattr(config, key) != value]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]
     repeated = len(set(config.sizes)) < len(config.sizes)

@@ -27,10 +27,10 @@ def share(store: Path, hashes: Mapping[Path, str]) -> None:
     """
     pool = store / FOLDER
     for file, sha256 in hashes.items():
-        if file.stat().st_size < LEAST:
-            continue
-        pool.mkdir(exist_ok=True)
         with contextlib.suppress(OSError):  # no hard links here, or too many to one file
+            if file.stat().st_size < LEAST:
+                continue
+            pool.mkdir(exist_ok=True)
             kept = pool / sha256
             if not kept.exists():
                 _replace(kept, file)

@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a layer of another type": (
         "modernbert",
-        {"layer_types": ["linear_attention"] * 3},
+        {"layer_types": ["full_attention", "sliding_attention", "linear_attention"]},
         "layer_types: 'linear_attention'",
     ),
     "too few positions": ("modernbert", {"max_position_embeddings": 32}, "buckets.* 32 positions"),
@@ -76,7 +76,7 @@ def test_plan_refuses_it_in_one_line(tmp_path: Path, name: str) -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a context": ({"context": 64}, "context: an encoder has none"),
     "a topology": ({"topology": [[0, 3]]}, "topology: an encoder has none"),
-    "a number of tokens": ({"tokens": {"max": 4}}, "tokens: an encoder has none"),
+    "a number of tokens": ({"tokens": {"max": 8}}, "tokens: an encoder has none"),
     "a bucket twice": ({"buckets": [16, 16]}, "buckets: names one size twice"),
     "no bucket": ({"buckets": []}, "buckets: "),
     "a bucket of nothing": ({"buckets": [0]}, "buckets.0: "),

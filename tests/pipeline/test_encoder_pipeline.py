@@ -1,0 +1,78 @@
+"""An encoder under the real Snakemake: every rule that a decoder goes through, up to the report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jsonschema
+import pytest
+import yaml
+from models import tiny_encoders
+
+from shardmill.pipeline.audit import audit
+
+from .project import ROOT, Project
+
+pytestmark = pytest.mark.pipeline
+SETTINGS = {
+    "model": "tiny",
+    "source": {"path": "checkpoint"},
+    "buckets": [16, 64],
+    "parity": {"text": "text.txt", "positions": 16, "perplexity_positions": 100},
+    "benchmark": {"text": "sentences.txt", "tasks": [], "repetitions": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A build of everything."""
+    folder = tmp_path_factory.mktemp("encoder")
+    checkpoint = tiny_encoders.write_tiny("bert", folder / "checkpoint")
+    project = Project(folder / "project").create(checkpoint)
+    (project.folder / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS))
+    shutil.copyfile(ROOT / "resources/text/sentences.txt", project.folder / "sentences.txt")
+    done = project.run("all")
+    assert done.returncode == 0, done.stdout
+    return project
+
+
+def test_every_bucket_has_the_same_weight_file(finished: Project) -> None:
+    """Of packages and compiled bundles alike there is a single one on the disk."""
+    found = sorted(finished.build.rglob("weight.bin"))
+    assert len(found) == 4 and all(file.samefile(found[0]) for file in found)
+
+
+def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
+    """A runtime of another make reads docs/encoder.schema.json: it holds, and names every key that there is."""
+    schema = json.loads((ROOT / "docs/encoder.schema.json").read_text())
+    content = json.loads((finished.build / "model.json").read_text())
+    jsonschema.validate(content, schema)
+    assert content.keys() == schema["properties"].keys() == set(schema["required"])
+
+
+def test_every_operation_is_predicted_to_run_on_the_neural_engine(finished: Project) -> None:
+    for bucket in SETTINGS["buckets"]:
+        content = json.loads((finished.build / f"residency/encoder_{bucket}.json").read_text())
+        assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 50
+
+
+def test_the_build_verifies(finished: Project) -> None:
+    found = audit(finished.build)
+    assert (found.wrong, found.checked > 10) == ((), True)
+
+
+def test_the_report_says_what_a_user_of_labels_asks(finished: Project) -> None:
+    """What it tells apart, how long a text may be, how fast it is; and nothing of what only decoders have."""
+    page = (finished.build / "report.html").read_text()
+    speed = json.loads((finished.build / "benchmark/speed.json").read_text())
+    assert "tells apart person, email, phone" in page and "64 tokens in one pass" in page
+    assert f"{speed['sentences']['per_second']:.1f} sentences a second" in page
+    assert "label_agreement" in page and "span_agreement" in page
+    shown = page.partition('id="provenance"')[0]  # which has the config, with every default
+    for word in ("speculation", "drafter", "key/value", "rejected"):
+        assert word not in shown, word
+
+
+def test_nothing_is_built_twice(finished: Project) -> None:
+    assert "Nothing to be done" in finished.run("all").stdout

@@ -1,0 +1,56 @@
+"""Windows over a text: every token once, with as much around it as was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmill.models.host import Floats
+from shardmill.runtime.windows import cut, is_exact, through
+
+REACH = 3
+
+
+def neighbours(tokens: Sequence[int]) -> Floats:
+    """A model whose rows are the tokens up to REACH away, and zeros beyond the ends."""
+    padded = [0] * REACH + list(tokens) + [0] * REACH
+    rows = [padded[i : i + 2 * REACH + 1] for i in range(len(tokens))]
+    return np.array(rows, np.float32).reshape(len(tokens), 2 * REACH + 1)
+
+
+@given(st.integers(1, 200), st.integers(4, 40), st.sampled_from([None, 1, REACH, 10]))
+def test_every_token_is_taken_once_from_within_its_window(count: int, longest: int, reach: int | None) -> None:
+    taken = []
+    for start, end, first, last in cut(count, longest, reach):
+        assert 0 <= start <= first < last <= end <= count and end - start <= longest
+        if is_exact(longest, reach) and reach is not None:
+            assert (start == 0 or first - start >= reach) and (end == count or end - last >= reach)
+        taken += range(first, last)
+    assert taken == list(range(count))
+
+
+@given(st.integers(1, 150), st.integers(2 * REACH + 1, 30))
+def test_exact_windows_give_what_the_whole_text_does(count: int, longest: int) -> None:
+    tokens, around = list(range(1, count + 1)), ([901], [902])
+    found = through(tokens, around, longest, REACH, neighbours)
+    assert found.exact and (found.windows == 1) == (count + 2 <= longest)
+    assert np.array_equal(found.values, neighbours([901, *tokens, 902])[1:-1])
+
+
+@pytest.mark.parametrize("reach", [None, 50])
+def test_other_windows_are_texts_of_their_own(reach: int | None) -> None:
+    """Each begins and ends as a text does, and says that it is an approximation."""
+    seen: list[Sequence[int]] = []
+
+    def run(tokens: Sequence[int]) -> Floats:
+        seen.append(tokens)
+        return neighbours(tokens)
+
+    found = through(list(range(1, 101)), ([901], [902]), 20, reach, run)
+    assert not found.exact and found.windows == len(seen) > 5 and len(found.values) == 100
+    assert all(window[0] == 901 and window[-1] == 902 and len(window) <= 20 for window in seen)
+    assert found.values[:, REACH].tolist() == list(range(1, 101))
