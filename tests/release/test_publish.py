@@ -257,8 +257,9 @@ def tampered(hub: StoreHub, name: str, content: bytes) -> str:
 def test_what_was_tampered_with_on_the_hub_is_named(build: Path, hub: StoreHub, tmp_path: Path, name: str) -> None:
     publish(build)
     commit = tampered(hub, name, b"{}")
-    with pytest.raises(ShardmillError, match=name.replace(".", r"\.")):
+    with pytest.raises(ShardmillError, match=name.replace(".", r"\.")) as raised:
         pull(Address(REPO, commit), tmp_path / "pulled")
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "pulled").exists()
 
 
