@@ -36,7 +36,7 @@ MAY_USE: dict[str, set[str]] = {
         "attest", "bench", "checkpoint", "config", "convert", "decode", "gates", "models", "plan", "report", "runtime",
         "serve", "topology",
     },
-    "release": {"attest", "checkpoint", "gates", "pipeline", "runtime"},
+    "release": {"attest", "checkpoint", "gates", "pipeline", "plan", "runtime"},
     "doctor": {"checkpoint", "runtime"},
     "commands": {
         "bench", "catalogue", "checkpoint", "config", "decode", "doctor", "gates", "models", "pipeline", "plan",

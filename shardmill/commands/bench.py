@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.build import Build
+from shardmill.commands.build import Build, located_build
 from shardmill.commands.drafting import Precision, check_draft_build
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
@@ -24,7 +24,9 @@ TIMES = "default: 5"
 
 def bench(
     build: Build,
-    draft: Annotated[Path | None, typer.Option(help="Build folder of a draft model, to measure that too.")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Build of a draft model, to measure that too.", parser=located_build)
+    ] = None,
     drafter: Annotated[list[str] | None, typer.Option(help=f"Drafter to measure, repeatable; {FULL}.")] = None,
     prompt_tokens: Annotated[
         list[int] | None, typer.Option(help="Length of a tiled prompt, repeatable; default: 100, 200, 372, 800.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-def _located(text: str) -> Path:
+def located_build(text: str) -> Path:
     """The folder of a build; a published one is fetched and verified first."""
     from shardmill.release.pull import located
 
@@ -20,6 +20,6 @@ Build = Annotated[
     typer.Argument(
         help="A build's folder, e.g. build/demo, or a published one: hf:OWNER/NAME@REVISION or hf:OWNER/NAME.",
         metavar="BUILD",
-        parser=_located,
+        parser=located_build,
     ),
 ]

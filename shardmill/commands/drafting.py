@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from shardmill.commands.build import located_build
 from shardmill.errors import ShardmillError
 from shardmill.runtime import load
 from shardmill.runtime.manifest import read_manifest
@@ -24,7 +25,10 @@ POLICIES = "cost_model or always"
 EFFECT = "Changes the speed only; but draft_model at a temperature also what a seed gives."
 
 DrafterName = Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")]
-DraftBuild = Annotated[Path | None, typer.Option(help="For draft_model: the draft model's build folder.")]
+DraftBuild = Annotated[
+    Path | None,
+    typer.Option(help="For draft_model: the draft model's build, a folder or hf:OWNER/NAME.", parser=located_build),
+]
 PolicyName = Annotated[str, typer.Option(help=f"How much is drafted: {POLICIES}.")]
 ContextOption = Annotated[
     Literal["stop", "slide"],

@@ -18,11 +18,11 @@ from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import PARITY_TEXT, verdicts
 from shardmill.release.bundle import CARD
 from shardmill.release.license import License
-from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md.j2"
+TEXT = "text-generation"
 TAGS = ["coreml", "apple-neural-engine", "shardmill"]
-TASKS = {"layers": "text-generation", "encoder": "token-classification"}
 METRICS = {"kl": "kl_divergence", "top1_agreement": "accuracy", "perplexity_ratio": "perplexity_ratio"}
 
 
@@ -55,7 +55,7 @@ def _card_text(build: Path, published: Published) -> str:
     statement = read_provenance(build / ATTESTATION)
     definition = statement["predicate"]["buildDefinition"]
     dependencies = {row["name"]: row for row in definition["resolvedDependencies"]}
-    config, model = definition["externalParameters"]["config"], read_manifest(build)
+    config, model = definition["externalParameters"]["config"], read_manifest(build, COMPLETE)
     steps = definition["internalParameters"]["steps"]
     found = [read_json(build / name) for name, _ in sorted(verdicts(steps))]
     base = config["source"].get("repo")
@@ -68,13 +68,14 @@ def _card_text(build: Path, published: Published) -> str:
         license_link=published.license.link,
         base_model=base,
         base_model_relation="quantized" if base else None,
-        pipeline_tag=next((TASKS[part["kind"]] for part in model["parts"] if part["kind"] in TASKS), None),
+        pipeline_tag=_task(model),
         tags=[*TAGS, config["convert"]["weights"]],
         model_name=model["model"],
         eval_results=list(_results(found, text)),
     )
     told = body.render(
         model=model,
+        encodes=_task(model) != TEXT,
         base=base,
         commit=config["source"].get("revision"),
         weights=config["convert"]["weights"].upper(),
@@ -89,6 +90,13 @@ def _card_text(build: Path, published: Published) -> str:
         **asdict(published) | {"license": published.license},
     )
     return f"---\n{data.to_yaml()}\n---\n\n{told.strip()}\n"
+
+
+def _task(model: Mapping[str, Any]) -> str:
+    """What hubs call the model's task."""
+    if all(part["kind"] != "encoder" for part in model["parts"]):
+        return TEXT
+    return "token-classification" if model.get("labels") else "feature-extraction"
 
 
 def _engine(found: list[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from shardmill.files import read_json
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import verdicts
 from shardmill.pipeline.task import SOURCE
+from shardmill.plan import Part, load_part
 from shardmill.release.differences import explained, steps_of
 
 Values = Mapping[str, Any]  # by a name that a person understands
@@ -116,23 +117,19 @@ def _checkpoint(side: Side) -> Values:
     return {row["name"]: row.get("digest", {}).get("sha256") or row["uri"] for row in rows}
 
 
-def _each_part(side: Side) -> dict[str, Any]:
-    return {path.stem: read_json(path) for path in sorted((side.build / "parts").glob("*.json"))}
+def _each_part(side: Side) -> list[Part]:
+    return [load_part(path) for path in sorted((side.build / "parts").glob("*.json"))]
 
 
 def _tensors(side: Side) -> Values:
     """Type, shape and content of each of the checkpoint's tensors, or rows of one, that a part is made of."""
-    tensors = [tensor for part in _each_part(side).values() for tensor in part["tensors"]]
-    return {_tensor_name(row): f"{row['dtype']} {row['stored']} of sha256 {row['sha256'][:12]}" for row in tensors}
-
-
-def _tensor_name(row: Mapping[str, Any]) -> str:
-    rows = row["rows"]
-    return f"{row['path']} rows {rows[0]} to {rows[1]}" if rows else str(row["path"])
+    constants = [tensor for part in _each_part(side) for tensor in part.tensors]
+    rows = [each for tensor in constants for each in (tensor, *tensor.beside)]
+    return {row.label: f"{row.dtype} {list(row.stored)} of sha256 {row.sha256[:12]}" for row in rows}
 
 
 def _parts(side: Side) -> Values:
-    return {name: f"{part['kind']} {part['start']} to {part['end']}" for name, part in _each_part(side).items()}
+    return {part.name: f"{part.kind} {part.start} to {part.end}" for part in _each_part(side)}
 
 
 def _programs(side: Side) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
+from shardmill.pipeline.audit import audit
 from shardmill.release.bundle import check_build
 
 ADDRESS = re.compile(r"(?:hf:)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
@@ -57,7 +58,8 @@ def pull(where: Address, out: Path | None = None) -> Path:
     with replacing(target) as fresh:
         for name in names:
             _place((snapshot / name).resolve(), fresh / name)
-        check_build(fresh)
+        for name, what in audit(fresh).wrong[:1]:
+            raise ShardmillError(f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher")
     return target
 
 

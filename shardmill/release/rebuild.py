@@ -24,10 +24,10 @@ from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import ATTESTATION
-from shardmill.pipeline.fingerprint import needs_family, tools
+from shardmill.pipeline.fingerprint import model_type, needs_family, tools
 from shardmill.pipeline.origin import lay_out, workflow_root
 from shardmill.pipeline.provenance import PARITY_TEXT
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.differences import explained, steps_of, subject_differences
 from shardmill.release.envelopes import write_envelopes
@@ -86,18 +86,19 @@ def check_tools(original: Original) -> None:
         pins = shlex.join(f"{name}=={version}" for name, version in other.items())
         raise ShardmillError(f"built with other packages; here: {here}; pip install {pins}")
     receipts = steps_of(original.statement).values()
-    changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt)})
+    family = model_type(original.folder / RECORD) if original.folder else ""
+    changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt, family)})
     if changed:
         commit = _commit(original) or "a commit that its provenance does not tell"
         raise ShardmillError(f"built by other code in {', '.join(changed)}; check out shardmill's {commit}")
 
 
-def _is_our_code(receipt: Mapping[str, Any]) -> bool:
-    """Whether a step's code is this library's. Code that depends on the family is compared once it is known."""
+def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:
+    """Whether a step's code is this library's; code that depends on a family that is not known shows in the end."""
     row = next((row for row in STEPS.values() if row.task.__module__.endswith(f".{receipt['step']}")), None)
-    if row is None or needs_family((row.task.__module__, *row.also)):
+    if row is None or (not family and needs_family((row.task.__module__, *row.also))):
         return row is not None
-    return bool(tools(row, "")["code"] == receipt["code"])
+    return bool(tools(row, family)["code"] == receipt["code"])
 
 
 def _commit(original: Original) -> str:

@@ -87,7 +87,7 @@ def test_other_tensors_are_named(first: Path, checkpoint: Path, tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(tiny.sample_text())
     found = compare(Side(first), Side(built(tmp_path, changed)))
-    assert [each.name for each in found if each.kind == "tensor"] == ["norm.weight"]
+    assert [each.name for each in found if each.kind == "tensor"] == ["model.norm.weight"]
     assert [each.name for each in found if each.kind == "checkpoint"] == [f"source/{file.name}"]
 
 

@@ -110,6 +110,16 @@ def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: Store
         assert words in card.text, words
 
 
+def test_the_card_of_an_encoder_says_how_to_label(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = read_json(build / "model.json")
+    model["parts"][0]["kind"] = "encoder"
+    monkeypatch.setattr("shardmill.release.card.read_manifest", lambda *_: model | {"labels": ["O"]})
+    prepare(build, WISH)
+    card = ModelCard.load(build / "README.md")
+    assert card.data.pipeline_tag == "token-classification"
+    assert "shardmill label hf:" in card.text and "shardmill generate" not in card.text
+
+
 def test_a_card_names_the_base_model(build: Path, hub: StoreHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.commit("acme/tiny", {"README.md": b""})
     hub.cards["acme/tiny"] = {"license": "other", "license_name": "acme-1", "license_link": "https://acme.example"}
@@ -247,8 +257,9 @@ def tampered(hub: StoreHub, name: str, content: bytes) -> str:
 def test_what_was_tampered_with_on_the_hub_is_named(build: Path, hub: StoreHub, tmp_path: Path, name: str) -> None:
     publish(build)
     commit = tampered(hub, name, b"{}")
-    with pytest.raises(ShardmillError, match=name.replace(".", r"\.")):
+    with pytest.raises(ShardmillError, match=name.replace(".", r"\.")) as raised:
         pull(Address(REPO, commit), tmp_path / "pulled")
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "pulled").exists()
 
 
