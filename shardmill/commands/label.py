@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmill.commands.build import Build
 from shardmill.commands.drafting import Precision
 from shardmill.commands.prompt import checked_text, read_stdin, read_text
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def label(
-    build: Annotated[Path, typer.Argument(help="Folder of a built encoder.")],
+    build: Build,
     text: Annotated[str | None, typer.Option(help="Text to label.")] = None,
     file: Annotated[str | None, typer.Option(help="File with the text; - is stdin.")] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Print the text with the type of each span in it.")] = False,

@@ -59,7 +59,9 @@ def pull(where: Address, out: Path | None = None) -> Path:
         for name in names:
             _place((snapshot / name).resolve(), fresh / name)
         for name, what in audit(fresh).wrong[:1]:
-            raise ShardmillError(f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher")
+            raise ShardmillError(
+                f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher"
+            )
     return target
 
 
