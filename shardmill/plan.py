@@ -20,7 +20,6 @@ from shardmill.files import write_json
 from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
 from shardmill.models.contract import (
     Form,
-    Shape,
     T,
     constants,
     inputs,
@@ -30,6 +29,7 @@ from shardmill.models.contract import (
     table_constants,
     window_slots,
 )
+from shardmill.models.layer_constants import Shape
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config

@@ -17,7 +17,8 @@ from portable_coreml.judge.placement.limits import MAX_EXTENT, MAX_WEIGHT_BYTES,
 from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError
 from shardmill.models.architecture import Architecture
-from shardmill.models.contract import Form, Shape, constants, layer_constants, program_form
+from shardmill.models.contract import Form, constants, program_form
+from shardmill.models.layer_constants import Shape, layer_constants
 
 if TYPE_CHECKING:
     from shardmill.config import Config

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
 from shardmill.models.blocks import build
-from shardmill.models.contract import Shape, T, inputs, output, states
+from shardmill.models.contract import T, inputs, output, states
+from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
 
 TARGET = ct.target.iOS18  # the first with states

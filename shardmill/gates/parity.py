@@ -103,7 +103,7 @@ def layers_parity(
                 expected = reference.layers(x, indices, stored)[-1]
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
-            yield from chosen_experts("experts_agreement", runner, x.numpy(), 1, chosen)
+            yield from _chosen_experts("experts_agreement", runner, x.numpy(), 1, chosen)
         yield from width_measurements(runner, x.numpy(), plain, states)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
@@ -111,10 +111,10 @@ def layers_parity(
         yield explained(ratio, lambda: runner.run(x.numpy(), cut(len(x), [part.tokens])), runner.program)
         if is_portable() and "experts" in known:
             rows = dict(zip(indices, known["experts"][part.start : part.end], strict=True))
-            yield from chosen_experts("experts_agreement_fp16", runner, x.numpy(), part.tokens, rows)
+            yield from _chosen_experts("experts_agreement_fp16", runner, x.numpy(), part.tokens, rows)
 
 
-def chosen_experts(
+def _chosen_experts(
     name: str, runner: Runner, x: Floats, width: int, truth: Mapping[int, Tensor]
 ) -> Iterator[Measurement]:
     """How often the part's layers take transformers' experts, if any of them has some.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shardmill.models.architecture import Graph, Kind
 from shardmill.models.attention import Attention, Shared
-from shardmill.models.contract import cca_widths
+from shardmill.models.layer_constants import cca_widths
 from shardmill.models.primitives import UnitNorm, add_channels, projection, read_ring, scale, vector, write_ring
 
 Weights = Mapping[str, Tensor]

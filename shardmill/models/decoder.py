@@ -20,7 +20,7 @@ from shardmill.models.architecture import (
     Sources,
     renamed,
 )
-from shardmill.models.contract import layer_constants
+from shardmill.models.layer_constants import layer_constants
 from shardmill.models.rope import rope
 
 # Fields that every family reads, here or through transformers' rotary module.

@@ -1,0 +1,121 @@
+"""The weights of one layer by their path from the layer, with their shapes: a part of the contract (contract.py)."""
+
+from __future__ import annotations
+
+from shardmill.models.architecture import Graph, Kind
+
+Shape = tuple[int, ...]
+
+
+def cca_widths(g: Graph) -> tuple[int, int]:
+    """Channels of ZAYA's attention that its ring keeps: query and key together, and the delayed half of the value."""
+    return (g.heads + g.kv_heads) * g.head_dim, g.kv_heads * g.head_dim // 2
+
+
+def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
+    """The weights of one layer by their path from the layer, with their shapes.
+
+    A matrix of two axes is a convolution's, which INT8 quantises. One of three is a factor of a matrix product, as are
+    a router's and those of grouped convolutions: it stays in fp16.
+    """
+    mixer = {"conv": _convolution, "attention": _attention, "cca": _cca}[kind.mixer](g)
+    ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
+    first = norm_constants("input_layernorm", g) if kind.normed else {}
+    second, last = norm_constants("post_attention_layernorm", g), norm_constants("post_feedforward_layernorm", g)
+    if g.outer_norms:
+        return {**mixer, **second, **ffn, **last}
+    if g.residual_scales:
+        scales = [_residual(f"{name}_residual_scale", g) for name in ("post_attention", "post_mlp")]
+        return {**first, **mixer, **scales[0], **second, **ffn, **scales[1]}
+    if not g.post_norms:
+        return {**first, **mixer, **second, **ffn}
+    before = norm_constants("pre_feedforward_layernorm", g) if g.pre_norms else {}
+    start = first if g.pre_norms else {}
+    return {**start, **mixer, **second, **before, **ffn, **last}
+
+
+def norm_constants(path: str, g: Graph) -> dict[str, Shape]:
+    """Those of a norm over the hidden width."""
+    gain: dict[str, Shape] = {f"{path}.weight": (g.hidden,)}
+    return gain | ({f"{path}.bias": (g.hidden,)} if g.norm == "layer" and g.norm_bias else {})
+
+
+def _residual(path: str, g: Graph) -> dict[str, Shape]:
+    names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
+    return {f"{path}.{name}": (g.hidden,) for name in names}
+
+
+def _attention(g: Graph) -> dict[str, Shape]:
+    q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
+    rows = {"qkv": q + 2 * kv} if g.fused else {"q": q, "k": kv, "v": kv}
+    found: dict[str, Shape] = {}
+    for name, count in rows.items():
+        found |= projection_constants(f"{p}{name}_proj", count, g.hidden, g.qkv_bias)
+    if g.qk_norm:
+        widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
+        found |= {f"{p}q_norm.weight": widths[:1], f"{p}k_norm.weight": widths[1:]}
+    sinks: dict[str, Shape] = {f"{p}sinks": (g.heads,)} if g.sinks else {}
+    return found | sinks | projection_constants(f"{p}o_proj", g.hidden, q, g.o_bias)
+
+
+def _cca(g: Graph) -> dict[str, Shape]:
+    q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
+    rows = {"q_proj": q, "k_proj": kv, "v_proj_current": kv // 2, "v_proj_delayed": kv // 2}
+    found: dict[str, Shape] = {f"{p}{name}.weight": (count, g.hidden) for name, count in rows.items()}
+    found |= {f"{p}depthwise.{name}": (q + kv,) for name in ("tap_0", "tap_1", "bias")}
+    found |= {f"{p}grouped.tap_{j}": (g.heads + g.kv_heads, g.head_dim, g.head_dim) for j in range(2)}
+    return found | {f"{p}grouped.bias": (q + kv,), f"{p}k_gain": (kv,), f"{p}o_proj.weight": (g.hidden, q)}
+
+
+def _convolution(g: Graph) -> dict[str, Shape]:
+    taps: dict[str, Shape] = {f"conv.tap_{j}": (g.hidden,) for j in range(g.conv_taps)}
+    return {
+        **projection_constants("conv.in_proj", 3 * g.hidden, g.hidden, False),
+        **taps,
+        **projection_constants("conv.out_proj", g.hidden, g.hidden, False),
+    }
+
+
+def _feed_forward(g: Graph) -> dict[str, Shape]:
+    rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn} if g.gated else {"up": g.ffn}
+    found: dict[str, Shape] = {}
+    for name, count in rows.items():
+        found |= projection_constants(f"mlp.{name}_proj", count, g.hidden, g.mlp_bias)
+    return found | projection_constants("mlp.down_proj", g.hidden, g.ffn, g.mlp_bias)
+
+
+def _mixture(g: Graph, kind: Kind) -> dict[str, Shape]:
+    e = g.experts
+    assert e is not None
+    found: dict[str, Shape] = {"mlp.router.weight": (1, e.classes, g.hidden)}
+    if e.router == "mlp":
+        found = _mlp_router(g, kind)
+    if e.router_bias:
+        found["mlp.router.bias"] = (e.classes,)
+    if e.choice_bias:
+        found["mlp.choice_bias"] = (e.classes,)
+    wide = e.group * e.ffn
+    for j in range(e.count // e.group):
+        path = f"mlp.experts.{j}."
+        found |= projection_constants(f"{path}gate_proj", wide, g.hidden, e.biases)
+        found |= projection_constants(f"{path}up_proj", wide, g.hidden, e.biases)
+        found |= {f"{path}scale": (wide,)} if e.group > 1 else {}
+        found[f"{path}down_proj.weight"] = (g.hidden, wide)
+    return found | ({"mlp.down_bias": (1, g.hidden, e.count)} if e.biases else {})
+
+
+def _mlp_router(g: Graph, kind: Kind) -> dict[str, Shape]:
+    assert g.experts is not None
+    p, width = "mlp.router.", g.experts.router_width
+    found: dict[str, Shape] = {f"{p}down_proj.weight": (1, width, g.hidden), f"{p}down_proj.bias": (width,)}
+    found |= {f"{p}states_scale": (width,)} if kind.carries else {}
+    found[f"{p}norm.weight"] = (width,)
+    for name in ("fc1", "fc2"):
+        found |= {f"{p}{name}.weight": (1, width, width), f"{p}{name}.bias": (width,)}
+    return found | {f"{p}out_proj.weight": (1, g.experts.classes, width)}
+
+
+def projection_constants(path: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:
+    """Those of a projection."""
+    weight: dict[str, Shape] = {f"{path}.weight": (rows, columns)}
+    return weight | ({f"{path}.bias": (rows,)} if bias else {})
