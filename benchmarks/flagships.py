@@ -37,7 +37,7 @@ def sizes(
         "num_hidden_layers": layers,
         "num_attention_heads": heads[0],
         "num_key_value_heads": heads[1],
-        "intermediate_size": ffn,
+        **({"intermediate_size": ffn} if ffn else {}),
         "vocab_size": vocab,
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
@@ -112,6 +112,18 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         sizes("smollm3", 2048, 36, (16, 4), 11008, 128256, rms_norm_eps=1e-6, no_rope_layer_interval=4) | rope(5e6),
     ),
     "phi-4-mini": (1, json.loads((ROOT / "resources/phi-4-mini/config.json").read_text())),
+    "granite-3.0-1b-a400m": (
+        1,
+        sizes("granitemoe", 1024, 24, (16, 8), 512, 49155, num_local_experts=32, num_experts_per_tok=8)
+        | GRANITE
+        | {"logits_scaling": 6.0}
+        | rope(1e4),
+    ),
+    "zaya1-8b": (  # the first layer's router reads no state
+        2,
+        sizes("zaya", 2048, 40, (8, 2), 0, 262272, head_dim=128, moe_intermediate_size=2048, num_experts=16)
+        | {"router_hidden_size": 256, "rms_norm_eps": 1e-5},
+    ),
     "gemma-3-4b": (
         6,
         sizes("gemma3_text", 2560, 34, (8, 4), 10240, 262208, head_dim=256, sliding_window=1024)

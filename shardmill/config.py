@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
 from shardmill.models import DECODER, ENCODER, local
+from shardmill.pydantic_errors import GIVEN, describe_all
 from shardmill.yamlfile import read_yaml
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
@@ -28,7 +29,6 @@ Index = Annotated[StrictInt, Field(ge=0)]
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 Auto = Literal["auto"]
 BUCKETS = (128, 512)  # of an encoder whose config leaves them open
-GIVEN = "(given)"  # what pydantic calls the alternative to "auto" in the place of an error
 
 
 def _alternative(value: object) -> str:
@@ -235,29 +235,6 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
 def checked(settings: Mapping[str, Any]) -> Config:
     """The config of settings that were looked at before the work began, or of a part of them."""
     return TypeAdapter(Config).validate_python(dict(settings))
-
-
-def describe_all(error: ValidationError) -> str:
-    """What is wrong with each key, without what only follows: a list is too short where its one item is wrong."""
-    errors = error.errors()
-    inner = [e["loc"] for e in errors]
-    return "; ".join(describe(e) for e in errors if not any(_is_inside(loc, e["loc"]) for loc in inner))
-
-
-def _is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
-    """Whether one place in a config lies within another."""
-    return len(inner) > len(outer) and inner[: len(outer)] == outer
-
-
-def describe(error: Mapping[str, Any]) -> str:
-    """One pydantic error as `key.key: what is wrong`."""
-    where = ".".join(str(part) for part in error["loc"] if part != GIVEN)
-    if error["type"] == "unexpected_keyword_argument":
-        return f"{where}: unknown key"
-    if error["type"] in ("missing", "missing_argument"):
-        return f"{where}: missing"
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{where}: {message}, is {error['input']!r}"
 
 
 def _source_problems(source: Source) -> list[str]:

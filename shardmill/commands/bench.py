@@ -79,8 +79,9 @@ def checked(wanted: dict[str, Any]) -> Benchmark:
     """The settings; raises ConfigError for values that make no sense."""
     from pydantic import ValidationError
 
-    from shardmill.config import Benchmark, describe_all
+    from shardmill.config import Benchmark
     from shardmill.errors import ConfigError
+    from shardmill.pydantic_errors import describe_all
 
     try:
         return Benchmark(**wanted)

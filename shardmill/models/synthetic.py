@@ -38,7 +38,9 @@ LOUD_NORM = 0.25  # the norm that reads it holds it down, as trained norms do,
 LOUD_COLUMN = 4.0  # and its column in a projection has larger weights: the case that per-channel INT8 finds hard
 
 WRITERS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
-NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+FACTORS = ("_scale", "k_gain")  # vectors that multiply, and are about 1 in a trained model
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+WIDTHS = ("intermediate_size", "moe_intermediate_size")  # one of them is needed, too
 MATRIX = 2
 
 Bits = NDArray[np.uint16]
@@ -144,6 +146,7 @@ def _described(config: dict[str, Any]) -> Model:
     if fault:
         raise CheckpointError(f"synthetic weights: {fault}")
     missing = [name for name in NEEDED if name not in config]
+    missing += WIDTHS[:1] if not any(name in config for name in WIDTHS) else []
     if missing:
         raise CheckpointError(f"synthetic weights: config.json has no {missing[0]!r}; add it")
     rest = {key: value for key, value in config.items() if key != "model_type"}
@@ -161,6 +164,8 @@ def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, laye
     if path.endswith("norm.weight"):
         usual, loud = Normal(1.0 - source.add, 0.1), Normal(LOUD_NORM - source.add, 0.02)
         return Recipe(name, shape, usual, loud if shape[0] == hidden else usual)
+    if path.endswith(FACTORS):
+        return Recipe(name, shape, Normal(1.0, 0.1), Normal(1.0, 0.1))
     if len(shape) != MATRIX:  # biases and the taps of convolutions
         std = 1 / math.sqrt(shape[-1]) if len(shape) > MATRIX else table
         return Recipe(name, shape, Normal(0.0, std), Normal(0.0, std))
