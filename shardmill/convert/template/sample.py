@@ -88,7 +88,7 @@ def known_template(bare: Part, alike: bool, quantization: str, cache: Path | Non
 
 
 def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str) -> bytes:
-    """A sample's protobuf, by the plain conversion of a form's layers, so many times in a row, or of a head."""
+    """A sample's protobuf, by coremltools' conversion of a form's layers, so many times in a row, or of a head."""
     import torch
 
     from shardmill.convert import package, trace
@@ -98,7 +98,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     part = replace(bare, start=start, end=end, kinds=kinds, graph=_shrunk(bare.graph, small))
     random = torch.Generator().manual_seed(0)  # like weights would be merged by coremltools
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
-    spec = trace.convert(part, weights, quantization).get_spec()
+    spec = trace.convert_quickly(part, weights, quantization)
     spec.description.metadata.userDefined.pop(package.VARYING, None)
     return bytes(spec.SerializeToString(deterministic=True))
 
