@@ -14,6 +14,7 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Program
 from torch import Tensor
 
+from shardmill.convert.normal import has_normal_form, normalise
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
 from shardmill.models.blocks import build
 from shardmill.models.contract import Shape, T, inputs, output, states
@@ -39,11 +40,15 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
     model = _converted(part, weights, _pipeline())
     if quantization == "int8":
         model = cto.linear_quantize_weights(model, _projections_in_int8())
-    return model
+    if not has_normal_form(part):
+        return model
+    spec = model.get_spec()
+    normalise(spec)
+    return ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)
 
 
 def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
-    """The Model_pb2.Model of the same program, in less than half the time.
+    """The Model_pb2.Model of the same program before normal form, in less than half the time.
 
     Weights are quantised by a last pass, not by all passes once more, and the program is not checked after each of
     them. What coremltools forgets when it reads a program again, the build's tools, goes from the quantised one.
