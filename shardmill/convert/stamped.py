@@ -1,9 +1,9 @@
 """Stamped conversion: coremltools converts a few small layers once, and every part is composed from the result.
 
-Layers of one kind share one graph and only the weights differ, so the program of a part is stamped from the template
-of its form, and its weights are streamed from the checkpoint into the weight file. The package is that of the plain
-conversion, byte for byte, except where plain coremltools would drop or merge an operation because of a weight's values
-(a norm weight of nothing but ones; two layers with the same norm weight): here programs never depend on weights.
+Layers of one kind share one graph and only the weights differ, so the program of a part is stamped from the templates
+of its layers' kinds, and its weights are streamed from the checkpoint into the weight file. The package is that of the
+plain conversion, byte for byte, except where plain coremltools would drop or merge an operation because of a weight's
+values (a norm weight of nothing but ones; two layers with the same norm weight): here programs never depend on weights.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def convert_stamped(
     """
     import coremltools as ct
 
-    template = sample.template(part, quantization, cache)
-    start = 0 if part.kind == "head" else part.start
-    spec = template.compose(start, sample.stretches(part), sample.widths(part))
+    spec = sample.program(part, quantization, cache)
     blobs, weights = stream.place(spec, part)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)

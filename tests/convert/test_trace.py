@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
+from coremltools.converters.mil.mil import Program
 from coremltools.proto import FeatureTypes_pb2
+from models.tiny_families import SLOTS, tiny_config
 
 from shardmill.convert import package, trace
-from shardmill.models.contract import T, inputs
+from shardmill.models import family
+from shardmill.models.contract import T, constants, inputs
+from shardmill.plan import Part
 
 FP16 = FeatureTypes_pb2.ArrayFeatureType.FLOAT16
 
@@ -140,3 +145,19 @@ def test_input_shapes_leave_room_for_any_number_of_tokens(built: tiny.Build, kin
     assert len(shapes) == count
     assert all(shape.count(T) == 1 for shape in shapes.values())
     assert trace.sized((1, T, 3), 4) == (1, 4, 3)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp16"])
+@pytest.mark.parametrize("kind", ["layers", "head"])
+def test_a_quick_conversion_gives_the_same_program(kind: str, quantization: str) -> None:
+    a = family("llama").describe(tiny_config("llama"), SLOTS).architecture
+    part = Part(
+        "p", kind, 0, 2 if kind == "layers" else 32, SLOTS, 0, 4, a.graph, a.kinds[: 2 * (kind == "layers")], ()
+    )
+    random, check = torch.Generator().manual_seed(0), Program.validate
+    weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
+    specs = trace.convert(part, weights, quantization).get_spec(), trace.convert_quickly(part, weights, quantization)
+    for spec in specs:
+        del spec.description.metadata.userDefined[package.VARYING]
+    assert specs[0] == specs[1]
+    assert Program.validate is check

@@ -1,9 +1,8 @@
-"""The template of a form of program, and the programs composed from it.
+"""The template of plain layers, a head or an encoder, and the programs composed from it in coremltools' own names.
 
-A program is a few sequences (operations, inputs, states), which consist of stretches, and a rest. Where all layers are
-of one kind, a stretch is a layer: the first also holds what the layers share, the last has names of its own, and those
-between differ in numbers only. Where kinds are mixed, what a layer looks like depends on which kinds come before and
-after it, so there the whole program is one stretch, as a head's is.
+A program is a few sequences (operations, inputs, states), which consist of stretches, and a rest. A stretch is a layer:
+the first also holds what the layers share, the last has names of its own, and those between differ in numbers only. A
+head is one stretch, and so are an encoder and a single layer.
 """
 
 from __future__ import annotations
@@ -71,17 +70,17 @@ def fit_template(a: Sample, b: Sample) -> Template:
 
 def sequences(spec: Any) -> tuple[Any, ...]:
     """A model's operations, inputs and states: everything that there is more of with every layer."""
-    return main_block(spec).operations, _main_function(spec).inputs, spec.description.state
+    return main_block(spec).operations, main_function(spec).inputs, spec.description.state
 
 
-def _main_function(spec: Any) -> Any:
+def main_function(spec: Any) -> Any:
     """A model's only function."""
     return spec.mlProgram.functions["main"]
 
 
 def main_block(spec: Any) -> Any:
     """The function's only block."""
-    (block,) = _main_function(spec).block_specializations.values()
+    (block,) = main_function(spec).block_specializations.values()
     return block
 
 
@@ -114,7 +113,7 @@ def _fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
 
 def check_closed(spec: Any) -> None:
     """Every name is defined once, before it is used. Raises StampError."""
-    defined = {value.name for value in _main_function(spec).inputs}
+    defined = {value.name for value in main_function(spec).inputs}
     for operation in main_block(spec).operations:
         for argument in (a for key in sorted(operation.inputs) for a in operation.inputs[key].arguments):
             if argument.WhichOneof("binding") == "name" and argument.name not in defined:

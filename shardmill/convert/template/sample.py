@@ -13,11 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from shardmill.convert.normal import has_normal_form
 from shardmill.convert.template.cache import shared
+from shardmill.convert.template.kinds import LayerTemplate, compose, fit_layer
 from shardmill.convert.template.pattern import FIRST
 from shardmill.convert.template.program import Sample, Template, fit_template
-from shardmill.models.architecture import Graph
-from shardmill.models.contract import constants
+from shardmill.models.architecture import Graph, Kind
+from shardmill.models.contract import constants, inputs
 from shardmill.plan import Part
 
 # Primes, so that no number is a multiple of two of them. Not under 10: smaller arrays are not kept in the weight file.
@@ -27,25 +29,42 @@ WIDTHS = (
 )
 
 
+def program(part: Part, quantization: str, cache: Path | None) -> Any:
+    """The Model_pb2.Model of a part, composed from templates; its weights have no place yet.
+
+    Args:
+        part: layers, a head or an encoder.
+        quantization: "int8" or "fp16".
+        cache: a folder in which samples are kept between processes, or None.
+
+    Raises:
+        StampError: for a graph that can't be stamped.
+    """
+    if not has_normal_form(part):
+        start = 0 if part.kind == "head" else part.start
+        return template(part, quantization, cache).compose(start, stretches(part), widths(part))
+    of_kind = {kind: layer_template(_bare(part, (kind,)), quantization, cache) for kind in set(part.kinds)}
+    return compose([of_kind[kind] for kind in part.kinds], part.start, list(inputs(part.form)), widths(part))
+
+
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
     """The template of the part's form: from this process, or the cache folder, or coremltools."""
-    alike = stretches(part) > 1
-    graph, kinds = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0}), part.kinds[:1] if alike else part.kinds
-    bare = replace(part, name="sample", start=0, end=0, graph=graph, kinds=kinds, tensors=())
-    return known_template(bare, alike, quantization, cache)
+    kinds = part.kinds[:1] if part.kind == "layers" else part.kinds
+    return known_template(_bare(part, kinds), stretches(part) > 1, quantization, cache)
 
 
 def stretches(part: Part) -> int:
-    """Of how many stretches the part's program consists: of one for each layer if all are alike, else of a single one.
+    """Of how many stretches a program that is not in normal form consists: of one for each of its layers.
 
-    A head has one, too, and so has an encoder, which has something before its layers and after them.
+    A head is one, too, and so is an encoder, which has something before its layers and after them.
     """
-    return len(part.kinds) if len(set(part.kinds)) == 1 and part.kind != "encoder" else 1
+    return len(part.kinds) if part.kind == "layers" else 1
 
 
-def _is_alike(part: Part) -> bool:
-    """Whether a part consists of several stretches."""
-    return stretches(part) > 1
+def _bare(part: Part, kinds: tuple[Kind, ...]) -> Part:
+    """What a sample of layers of `kinds` depends on: the part without its place, widths and tensors."""
+    graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
+    return replace(part, name="sample", start=0, end=0, graph=graph, kinds=kinds, tensors=())
 
 
 def widths(part: Part) -> dict[str, int]:
@@ -71,24 +90,34 @@ def known_template(bare: Part, alike: bool, quantization: str, cache: Path | Non
 
     Args:
         bare: a part without widths and tensors.
-        alike: whether its kinds, of which there is one, stand for any number of layers from two on.
+        alike: whether its kind stands for any number of layers from two on.
         quantization: "int8" or "fp16".
         cache: where samples are kept, or None.
     """
-    counts = (3, 4) if alike else (1, 1)
+    return fit_template(*_samples(bare, (3, 4) if alike else (1, 1), quantization, cache))
+
+
+@lru_cache(maxsize=8)
+def layer_template(bare: Part, quantization: str, cache: Path | None) -> LayerTemplate:
+    """The template of a kind of layer, as `known_template`."""
+    return fit_layer(*_samples(bare, (1, 1), quantization, cache))
+
+
+def _samples(bare: Part, counts: tuple[int, int], quantization: str, cache: Path | None) -> tuple[Sample, Sample]:
+    """Two samples of so many layers and of different widths."""
 
     def make() -> list[bytes]:
         return [convert(bare, n, small, quantization) for n, small in zip(counts, WIDTHS, strict=True)]
 
-    wanted = asdict(bare) | {"alike": alike, "quantization": quantization}
+    wanted = asdict(bare) | {"counts": counts, "quantization": quantization}
     specs = shared(cache, wanted, make) if cache else make()
     carry = bare.graph.carry
     a, b = (Sample(parse(spec), n, small, carry) for spec, n, small in zip(specs, counts, WIDTHS, strict=True))
-    return fit_template(a, b)
+    return a, b
 
 
 def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str) -> bytes:
-    """A sample's protobuf, by the plain conversion of a form's layers, so many times in a row, or of a head."""
+    """A sample's protobuf, by coremltools' conversion of a form's layers, so many times in a row, or of a head."""
     import torch
 
     from shardmill.convert import package, trace
@@ -98,7 +127,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     part = replace(bare, start=start, end=end, kinds=kinds, graph=_shrunk(bare.graph, small))
     random = torch.Generator().manual_seed(0)  # like weights would be merged by coremltools
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
-    spec = trace.convert(part, weights, quantization).get_spec()
+    spec = trace.convert_quickly(part, weights, quantization)
     spec.description.metadata.userDefined.pop(package.VARYING, None)
     return bytes(spec.SerializeToString(deterministic=True))
 

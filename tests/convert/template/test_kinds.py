@@ -1,19 +1,24 @@
-"""Parts whose layers differ in kind: stamped, they are plain coremltools' byte for byte, in whichever order."""
+"""Layers of any kinds in any order: stamped, they are plain coremltools' byte for byte, one template a kind."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models.tiny_families import write_tiny
 
 from shardmill.convert import package, trace
+from shardmill.convert.normal import has_normal_form
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.template import sample
 from shardmill.convert.weights import PartWeights
+from shardmill.plan import Part
 
-from ..small import layers_part, write_family
+from ..small import layers_part
 
 # Sliding layers as well as those without rotary embedding: three kinds.
 THREE = {
@@ -23,55 +28,85 @@ THREE = {
     "layer_types": [f"{kind}_attention" for kind in ("full", "sliding", "sliding", "full", "sliding", "sliding")],
     "no_rope_layers": [1, 1, 0, 1, 0, 1],
 }
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "smollm3": ("smollm3", {}),
-    "three kinds": ("smollm3", THREE),
-    "gemma3_text": ("gemma3_text", {}),
-    "lfm2": ("lfm2", {}),
+TWO = {"num_hidden_layers": 4, "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")]}
+# Layers of each model: how many, and how many kinds.
+MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "gemma3_text": ({}, 4, 2),
+    "gpt_oss": (TWO, 4, 2),
+    "lfm2": ({}, 4, 2),
+    "lfm2_moe": ({}, 4, 3),
+    "mixtral": ({"num_hidden_layers": 3}, 3, 1),
+    "smollm3": (THREE, 6, 3),
+    "zaya": ({}, 3, 2),
 }
-CASES = [
-    pytest.param("smollm3", 2, 4, "int8", 1, id="one layer with rotary embedding, one without"),
-    pytest.param("smollm3", 3, 4, "fp16", 1, id="one layer, without rotary embedding"),
-    pytest.param("gemma3_text", 1, 4, "fp16", 1, id="two masks and two rotary tables"),
-    pytest.param("lfm2", 0, 2, "fp16", 2, id="convolutions only"),
-    pytest.param("lfm2", 1, 4, "int8", 1, id="convolutions around attention"),
-    pytest.param("three kinds", 2, 5, "fp16", 1, id="three kinds"),
-]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints by name."""
-    made = tmp_path_factory.mktemp("kinds")
-    for name, (model_type, changes) in MODELS.items():
-        write_family(made / name, model_type, **changes)
-    return made
+    """For checkpoints by their families, and a cache of samples."""
+    return tmp_path_factory.mktemp("kinds")
+
+
+def whole(folder: Path, name: str) -> Part:
+    """All layers of a model as one part."""
+    changes, layers, kinds = MODELS[name]
+    if not (folder / name).exists():
+        write_tiny(name, folder / name, **changes)
+    part = layers_part(folder / name, 0, layers)
+    assert len(set(part.kinds)) == kinds
+    return part
+
+
+def reordered(part: Part, order: list[int], start: int) -> Part:
+    """Some of a part's layers in another order, as the model's layers from `start` on."""
+    tensors = [
+        replace(tensor, path=tensor.path.replace(f"layers.{old}.", f"layers.{start + new}.", 1))
+        for new, old in enumerate(order)
+        for tensor in part.tensors
+        if tensor.path.startswith(f"layers.{old}.")
+    ]
+    kinds = tuple(part.kinds[i] for i in order)
+    return replace(part, start=start, end=start + len(order), kinds=kinds, tensors=tuple(tensors))
 
 
 def files(package: Path) -> dict[str, bytes]:
     return {f.relative_to(package).as_posix(): f.read_bytes() for f in package.rglob("*") if f.is_file()}
 
 
-@pytest.mark.parametrize(("model", "start", "end", "quantization", "stretches"), CASES)
+@pytest.mark.parametrize(("name", "quantization"), zip(MODELS, cycle(["int8", "fp16"]), strict=False))
 def test_any_sequence_of_kinds_is_plain_coremltools_byte_for_byte(
-    model: str, start: int, end: int, quantization: str, stretches: int, folder: Path, tmp_path: Path
+    name: str, quantization: str, folder: Path, tmp_path: Path
 ) -> None:
-    source = folder / model
-    part = layers_part(source, start, end)
-    assert sample.stretches(part) == stretches
+    """Drawn sequences; no layer occurs twice, since coremltools would merge its weights."""
+    chance, every = random.Random(name), whole(folder, name)
+    order = chance.sample(range(every.end), chance.randint(2, 3))
+    part = reordered(every, order, chance.randint(0, 40))
+    assert has_normal_form(part)
+    source = folder / name
     package.save(trace.convert(part, PartWeights(part, source), quantization), tmp_path / "plain.mlpackage")
-    convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage")
+    convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", folder / "cache")
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
-def test_a_mixed_part_s_template_serves_every_part_of_its_order_only(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever in the model it starts."""
-    asked: list[object] = []
-    monkeypatch.setattr(sample, "known_template", lambda *form: asked.append(form))
-    part = layers_part(folder / "lfm2", 1, 3)  # a convolution, then attention
-    other = layers_part(folder / "lfm2", 2, 4)  # the other way round
-    for each in (part, replace(part, start=41, end=43), other):
-        sample.template(each, "int8", None)
-    assert asked[0] == asked[1] != asked[2]
+def test_the_template_of_a_kind_serves_every_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer is converted for each kind and width, however long the part is and wherever in the model it starts."""
+    made: list[tuple[object, int]] = []
+    original = sample.convert
+
+    def counted(bare: Part, times: int, *rest: Any) -> bytes:
+        made.append((bare.kinds, times))
+        return original(bare, times, *rest)
+
+    monkeypatch.setattr(sample, "convert", counted)
+    every, cache = whole(folder, "lfm2"), folder / "counted"
+    sample.layer_template.cache_clear()
+    for order, start in (([1, 2, 3], 0), ([2, 0, 1, 3], 41), ([2, 3], 7)):
+        sample.program(reordered(every, order, start), "fp16", cache)
+    assert sorted(made, key=str) == sorted([((kind,), 1) for kind in set(every.kinds)] * 2, key=str)
+
+
+def test_plain_layers_keep_the_names_of_coremltools(folder: Path) -> None:
+    """The packages of phi3 and its like are published by their hashes."""
+    every = whole(folder, "gemma3_text")
+    plain = [i for i, kind in enumerate(every.kinds) if kind == type(kind)()]
+    assert plain and not has_normal_form(reordered(every, plain, 0))

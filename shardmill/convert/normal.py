@@ -1,0 +1,206 @@
+"""The normal form of a program: what an operation is called and where it stands follows from the kind of its layer.
+
+coremltools numbers the values of a whole program, lets layers share constants, and puts what depends on the inputs
+alone where it is first used, so a layer's text depends on all layers before it. In normal form what depends on the
+inputs alone comes first, in an order of its own; every other operation belongs to one layer, which keeps its order;
+each operation has constants of its own; and names are made of the layer's index, the operation's number in the layer,
+and its type. Weights, inputs, states and the output keep their names. Values and arithmetic stay what they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardmill.convert.layers import STREAM, WEIGHT, by_layer, reads
+from shardmill.convert.template.program import main_block, main_function
+from shardmill.models.architecture import Kind
+from shardmill.plan import Part
+
+LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopabcdef")  # no digit of a digest shall be read as a layer's index
+Named = Mapping[str, Any]  # operations by the name of their first result
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An operation that depends on the program's inputs only, after its constants."""
+
+    depth: int  # operations on the longest way from an input
+    operations: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A program's operations. Layer I reads the stream as layer_I_in and leaves it as layer_I_out."""
+
+    shared: Mapping[str, Shared]  # by name, which follows from what is computed
+    weights: Named  # those of no layer
+    layers: Mapping[int, tuple[Any, ...]]
+
+    def operations(self, output: str) -> Iterator[Any]:
+        """All of them in order, where `output` is the name of the program's result."""
+        for name in sorted(self.shared, key=lambda name: (self.shared[name].depth, name)):
+            yield from self.shared[name].operations
+        left, stream, last = dict(self.weights), STREAM, max(self.layers)
+        for index, operations in self.layers.items():
+            left_as = output if index == last else layer_out(index)
+            for operation in operations:
+                _rename(operation, {layer_in(index): stream, layer_out(index): left_as})
+                yield from (left.pop(name) for name in reads(operation) if name in left)
+                yield operation
+            stream = left_as
+
+
+def layer_in(index: int) -> str:
+    """What a layer calls the residual stream that it reads."""
+    return f"layer_{index}_in"
+
+
+def layer_out(index: int) -> str:
+    """What a layer calls the residual stream that it leaves."""
+    return f"layer_{index}_out"
+
+
+def has_normal_form(part: Part) -> bool:
+    """Whether the part's program is in normal form: not where it is a head, an encoder, or made of plain layers only.
+
+    Those keep coremltools' names, by which their packages were published.
+    """
+    return part.kind == "layers" and set(part.kinds) != {Kind()}
+
+
+def normalise(spec: Any) -> None:
+    """Brings the program of a part of layers into normal form, in place. Raises StampError as `normal_form` does."""
+    block = main_block(spec)
+    (output,) = block.outputs
+    operations = list(normal_form(spec).operations(output))
+    del block.operations[:]
+    block.operations.extend(operations)
+
+
+def normal_form(spec: Any) -> Normal:
+    """The operations of a program of layers, copied.
+
+    Raises:
+        StampError: where more than one value leads from a layer to the next.
+    """
+    operations = list(main_block(spec).operations)
+    states = {state.name for state in spec.description.state}
+    weights = {op.outputs[0].name: op for op in operations if _holds_weight(op)}
+    constants = {op.outputs[0].name: op for op in operations if op.type == "const" and not _holds_weight(op)}
+    steps = [op for op in operations if op.type != "const" and not _holds_weight(op)]
+    fixed = {value.name for value in main_function(spec).inputs} - states - {STREAM}
+    shared, names, moving = _shared(steps, constants, fixed)
+    layers: dict[int, tuple[Any, ...]] = {}
+    left, stream = {name: op for name, op in weights.items() if WEIGHT.match(name)}, STREAM
+    for index, layer in by_layer(moving, weights, states).items():
+        names[stream] = layer_in(index)
+        layers[index] = tuple(_layer(index, layer, constants, left, names))
+        stream = layer[-1].outputs[0].name
+    return Normal(shared, {name: op for name, op in weights.items() if not WEIGHT.match(name)}, layers)
+
+
+def _holds_weight(operation: Any) -> bool:
+    """Whether an operation is a constant that lies in the weight file."""
+    arguments = [argument.value for key in operation.inputs for argument in operation.inputs[key].arguments]
+    values = [*(operation.attributes[key] for key in operation.attributes), *arguments]
+    return any(value.WhichOneof("value") == "blobFileValue" for value in values)
+
+
+def _shared(
+    steps: list[Any], constants: Named, fixed: Collection[str]
+) -> tuple[dict[str, Shared], dict[str, str], list[Any]]:
+    """The operations that depend on `fixed` values only, the new names of their results, and the other operations."""
+    shared: dict[str, Shared] = {}
+    names: dict[str, str] = {}
+    depths, moving = dict.fromkeys(fixed, 0), list[Any]()
+    for step in steps:
+        read = [name for name in reads(step) if name not in constants]
+        if any(name not in depths for name in read):
+            moving.append(step)
+            continue
+        depth, name = 1 + max(depths[name] for name in read), f"shared_{step.type}_{_digest(step, constants, names)}"
+        depths |= {output.name: depth for output in step.outputs}
+        names |= _results(step, name)
+        shared[name] = Shared(depth, tuple(_written(step, name, constants, names)))
+    return shared, names, moving
+
+
+def _digest(step: Any, constants: Named, names: Mapping[str, str]) -> str:
+    """What is computed, whatever it is called in this program."""
+    copy = _copied(step)
+    del copy.attributes["name"]
+    for output in copy.outputs:
+        output.name = ""
+    for _, argument in _arguments(copy):
+        if argument.name in constants:
+            argument.value.CopyFrom(constants[argument.name].attributes["val"])
+        else:
+            argument.name = names.get(argument.name, argument.name)
+    return hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest()[:8].translate(LETTERS)
+
+
+def _layer(
+    index: int, steps: Sequence[Any], constants: Named, left: dict[str, Any], names: dict[str, str]
+) -> Iterator[Any]:
+    """The operations of a layer; its weights are taken from `left`, and `names` learns its results."""
+    for number, step in enumerate(steps):
+        name = layer_out(index) if step is steps[-1] else f"layer_{index}_{number}_{step.type}"
+        read = set(reads(step))
+        # In their order in the program, by which they lie in the weight file.
+        yield from (_copied(left.pop(weight)) for weight in [each for each in left if each in read])
+        names |= _results(step, name)
+        yield from _written(step, name, constants, names)
+
+
+def _results(step: Any, name: str) -> dict[str, str]:
+    """New names of an operation's results, by the old ones."""
+    if len(step.outputs) == 1:
+        return {step.outputs[0].name: name}
+    return {output.name: f"{name}_{i}" for i, output in enumerate(step.outputs)}
+
+
+def _written(step: Any, name: str, constants: Named, names: Mapping[str, str]) -> Iterator[Any]:
+    """An operation called `name`, after its constants."""
+    copy = _copied(step)
+    for parameter, argument in _arguments(copy):
+        if argument.name in constants:
+            own = _copied(constants[argument.name])
+            own.outputs[0].name = argument.name = f"{name}_{parameter}"
+            _call(own, argument.name)
+            yield own
+    _rename(copy, names)
+    _call(copy, name)
+    yield copy
+
+
+def _copied(operation: Any) -> Any:
+    copy = type(operation)()
+    copy.CopyFrom(operation)
+    return copy
+
+
+def _arguments(operation: Any) -> Iterator[tuple[str, Any]]:
+    """The values that an operation reads by their names, each with its parameter, numbered where it has several."""
+    for key in sorted(operation.inputs):
+        arguments = operation.inputs[key].arguments
+        for i, argument in enumerate(arguments):
+            if argument.WhichOneof("binding") == "name":
+                yield (key if len(arguments) == 1 else f"{key}_{i}"), argument
+
+
+def _rename(operation: Any, names: Mapping[str, str]) -> None:
+    """Gives what an operation reads and results in other names."""
+    for _, argument in _arguments(operation):
+        argument.name = names.get(argument.name, argument.name)
+    for output in operation.outputs:
+        if output.name in names:
+            output.name = names[output.name]
+            _call(operation, output.name)
+
+
+def _call(operation: Any, name: str) -> None:
+    """Sets an operation's own name."""
+    operation.attributes["name"].immediateValue.tensor.strings.values[0] = name

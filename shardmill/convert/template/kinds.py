@@ -1,0 +1,109 @@
+"""Programs of layers of any kinds, composed from one template a kind.
+
+The template of a kind is read off two programs of one layer in normal form, of different widths: a layer looks the same
+there whatever stands before and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardmill.convert.normal import Normal, Shared, normal_form
+from shardmill.convert.template.pattern import REMEDY, Pattern, Place, StampError, fit
+from shardmill.convert.template.program import Sample, check_closed, main_block, main_function
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An input or a state as the model's description has it, and as its function has it."""
+
+    described: Pattern
+    taken: Pattern
+
+
+@dataclass(frozen=True)
+class LayerTemplate:
+    """What a layer of a kind brings into a program."""
+
+    shared: Mapping[str, Shared]
+    weights: Mapping[str, Pattern]  # of no layer
+    operations: tuple[Pattern, ...]
+    inputs: Mapping[str, Feature]
+    states: Mapping[str, Feature]
+    rest: Pattern
+
+
+def fit_layer(a: Sample, b: Sample) -> LayerTemplate:
+    """The template behind two samples of one layer, of different widths. Raises StampError."""
+    x, y = normal_form(a.spec), normal_form(b.spec)
+    (xs,), (ys,) = x.layers.values(), y.layers.values()
+    if x.shared != y.shared or len(xs) != len(ys):
+        raise StampError(f"{a.widths} and {b.widths}: other operations at another width; {REMEDY}")
+
+    def seen(one: Any, other: Any) -> Pattern:
+        return fit([(a.at(0), one), (b.at(0), other)])
+
+    def features(kind: str) -> dict[str, Feature]:
+        described = zip(*(getattr(sample.spec.description, kind) for sample in (a, b)), strict=True)
+        taken = [{value.name: value for value in main_function(sample.spec).inputs} for sample in (a, b)]
+        return {x.name: Feature(seen(x, y), seen(taken[0][x.name], taken[1][y.name])) for x, y in described}
+
+    return LayerTemplate(
+        x.shared,
+        {name: seen(one, y.weights[name]) for name, one in x.weights.items()},
+        tuple(seen(one, other) for one, other in zip(xs, ys, strict=True)),
+        features("input"),
+        features("state"),
+        seen(_rest(a.spec), _rest(b.spec)),
+    )
+
+
+def compose(templates: Sequence[LayerTemplate], start: int, inputs: Sequence[str], widths: Mapping[str, int]) -> Any:
+    """The Model_pb2.Model of a layer for each template; its weights have no place yet.
+
+    Args:
+        templates: of the layers' kinds, in order.
+        start: the first layer's index in the model.
+        inputs: names of the program's inputs, in order.
+        widths: the model's.
+    """
+    places = [Place(0, 1, start + i, widths) for i in range(len(templates))]
+    layers = list(zip(templates, places, strict=True))
+    spec, block = _with_features(layers, inputs)
+    shared: dict[str, Shared] = {}
+    weights: dict[str, Any] = {}
+    for template, place in layers:
+        shared |= template.shared
+        weights |= {name: pattern.stamp(place) for name, pattern in template.weights.items() if name not in weights}
+    stamped = {place.absolute: tuple(p.stamp(place) for p in template.operations) for template, place in layers}
+    (output,) = block.outputs
+    block.operations.extend(Normal(shared, weights, stamped).operations(output))
+    check_closed(spec)
+    return spec
+
+
+def _with_features(layers: Sequence[tuple[LayerTemplate, Place]], inputs: Sequence[str]) -> tuple[Any, Any]:
+    """A model without operations, and its block: the inputs of all layers once, then the states of each."""
+    (first, place), *_ = layers
+    spec = first.rest.stamp(place)
+    known = {name: (feature, at) for template, at in layers for name, feature in template.inputs.items()}
+    function = main_function(spec).inputs
+    for feature, at in (known[name] for name in inputs):
+        spec.description.input.append(feature.described.stamp(at))
+        function.append(feature.taken.stamp(at))
+    for feature, at in ((feature, at) for template, at in layers for feature in template.states.values()):
+        spec.description.state.append(feature.described.stamp(at))
+        function.append(feature.taken.stamp(at))
+    return spec, main_block(spec)
+
+
+def _rest(spec: Any) -> Any:
+    """A copy without what layers bring."""
+    rest = type(spec)()
+    rest.CopyFrom(spec)
+    for sequence in (rest.description.input, rest.description.state, main_function(rest).inputs):
+        del sequence[:]
+    del main_block(rest).operations[:]
+    return rest
