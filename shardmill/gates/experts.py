@@ -1,7 +1,6 @@
 """Which experts a program chooses, token by token, against those that transformers chooses.
 
-A program's choice is no output of it: the passes are fed once more, observed. Every round of models/routing.py's
-selection leaves a value that begins with CHOSEN, and starts from a maximum over the scores.
+A program's choice is no output of it: the passes are fed once more, observed.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from portable_coreml.program import Op
 from torch import Tensor, nn
 
 from shardmill.gates.thresholds import Measurement
-from shardmill.models.architecture import Experts
 
-CHOSEN, BEST = "chosen_expert", "best_score"  # what models/routing.py calls them
 LAYER = re.compile(r"layers\.(\d+)\..*\bexperts$")
 # Scores that are closer than this share of the largest are as good as equal to an engine that rounds so.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}
@@ -37,44 +34,53 @@ class Choices:
     scores: Tensor  # by which they were chosen
 
 
-def chosen_by(program: Path, experts: Experts, layers: int, rerun: Callable[[], object]) -> Choices:
+def chosen_by(program: Path, layers: int, rerun: Callable[[], object]) -> Choices:
     """What a program chooses. Args: rerun feeds every token once, in order; layers how many have experts."""
-    first, rounds = _first_scores(program)
-    seen: dict[str, list[Tensor]] = {CHOSEN: [], BEST: []}
+    rounds = _rounds(program)
+    each = len(rounds) // layers  # rounds of a layer
+    wanted = {name for scores, chosen in rounds for name in (scores, chosen)}
+    seen: dict[str, list[Tensor]] = {name: [] for name in wanted}
 
     def look(name: str, kind: str, value: Tensor) -> None:
-        for prefix, found in ((CHOSEN, kind == "sub" and name.startswith(CHOSEN)), (BEST, name in first)):
-            if found:
-                seen[prefix].append(value.detach().float().reshape(experts.classes, -1).T.clone())  # [T, classes]
+        if name in wanted:
+            seen[name].append(value.detach().float().flatten(0, 1).flatten(1).T.clone())  # [T, classes]
 
     with trace(look):
         rerun()
-    chosen = torch.cat([torch.stack(group) for group in _groups(seen[CHOSEN], rounds)], dim=1)
-    scores = torch.cat([torch.stack(group) for group in _groups(seen[BEST], layers)], dim=1)  # [layers, n, classes]
-    return Choices(chosen.reshape(layers, rounds // layers, *chosen.shape[1:]).sum(dim=1), scores)
+    found = [torch.cat(seen[chosen]) for _, chosen in rounds]  # each [n, classes]
+    taken = [torch.stack(found[i : i + each]).sum(dim=0) for i in range(0, len(found), each)]
+    return Choices(torch.stack(taken), torch.stack([torch.cat(seen[scores]) for scores, _ in rounds[::each]]))
 
 
-def _groups(values: list[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """What each pass left."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+def _rounds(program: Path) -> list[tuple[str, str]]:
+    """The scores of every round of models/routing.py's selection, and what it chooses, by their names in the program.
 
-
-def _first_scores(program: Path) -> tuple[frozenset[str], int]:
-    """The values that the first maximum of each choice is taken of, and how many rounds there are in all."""
+    A round subtracts scores from their maximum, multiplies what follows with the experts' order, subtracts that from
+    its own maximum, and subtracts what follows from 1: that is the choice.
+    """
     function, _ = pick_function(load_model(program), "")
-    made = {op.outputs[0].name: op for op in function.block.ops if op.outputs}
-    chosen = {name for name, op in made.items() if op.kind == "sub" and name.startswith(CHOSEN)}
-    maxima = (op.inputs["x"][0] for name, op in made.items() if op.kind == "reduce_max" and name.startswith(BEST))
-    first = (name for name in maxima if isinstance(name, str) and not _follows(made[name], made, chosen))
-    return frozenset(first), len(chosen)
+    made: dict[str, Op] = {}
+    found: list[tuple[str, str]] = []
+    scores, ordered = "", False
+    for op in function.block.ops:
+        made |= {output.name: op for output in op.outputs}
+        if op.kind != "sub":
+            continue
+        first, second = (_maker(op, side, made) for side in "xy")
+        name = op.inputs["y"][0]
+        if first is not None and first.kind == "reduce_max" and first.inputs["x"][0] == name and isinstance(name, str):
+            ordered = second is not None and second.kind == "mul"
+            scores = scores if ordered else name
+        elif ordered:
+            found.append((scores, op.outputs[0].name))
+            ordered = False
+    return found
 
 
-def _follows(op: Op, made: Mapping[str, Op], chosen: set[str]) -> bool:
-    """Whether scores are those of a later round: they take out what a round before chose, a product of it."""
-    reads = [name for bound in op.inputs.values() for name in bound if isinstance(name, str)]
-    products = [name for each in reads if each in made for bound in made[each].inputs.values() for name in bound]
-    return any(name in chosen for name in (*reads, *products) if isinstance(name, str))
+def _maker(op: Op, side: str, made: Mapping[str, Op]) -> Op | None:
+    """The operation that an argument comes from."""
+    name = op.inputs[side][0]
+    return made.get(name) if isinstance(name, str) else None
 
 
 @contextmanager

@@ -126,10 +126,10 @@ def _chosen_experts(
         width: tokens of a pass.
         truth: indices of the experts by layer, [n, chosen].
     """
-    options, routed = runner.part.graph.experts, [i for i, kind in runner.part.form.layers if kind.ffn == "experts"]
-    if options is None or not routed:
+    routed = [i for i, kind in runner.part.form.layers if kind.ffn == "experts"]
+    if not routed:
         return
-    found = experts.chosen_by(runner.program, options, len(routed), lambda: runner.run(x, cut(len(x), [width])))
+    found = experts.chosen_by(runner.program, len(routed), lambda: runner.run(x, cut(len(x), [width])))
     precision = "fp32" if name == "experts_agreement" else "fp16"
     yield experts.agreement(name, found, [truth[i] for i in routed], precision)
 

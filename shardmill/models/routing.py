@@ -39,7 +39,7 @@ def top_k_mask(scores: Tensor, order: Tensor, chosen: int) -> Tensor:
     """
     mask = None
     for _ in range(chosen):
-        best_score = scores.amax(dim=1, keepdim=True)  # [1, 1, T, 1]; gates/experts.py knows these two by their names
+        best_score = scores.amax(dim=1, keepdim=True)  # [1, 1, T, 1]
         hits = (1 - step(best_score - scores)) * order  # more than one where scores are equal
         chosen_expert = 1 - step(hits.amax(dim=1, keepdim=True) - hits)
         scores = scores - chosen_expert * _AWAY
