@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import encoders
 import pytest
 import tiny
 import torch
 from coremltools.converters.mil.mil import Program
 from coremltools.proto import FeatureTypes_pb2
+from models import tiny_encoders
 from models.tiny_families import SLOTS, tiny_config
 
 from shardmill.convert import package, trace
+from shardmill.convert.stamped import convert_stamped
+from shardmill.convert.weights import PartWeights
 from shardmill.models import family
 from shardmill.models.contract import T, constants, inputs
 from shardmill.plan import Part
@@ -161,3 +165,14 @@ def test_a_quick_conversion_gives_the_same_program(kind: str, quantization: str)
         del spec.description.metadata.userDefined[package.VARYING]
     assert specs[0] == specs[1]
     assert Program.validate is check
+
+
+def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(tmp_path: Path) -> None:
+    """Its transposes are numbered by the passes that coremltools runs after it quantised."""
+    source, parts, _ = encoders.parts_of(tiny_encoders.write_tiny("modernbert", tmp_path / "checkpoint"), tmp_path)
+    part = next(part for part in parts.values() if part.kind == "encoder")
+    assert len(set(part.kinds)) == 2
+    package.save(trace.convert(part, PartWeights(part, source), "int8"), tmp_path / "plain.mlpackage")
+    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage")
+    plain, stamped = (package.load_spec(tmp_path / f"{name}.mlpackage") for name in ("plain", "stamped"))
+    assert plain == stamped
