@@ -130,11 +130,13 @@ def agreement(name: str, found: Choices, indices: list[Tensor], precision: str) 
     truth = torch.stack([_sets(index, count) for index in indices])
     ordered = found.scores.sort(dim=2, descending=True).values
     size = found.scores.abs().amax(dim=2)
-    clear = (ordered[..., chosen - 1] - ordered[..., chosen]) > RESOLUTION[precision] * size
-    same = (truth == found.chosen).all(dim=2)
-    share = float(same[clear].float().mean()) if bool(clear.any()) else 1.0
-    close = f"{int((~clear).sum())} of {clear.numel()} choices are close calls"
-    return Measurement(name, share, close)
+    close = torch.zeros_like(size, dtype=torch.bool)
+    if chosen < count:  # else there is nothing to choose; NaN is no close call
+        close = (ordered[..., chosen - 1] - ordered[..., chosen]) <= RESOLUTION[precision] * size
+    same = (truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2)
+    counted = same[~close] if bool((~close).any()) else same
+    detail = f"{int(close.sum())} of {close.numel()} choices are close calls"
+    return Measurement(name, float(counted.float().mean()), detail)
 
 
 def _sets(index: Tensor, count: int) -> Tensor:

@@ -57,6 +57,14 @@ def task_of(config: Any) -> str:
     return found[0]
 
 
+def _check_problem(config: Any, task: str) -> None:
+    """Raises CheckpointError for labels of which a text may have several, or that are numbers."""
+    kind = getattr(config, "problem_type", None)
+    if task == CLASSIFY and (kind not in (None, "single_label_classification") or config.num_labels == 1):
+        found = f"problem_type is {kind!r} with {config.num_labels} labels"
+        raise CheckpointError(f"{found}: programs give a text one label of several")
+
+
 def _labels_of(config: Any, task: str) -> tuple[str, ...]:
     """The names of the labels by row; none where hidden states come out."""
     if task == EMBED:
@@ -108,6 +116,7 @@ def encoder(
         raise CheckpointError(f"buckets: {length} is over the model's {limit} positions; give smaller ones")
     check_heads(graph)
     task = task_of(config)
+    _check_problem(config, task)
     labels = _labels_of(config, task)
     a = Architecture(
         model_type=config.model_type,

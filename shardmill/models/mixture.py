@@ -134,8 +134,7 @@ class Mixture(nn.Module):
             logits = self.router(x)
         else:
             logits, state = self.router(x, before)
-        chosen, weight = route(logits, order, self.options, self.choice_bias)
-        del chosen
+        weight = route(logits, order, self.options, self.choice_bias)
         out: Tensor | None = None
         for expert, share in zip(self.experts, one_by_one(weight, len(self.experts), self.options.group), strict=True):
             y = expert(x, share)

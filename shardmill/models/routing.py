@@ -48,8 +48,8 @@ def top_k_mask(scores: Tensor, order: Tensor, chosen: int) -> Tensor:
     return mask
 
 
-def route(logits: Tensor, order: Tensor, experts: Experts, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Which experts every token takes, and the weights of all, 0 for those that it does not take.
+def route(logits: Tensor, order: Tensor, experts: Experts, bias: Tensor | None = None) -> Tensor:
+    """The weights of all experts for every token, 0 for those that it does not take.
 
     Args:
         logits: the router's, [1, classes, T, 1].
@@ -58,7 +58,7 @@ def route(logits: Tensor, order: Tensor, experts: Experts, bias: Tensor | None =
         bias: [1, 1, classes, 1], added to the scores for the choice only.
 
     Returns:
-        Both [1, experts, T, 1], the experts without the classes that stand for none.
+        [1, experts, T, 1], without the class that stands for no expert.
     """
     if experts.scores == "sparsemixer":
         return _sparsemixer(logits, order, experts)
@@ -72,21 +72,19 @@ def route(logits: Tensor, order: Tensor, experts: Experts, bias: Tensor | None =
         if experts.normalised:
             weights = weights / (weights.sum(dim=1, keepdim=True) + experts.normal_eps)
     weights = scale(weights, experts.scale)
-    if experts.classes > experts.count:
-        taken, weights = taken[:, : experts.count], weights[:, : experts.count]
-    return taken, weights
+    return weights[:, : experts.count] if experts.classes > experts.count else weights
 
 
-def _sparsemixer(logits: Tensor, order: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
-    """SparseMixer's two experts, each weighed by a softmax over those that come close to it (arXiv 2409.12136)."""
-    taken, weights, left = None, None, logits
+def _sparsemixer(logits: Tensor, order: Tensor, experts: Experts) -> Tensor:
+    """The weights of SparseMixer: each expert's by a softmax over those that come close to it (arXiv 2409.12136)."""
+    weights, left = None, logits
     magnitude = torch.maximum(logits, logits * -1)
     for _ in range(experts.chosen):
         best = left.amax(dim=1, keepdim=True)
         far = step((best - left) - _TOLERANCE * experts.jitter * torch.maximum(magnitude, best))
         hit = top_k_mask(left, order, 1)
         weight = torch.softmax(left - far * _HIDDEN, dim=1) * hit
-        taken, weights = (hit, weight) if taken is None or weights is None else (taken + hit, weights + weight)
+        weights = weight if weights is None else weights + weight
         left = left - hit * _AWAY
-    assert taken is not None and weights is not None
-    return taken, weights
+    assert weights is not None
+    return weights

@@ -50,11 +50,20 @@ def verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
         name = path.relative_to(build).as_posix()
         try:
             rows = read_json(path)["gate"]
+            if not rows:
+                faults.append((name, "a verdict without a number"))
             faults += [(name, fault) for fault in map(_fault, rows) if fault]
         except NO_VERDICT:
             rows, faults = [], [*faults, (name, "no verdict of a gate")]
         gates, numbers = gates + 1, numbers + len(rows)
+    faults += [("model.json", f"{name} was judged by no gate") for name in _unjudged(build)]
     return gates, numbers, faults
+
+
+def _unjudged(build: Path) -> Iterator[str]:
+    """Parts of model.json that no verdict is about."""
+    judged = {path.stem for path in _paths(build)}
+    yield from (part["name"] for part in read_manifest(build, COMPLETE)["parts"] if part["name"] not in judged)
 
 
 def _fault(row: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
-from shardmill.pipeline.audit import audit
 from shardmill.release.bundle import check_build
+from shardmill.release.proof import prove
 
 ADDRESS = re.compile(r"(?:hf:)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
 PREFIX = "hf:"
@@ -58,7 +58,7 @@ def pull(where: Address, out: Path | None = None) -> Path:
     with replacing(target) as fresh:
         for name in names:
             _place((snapshot / name).resolve(), fresh / name)
-        for name, what in audit(fresh).wrong[:1]:
+        for name, what in prove(fresh, []).wrong[:1]:
             raise ShardmillError(
                 f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher"
             )

@@ -17,6 +17,8 @@ from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped, likeliest, read_calibration
 from shardmill.runtime.windows import Rows, through
 
+LEAST = 1e-30  # a share of nothing has no logarithm
+
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
@@ -103,7 +105,9 @@ def label(reader: Reader, text: str) -> Labelled:
         return Labelled((), len(encoding.ids), rows.windows, rows.exact)
     shares = probabilities(rows.values)
     labels = reader.encoder.labels
-    best = shares.argmax(-1).tolist() if reader.biases is None else likeliest(np.log(shares), labels, reader.biases)
+    best = shares.argmax(-1).tolist()
+    if reader.biases is not None:
+        best = likeliest(np.log(np.maximum(shares, LEAST)), labels, reader.biases)
     places = [encoding.offsets[i] for i in inside]
     tokens = [
         Span(start, end, labels[row], float(share[row]))

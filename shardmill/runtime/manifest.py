@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.errors import ShardmillError
@@ -106,6 +106,9 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
 def _names_files(entry: Any) -> bool:
     """Whether an entry has its form."""
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        return False
+    path = PurePosixPath(entry["path"])
+    if path.is_absolute() or ".." in path.parts:  # of a stranger's build, it could be any file
         return False
     return isinstance(entry.get("sha256", ""), str) and isinstance(entry.get("files", {}), dict)
 

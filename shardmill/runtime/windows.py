@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardmill.errors import ShardmillError
 from shardmill.models.host import Floats
 
 SHARE = 4  # an approximation leaves out this part of a window at either end
@@ -80,7 +81,10 @@ def through(
         cuts = cut(len(whole), longest, reach)
         parts = [run(whole[start:end])[first - start : last - start] for start, end, first, last in cuts]
         return Rows(np.concatenate(parts)[len(before) : len(before) + len(tokens)], len(cuts), True)
-    cuts = cut(len(tokens), longest - len(before) - len(after), reach)
+    room = longest - len(before) - len(after)
+    if room < 1:
+        raise ShardmillError(f"a pass takes {longest} tokens, which the tokenizer's own fill; build larger buckets")
+    cuts = cut(len(tokens), room, reach)
     parts = []
     for start, end, first, last in cuts:
         rows = run([*before, *tokens[start:end], *after])

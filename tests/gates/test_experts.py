@@ -56,3 +56,15 @@ def test_close_calls_are_counted_apart() -> None:
     assert (found.value, found.detail) == (1.0, "1 of 2 choices are close calls")
     found = experts.agreement("experts_agreement", Choices(chosen, scores), [torch.tensor([[1], [1]])], "fp32")
     assert found.value == 0.0
+
+
+def test_nan_is_no_close_call() -> None:
+    scores = torch.full((1, 1, 3), float("nan"))
+    found = experts.agreement("experts_agreement", Choices(torch.zeros(1, 1, 3), scores), [torch.tensor([[0]])], "fp32")
+    assert (found.value, found.detail) == (0.0, "0 of 1 choices are close calls")
+
+
+def test_tokens_that_take_every_expert_choose_nothing() -> None:
+    everything = torch.ones(1, 1, 2)
+    found = experts.agreement("experts_agreement", Choices(everything, everything), [torch.tensor([[1, 0]])], "fp32")
+    assert (found.value, found.detail) == (1.0, "0 of 1 choices are close calls")

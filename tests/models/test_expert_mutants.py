@@ -100,7 +100,7 @@ def _without_router_bias(model: Model) -> Model:
     return resourced("router.bias", lambda source: replace(source, times=0.0))(model)
 
 
-def _biased_softmax(logits: Tensor, order: Tensor, options: Any, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _biased_softmax(logits: Tensor, order: Tensor, options: Any, bias: Tensor | None = None) -> Tensor:
     """Adds the choice's bias to the logits."""
     assert bias is not None
     return routing.route(primitives.add_channels(logits, bias), order, options)
@@ -122,15 +122,13 @@ def _current_only(self: Any, before: Tensor, now: Tensor) -> Tensor:
     return primitives.add_channels(self.tap_0 * now + self.tap_1 * now, self.bias)
 
 
-def _weight_of_the_choice(
-    logits: Tensor, order: Tensor, options: Any, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _weight_of_the_choice(logits: Tensor, order: Tensor, options: Any, bias: Tensor | None = None) -> Tensor:
     """The bias counts in the weights, too."""
     assert bias is not None
     scores = primitives.add_channels(torch.sigmoid(logits), bias)
     taken = routing.top_k_mask(scores, order, options.chosen)
     weights = scores * taken
-    return taken, weights / weights.sum(dim=1, keepdim=True) * options.scale
+    return weights / weights.sum(dim=1, keepdim=True) * options.scale
 
 
 PATCHES: dict[str, tuple[str, object, str, Any]] = {

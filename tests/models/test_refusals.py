@@ -44,6 +44,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["hybrid_sliding"] * 3, "sliding_window": 8},
         "layer_types: .*hybrid_sliding",
     ),
+    "PhiMoE beyond its original length": (
+        "phimoe",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 16,
+                "long_factor": [2.0] * 16,
+                "short_mscale": 1.0,
+                "long_mscale": 1.2,
+                "original_max_position_embeddings": 32,
+            }
+        },
+        "is over the original length",
+    ),
     "SparseMixer of three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3: SparseMixer chooses 2"),
     "quantised weights around a tower": ("gemma3", {"quantization_config": {"bits": 4}}, "quantization_config: "),
     "attention both ways": (

@@ -42,6 +42,12 @@ def describe(config: Any, context: int) -> Model:
             jitter=config.router_jitter_noise,
         )
     )
+    table = rope(config, context)
+    if table.factors == "long":
+        raise CheckpointError(
+            f"context {context} is over the original length: transformers scales the angles of PhiMoE as long ones and "
+            "turns them by the short factors, and which is meant is not known; lower context in the config"
+        )
     bias = bool(config.attention_bias)
     kind = sliding_kind(context, config.sliding_window, ffn="experts")
     return decoder(
@@ -49,7 +55,7 @@ def describe(config: Any, context: int) -> Model:
         context,
         honours=HONOURED,
         kinds=(kind,) * config.num_hidden_layers,
-        ropes={ROPE: _scaled(config, rope(config, context))},
+        ropes={ROPE: _scaled(config, table)},
         window=config.sliding_window,
         tensors=expert_tensors(experts, config.hidden_size),
         norm="layer",
