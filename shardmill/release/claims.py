@@ -56,14 +56,9 @@ def verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
         except NO_VERDICT:
             rows, faults = [], [*faults, (name, "no verdict of a gate")]
         gates, numbers = gates + 1, numbers + len(rows)
-    faults += [("model.json", f"{name} was judged by no gate") for name in _unjudged(build)]
+    if not gates:
+        faults.append((ATTESTATION, "names no verdict of any gate"))
     return gates, numbers, faults
-
-
-def _unjudged(build: Path) -> Iterator[str]:
-    """Parts of model.json that no verdict is about."""
-    judged = {path.stem for path in _paths(build)}
-    yield from (part["name"] for part in read_manifest(build, COMPLETE)["parts"] if part["name"] not in judged)
 
 
 def _fault(row: Mapping[str, Any]) -> str:
