@@ -270,8 +270,9 @@ def test_snakemakes_own_report_shows_the_page_the_figures_and_the_verdicts(finis
         done = project.run(*targets)
         assert done.returncode == 0, done.stdout
     text = (project.folder / "shown.html").read_text(encoding="utf-8")
-    shown, held = (
-        json.loads(re.findall(rf"^ *var {name} = (.*?);?$", text, re.M)[0]) for name in ("categories", "results")
+    held, shown = (
+        json.loads(re.findall(rf"^ *var {name} = (\{{.+\}});?$", text, re.MULTILINE)[0])
+        for name in ("results", "categories")
     )
     plots = sorted(path.name for path in (project.build / "plots").glob("*.svg"))
     assert "sweep.svg" in plots
