@@ -25,6 +25,9 @@ wildcard_constraints:
     part="|".join(C.parts),
 
 
+report: "report/workflow.rst"
+
+
 include: "rules/source.smk"
 include: "rules/programs.smk"
 include: "rules/gates.smk"

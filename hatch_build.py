@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PORTABLE = "portable-coreml==0.1.0"
-WORKFLOW = ("Snakefile", "rules", "scripts", "envs", "configs", "profiles", "resources", "constraints.txt")
+WORKFLOW = ("Snakefile", "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
 COMMIT = "commit.txt"
 
 

@@ -12,7 +12,13 @@ rule residency:
             "build/{model}/compiled/{part}.receipt.json",
         ],
     output:
-        verdict="build/{model}/residency/{part}.json",
+        verdict=report(
+            "build/{model}/residency/{part}.json",
+            caption="../report/residency.rst",
+            category="Gates",
+            subcategory="residency",
+            labels={"part": "{part}"},
+        ),
         receipt="build/{model}/residency/{part}.receipt.json",
     log:
         "build/{model}/logs/residency_{part}.log",
@@ -42,7 +48,13 @@ rule parity:
             "build/{model}/compiled/{part}.receipt.json",
         ],
     output:
-        verdict="build/{model}/parity/{part}.json",
+        verdict=report(
+            "build/{model}/parity/{part}.json",
+            caption="../report/parity.rst",
+            category="Gates",
+            subcategory="parity",
+            labels={"part": "{part}"},
+        ),
         receipt="build/{model}/parity/{part}.receipt.json",
     log:
         "build/{model}/logs/parity_{part}.log",
@@ -74,7 +86,13 @@ rule parity_stack:
             "build/{model}/embedding.receipt.json",
         ],
     output:
-        verdict="build/{model}/parity/stack.json",
+        verdict=report(
+            "build/{model}/parity/stack.json",
+            caption="../report/parity_stack.rst",
+            category="Gates",
+            subcategory="parity",
+            labels={"part": "all parts chained"},
+        ),
         receipt="build/{model}/parity/stack.receipt.json",
     log:
         "build/{model}/logs/parity_stack.log",

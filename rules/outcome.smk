@@ -96,7 +96,19 @@ rule report:
         speed="build/{model}/benchmark/speed.json",
         receipts=sm.all_receipts(C),
     output:
-        page="build/{model}/report.html",
+        page=report(
+            "build/{model}/report.html",
+            caption="../report/page.rst",
+            category="Result",
+            labels={"file": "report.html"},
+        ),
+        plots=report(
+            directory("build/{model}/plots"),
+            patterns=["{name}.svg"],
+            caption="../report/plots.rst",
+            category="Speed",
+            labels={"figure": "{name}"},
+        ),
         receipt="build/{model}/report.receipt.json",
     log:
         "build/{model}/logs/report.log",

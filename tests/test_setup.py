@@ -23,6 +23,7 @@ DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 # A change of these changes the bytes of an artifact.
 DECIDING = ("coremltools", "numpy", "protobuf", "safetensors", "snakemake", "tokenizers", "transformers")
+HASHED = (ROOT / "envs/shardmill.txt").read_text()
 LINTERS = {
     "ruff": "https://github.com/astral-sh/ruff-pre-commit",
     "snakefmt": "https://github.com/snakemake/snakefmt",
@@ -140,6 +141,17 @@ def test_conda_environments_agree() -> None:
             canonicalize_name(r.name): CONSTRAINTS[canonicalize_name(r.name)] for r in DEPENDENCIES
         }
         assert content["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_the_file_with_hashes_agrees() -> None:
+    """Whatever is needed is in it, in the constrained version, and each of its lines has hashes."""
+    blocks = re.findall(r"^(\S+==\S+)( ; .*)? \\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", HASHED, re.MULTILINE)
+    held = pins(line for line, _, _ in blocks)
+    assert len(held) == sum("==" in line for line in HASHED.splitlines() if re.match(r"\w", line))
+    marked = {canonicalize_name(line.partition("==")[0]) for line, marker, _ in blocks if marker}
+    assert held.items() - CONSTRAINTS.items() == {(name, held[name]) for name in marked - CONSTRAINTS.keys()}
+    needed = closure([r.name for r in DEPENDENCIES], {})
+    assert needed & CONSTRAINTS.keys() <= held.keys()
 
 
 def test_every_rule_has_an_environment_that_exists() -> None:

@@ -13,7 +13,7 @@ from shardmill.config import Benchmark, Parity
 from shardmill.errors import ShardmillError
 
 SNAKEFILE = "Snakefile"
-PARTS = (SNAKEFILE, "rules", "scripts", "envs", "configs", "profiles", "resources", "constraints.txt")
+PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
 PATHS = {  # keys of a config that name a file or a folder, and what they are if they are not given
     ("source", "path"): None,
     ("parity", "text"): Parity().text,

@@ -176,7 +176,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     ),
     "report": Step(
         report.task,
-        makes={"page": "report.html", "receipt": "report.receipt.json"},
+        makes={"page": "report.html", "plots": "plots", "receipt": "report.receipt.json"},
         reads={
             "manifest": MODEL,
             "summary": PLAN,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
@@ -52,6 +53,8 @@ STYLE: dict[Any, Any] = {
 UNDATED = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 HEIGHT, HALF, WHOLE = 3.0, 5.6, 11.4  # inches; a half stands beside another one
 
+STYLE_SHEET = "templates/style.css"
+
 Draw = Callable[[Axes], None]
 
 
@@ -94,3 +97,11 @@ def inline(svg: str, name: str, title: str) -> Markup:
     head = Markup('<svg class="plot" role="img" aria-label="{}"').format(title)
     body = re.sub(r'^<svg|\s(width|height)="[\d.]+pt"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
     return head + Markup(body)  # texts in it are escaped by matplotlib
+
+
+def alone(svg: Markup) -> str:
+    """A figure as a file of its own: with the colours that the page has by day."""
+    sheet = files("shardmill.report").joinpath(STYLE_SHEET).read_text(encoding="utf-8")
+    colours = sheet[: sheet.index("}") + 1]  # the sheet's first rule
+    head, _, body = str(svg).partition(">")
+    return f"{head}><style>{colours}</style>{body}\n"

@@ -49,7 +49,12 @@ def environment() -> Environment:
 
 def render(build: Build) -> str:
     """report.html."""
-    return environment().get_template("page.html").render(context(build))
+    return filled(context(build))
+
+
+def filled(shown: dict[str, Any]) -> str:
+    """The page, given what `context` has found; so a drawing on it can be kept elsewhere too without a second one."""
+    return environment().get_template("page.html").render(shown)
 
 
 def context(build: Build) -> dict[str, Any]:

@@ -23,6 +23,7 @@ KINDS = (("live", "live", "of those that were verified"), ("oracle", "replayed",
 class Plot:
     """A drawing with the words that stand beside it."""
 
+    name: str
     title: str
     note: str
     wide: bool
@@ -41,7 +42,7 @@ class Series:
 def plots(speed: Json) -> list[Plot]:
     """What there are figures for."""
     return [
-        Plot(title, note, width == WHOLE, figure(name, title, draw, width))
+        Plot(name, title, note, width == WHOLE, figure(name, title, draw, width))
         for name, title, note, draw, width in wanted(speed)
     ]
 

@@ -16,7 +16,7 @@ import tiny
 import yaml
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("Snakefile", "rules", "scripts", "profiles", "envs", "configs", "shardmill", "constraints.txt")
+COPIED = ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "configs", "shardmill", "constraints.txt")
 TARGETS = ("build/tiny/model.json", "build/tiny/provenance.json")
 CONFIG = tiny.settings(
     "checkpoint",

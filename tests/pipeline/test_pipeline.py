@@ -168,6 +168,7 @@ def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Pat
     for last in ("benchmark/speed.json", "benchmark/speed.receipt.json", "report.html", "report.receipt.json"):
         (project.build / last).parent.mkdir(exist_ok=True)
         (project.build / last).touch()
+    (project.build / "plots").mkdir()
     assert "Nothing to be done" in project.run("all", "--dry-run", "--rerun-triggers", "mtime").stdout
     artifact = project.build / gone
     shutil.rmtree(artifact) if artifact.is_dir() else artifact.unlink()
@@ -259,6 +260,32 @@ def test_a_wrong_config_is_one_line_and_no_work(finished: Project, tmp_path: Pat
     assert said(done.stdout) == ["shardmill: tiny.yaml: contxt: unknown key"]
     assert "Traceback" not in done.stdout
     assert not (project.folder / "build").exists()
+
+
+def test_snakemakes_own_report_shows_the_page_the_figures_and_the_verdicts(finished: Project, tmp_path: Path) -> None:
+    project = copied(finished, tmp_path / "project")
+    shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
+    shutil.copytree(finished.build, project.build)
+    for targets in (("all",), ("all", "--report", "shown.html")):
+        done = project.run(*targets)
+        assert done.returncode == 0, done.stdout
+    text = (project.folder / "shown.html").read_text(encoding="utf-8")
+    held, shown = (
+        json.loads(re.findall(rf"^ *var {name} = (\{{.+\}});?$", text, re.MULTILINE)[0])
+        for name in ("results", "categories")
+    )
+    plots = sorted(path.name for path in (project.build / "plots").glob("*.svg"))
+    assert "sweep.svg" in plots
+    residency, parity = (
+        [f"build/tiny/{gate}/{part}.json" for part in sorted(PARTS)] for gate in ("residency", "parity")
+    )
+    assert shown == {
+        "Result": {"Other": ["build/tiny/report.html"]},
+        "Speed": {"Other": [f"build/tiny/plots/{name}" for name in plots]},
+        "Gates": {"residency": residency, "parity": [*parity, "build/tiny/parity/stack.json"]},
+    }
+    assert all("<p>" in entry["caption"] and entry["labels"] for entry in held.values())
+    assert "head_0" in held["build/tiny/parity/head_0.json"]["caption"]
 
 
 def test_two_builds_in_one_folder_do_not_mix(finished: Project, tmp_path: Path) -> None:

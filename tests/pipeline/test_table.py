@@ -51,6 +51,7 @@ def rules(settings: config.Config) -> dict[str, dict[str, Section]]:
         "MB": lambda name: f"memory of {name}",
         "expand": expand,
         "directory": lambda value: value,
+        "report": lambda value, **_: value,
         "ancient": lambda value: flag(value, "ancient"),
         "workflow": SimpleNamespace(cores=1),
     }

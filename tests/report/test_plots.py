@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib import rc_context
 
 from report import sample
-from shardmill.report.drawing import COLOURS
+from shardmill.report.drawing import COLOURS, alone
 from shardmill.report.plots import Plot, plots
 
 
@@ -87,3 +88,12 @@ def test_one_width_has_no_break_even() -> None:
 
 def test_nothing_measured_no_plots() -> None:
     assert plots(sample.speed() | {"sweep": [], "tasks": [], "pass_seconds": {}}) == []
+
+
+def test_a_figure_stands_alone_as_a_file(drawn: list[Plot]) -> None:
+    """Well-formed, and every colour and font that it names is defined in it."""
+    for plot in drawn:
+        text = alone(plot.svg)
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert set(re.findall(r"var\((--\w+)\)", text)) <= set(re.findall(r"(--[\w-]+):", text))
+    assert len({plot.name for plot in drawn}) == len(drawn)

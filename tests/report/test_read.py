@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from report import sample
-from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.hashing import hash_file, tree_hash
 from shardmill.files import read_sealed
 from shardmill.pipeline.steps import report
 from shardmill.report.read import read_pieces
@@ -88,12 +88,16 @@ def test_the_step_writes_the_same_page_from_the_same_files_anywhere(tmp_path: Pa
     pages = []
     for name in ("here", "there"):
         arguments, root = build_folder(tmp_path / name), tmp_path / name
-        made = {"page": root / "report.html", "receipt": root / "report.receipt.json"}
+        made = {"page": root / "report.html", "plots": root / "plots"}
+        made["receipt"] = root / "report.receipt.json"
         report.task(**arguments).work(made)
         pages.append(made["page"].read_text(encoding="utf-8"))
         drawn = read_sealed(made["receipt"])
-        assert drawn["paths"] == {"page": "report.html", "speed": "benchmark/speed.json"}
-        assert drawn["outputs"] == {"page": hash_file(made["page"]), "speed": hash_file(arguments["speed"])}
+        assert drawn["paths"] == {"page": "report.html", "plots": "plots", "speed": "benchmark/speed.json"}
+        hashes = {"page": hash_file(made["page"]), "speed": hash_file(arguments["speed"])}
+        assert drawn["outputs"] == hashes | {"plots": tree_hash(made["plots"])}
+        assert drawn["files"]["plots"] == {path.name: hash_file(path) for path in made["plots"].iterdir()}
+        assert len(drawn["files"]["plots"]) == pages[-1].count('<svg class="plot"') > 0
     assert pages[0] == pages[1]
     assert str(tmp_path) not in pages[0]
     assert "packages/head_0" in pages[0] and "2\u00a0KiB" in pages[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.files import sealed, write_json, write_text
 from shardmill.pipeline.task import Task, paths_from
 from shardmill.report.read import Build, read_json, read_pieces, read_receipts, read_verdicts
@@ -24,7 +24,7 @@ def task(
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
-    """report.html, and a receipt that holds its hash and that of the figures in it.
+    """report.html, its figures as files, and a receipt that holds their hashes and that of the benchmark.
 
     Args:
         manifest: model.json.
@@ -40,7 +40,8 @@ def task(
     """
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.report.page import render
+        from shardmill.report.drawing import alone
+        from shardmill.report.page import context, filled
 
         plan, root = read_json(summary), manifest.parent
         build = Build(
@@ -54,10 +55,26 @@ def task(
             settings=settings,
             pipeline=pipeline,
         )
-        write_text(made["page"], render(build))
-        files = {"page": made["page"], "speed": speed}
-        hashes = {name: hash_file(path) for name, path in files.items()}
-        paths = paths_from(made["receipt"], files)
-        write_json(made["receipt"], sealed({"step": "report", "outputs": hashes, "paths": paths}))
+        shown = context(build)
+        write_text(made["page"], filled(shown))
+        made["plots"].mkdir(parents=True, exist_ok=True)
+        for plot in shown.get("plots", ()):
+            write_text(made["plots"] / f"{plot.name}.svg", alone(plot.svg))
+        write_json(made["receipt"], sealed(_receipt(made, speed)))
 
     return Task(work)
+
+
+def _receipt(made: Mapping[str, Path], speed: Path) -> dict[str, Any]:
+    """What was drawn, from which benchmark. An encoder's page has no figures, and its receipt no word of them."""
+    known = {"page": made["page"], "speed": speed}
+    hashes = {name: hash_file(path) for name, path in known.items()}
+    plots, files = tree_hashes(made["plots"])
+    if files:
+        known["plots"], hashes["plots"] = made["plots"], plots
+    return {
+        "step": "report",
+        "outputs": hashes,
+        "paths": paths_from(made["receipt"], known),
+        "files": {"plots": files} if files else {},
+    }
