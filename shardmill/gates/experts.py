@@ -5,23 +5,19 @@ A program's choice is no output of it: the passes are fed once more, observed.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from portable_coreml import trace
 from portable_coreml.files.load import load_model
 from portable_coreml.files.model import pick_function
 from portable_coreml.program import Op
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardmill.gates.thresholds import Measurement
 
-LAYER = re.compile(r"layers\.(\d+)\..*\bexperts$")
 # Scores that are closer than this share of the largest are as good as equal to an engine that rounds so.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}
 
@@ -83,47 +79,13 @@ def _maker(op: Op, side: str, made: Mapping[str, Op]) -> Op | None:
     return made.get(name) if isinstance(name, str) else None
 
 
-@contextmanager
-def observed(model: nn.Module) -> Iterator[dict[int, Tensor]]:
-    """Collects, by layer, [n, chosen] indices of the experts that transformers' model takes; -1 for none."""
-    found: dict[int, Tensor] = {}
-
-    def looker(layer: int) -> Callable[..., None]:
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            index = next(value for value in tensors if not value.is_floating_point())
-            weights = next(value for value in tensors if value.is_floating_point() and value.shape == index.shape)
-            found[layer] = torch.where(weights == 0, -1, index).clone()
-
-        return look
-
-    hooks = [
-        module.register_forward_pre_hook(looker(int(match[1])), with_kwargs=True)
-        for name, module in model.named_modules()
-        if (match := LAYER.search(name)) and not isinstance(module, nn.ModuleList)
-    ]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def by_layer(found: Mapping[int, Tensor], layers: int) -> dict[str, Tensor]:
-    """What `observed` found as one tensor "experts" [layers, n, chosen], -1 in layers without; none without any."""
-    if not found:
-        return {}
-    none = torch.full_like(next(iter(found.values())), -1)
-    return {"experts": torch.stack([found.get(i, none) for i in range(layers)])}
-
-
 def agreement(name: str, found: Choices, indices: list[Tensor], precision: str) -> Measurement:
     """The share of tokens and layers whose set of experts is transformers', where the scores decide it.
 
     Args:
         name: of the measurement.
         found: what the program chose.
-        indices: of each layer, as `observed` gives them.
+        indices: of each layer, as gates/routed.py gives them.
         precision: what the program computed in.
     """
     count, chosen = found.chosen.shape[2], indices[0].shape[1]

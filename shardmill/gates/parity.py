@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shardmill.gates import experts
+from shardmill.gates import experts, routed
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import Pass, cut, schedules
 from shardmill.gates.reference import Reference
@@ -99,7 +99,7 @@ def layers_parity(
     with load_programs_as("fp32"):
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
         if is_portable():
-            with experts.observed(reference.model) as chosen:
+            with routed.observed(reference.model) as chosen:
                 expected = reference.layers(x, indices, stored)[-1]
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)

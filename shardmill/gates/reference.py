@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
-from shardmill.gates import experts
+from shardmill.gates import routed
 from shardmill.gates.naming import Weights, loaded, origins
 from shardmill.models.hf_config import load_hf_config
 
@@ -104,7 +104,7 @@ class Reference:
     ) -> dict[str, Tensor]:
         """A whole forward pass: hidden [layers + 1, n, d], the first layer's input first, and logits [n, vocab].
 
-        Of a model with experts also experts [layers, n, chosen], their indices, see experts.py.
+        Of a model with experts also experts [layers, n, chosen], their indices, see routed.py.
 
         Args:
             tokens: n of them.
@@ -120,12 +120,12 @@ class Reference:
             self._headed(head, weights),
             replaced(embed, "weight", rows),
             replaced(embed, "padding_idx", None),
-            experts.observed(self.model) as chosen,
+            routed.observed(self.model) as chosen,
         ):
             logits = self.model(input_ids=places[None], use_cache=False).logits[0]
         give_back()
         found = {"hidden": torch.stack(outputs), "logits": logits}
-        return found | experts.by_layer(chosen, len(every))
+        return found | routed.by_layer(chosen, len(every))
 
     def _stream(self, hidden: Tensor) -> Tensor:
         """Hidden states without what is carried beside them."""

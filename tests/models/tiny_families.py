@@ -239,7 +239,9 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
     """A model's tensors by the names that they have on the hub, which may not be those in memory."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    return revert_weight_conversion(model, model.state_dict())
+    state = model.state_dict()
+    head = {name: state[name] for name in ("lm_head.weight",) if name in state}  # a wrapper's is under another name
+    return {**head, **revert_weight_conversion(model, state)}
 
 
 def described(model: Any, slots: int = SLOTS) -> Model:

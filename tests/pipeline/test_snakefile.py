@@ -81,10 +81,12 @@ def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> 
 
     benchmark = {"text": "text.txt", "task_prompts": "prompts", "tasks": ["summary"]}
     assert refusal(settings | {"contxt": 1}) == "contxt: unknown key"
-    assert refusal(settings) == "parity.text: resources/text/parity.txt is no file with text in it"
+    nowhere = settings | {"parity": {"text": "nowhere.txt"}}
+    assert refusal(nowhere) == "parity.text: nowhere.txt is no file with text in it"
     Path("text.txt").write_text("a text")
     settings |= {"parity": {"text": "text.txt"}}
-    assert refusal(settings) == "benchmark.text: resources/text/code.txt is no file with text in it"
+    nowhere = settings | {"benchmark": benchmark | {"text": "nowhere.txt"}}
+    assert refusal(nowhere) == "benchmark.text: nowhere.txt is no file with text in it"
     settings |= {"benchmark": benchmark}
     assert refusal(settings) == "benchmark.tasks: prompts/summary holds no .txt file"
     Path("prompts/summary").mkdir(parents=True)

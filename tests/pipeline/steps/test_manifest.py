@@ -39,7 +39,7 @@ def described(content: dict[str, Any]) -> dict[str, str]:
 
 def test_every_file_is_named_by_a_relative_path_with_its_hash(build: Path) -> None:
     found = described(written(build))
-    expected = {"embedding.safetensors", "source/tokenizer.json", "source/tokenizer_config.json"}
+    expected = {"embedding.safetensors", "source/config.json", "source/tokenizer.json", "source/tokenizer_config.json"}
     expected |= {f"packages/{part}.mlpackage/inner/data" for part in PARTS}
     expected |= {f"compiled/{part}.mlmodelc/inner/data" for part in PARTS}
     assert set(found) == expected
