@@ -8,15 +8,19 @@ from pathlib import Path
 import tiny
 from serve.fake import byte_tokenizer
 
-from shardmill.runtime.manifest import FORMAT, in_place
+from shardmill.runtime.manifest import FORMAT, entries, in_place
 
 from .scripted import NAME, VOCAB
 
 
 def build_folder(built: tiny.Build, folder: Path) -> Path:
-    """model.json, which names the programs where they are."""
+    """model.json, and links to the programs where they are."""
     manifest = in_place(built.plan, built.packages, built.table)
     manifest["tokenizer"] = {"path": str((built.source / "tokenizer.json").resolve())}
+    for entry in entries(manifest):
+        path = Path(entry["path"]).resolve()
+        (folder / path.name).symlink_to(path)
+        entry["path"] = path.name
     (folder / "model.json").write_text(json.dumps(manifest))
     return folder
 

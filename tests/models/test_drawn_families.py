@@ -139,8 +139,8 @@ def experts(draw: Draw, count: str = "num_local_experts") -> dict[str, Any]:
 
 
 def mixtral(draw: Draw, layers: int) -> dict[str, Any]:
-    """Mistral's, and experts."""
-    return mistral(draw, layers) | experts(draw)
+    """A window for all layers or none, and experts; transformers' YaRN wants a head_dim, which the config lacks."""
+    return {"sliding_window": draw(st.none() | WINDOWS)} | experts(draw)
 
 
 def olmoe(draw: Draw, layers: int) -> dict[str, Any]:
