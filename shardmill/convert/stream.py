@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,7 @@ class Weight:
     @property
     def whole(self) -> bool:
         """Whether the rows have to be made all at once, because they do not lie one after the other."""
-        return any(
-            t.source.transposed or t.source.rows or t.source.repeat > 1 or t.source.magnitude for t in self.tensors
-        )
+        return any(map(_is_scattered, self.tensors))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -193,9 +191,18 @@ def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> Non
 
 def _rows_of(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
     """Rows [row, row + count) of a block; all of them where they do not lie one after the other."""
-    if len(tensor.shape) == 1 or Weight((tensor,), 0).whole:
-        row, count = 0, tensor.stored[0]
-    return turned(_read(tensor, row, count, source), tensor.source, beside(tensor, source))
+    if len(tensor.shape) == 1 or _is_scattered(tensor):
+        return turned(_read(tensor, 0, tensor.stored[0], source), tensor.source, beside(tensor, source))
+    first = tensor.source.rows[0] if tensor.source.rows else 0
+    stored = _read(tensor, first + row, count, source)
+    return turned(stored, replace(tensor.source, rows=None), beside(tensor, source))
+
+
+def _is_scattered(tensor: plan.Tensor) -> bool:
+    """Whether a block's rows do not lie one after the other, or depend on all of them."""
+    source = tensor.source
+    strided = source.rows is not None and source.rows[2] != 1
+    return source.transposed or strided or source.repeat > 1 or bool(source.magnitude)
 
 
 def _read(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
