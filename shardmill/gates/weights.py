@@ -43,6 +43,7 @@ class PackageWeights:
         self.package, self.prefix = package, prefix
         self.ops = {op.outputs[0].name: op for op in operations if op.type.startswith("const")}
         self.part = part
+        self.last: tuple[str, Tensor] | None = None  # experts that share a constant ask for it one after the other
 
     def __call__(self, name: str) -> Tensor:
         """A checkpoint's tensor in fp32, as the program's constants would have it.
@@ -65,7 +66,10 @@ class PackageWeights:
 
     def block(self, tensor: Constant) -> Tensor:
         """A block of a constant in fp32."""
-        values, (row, column) = self.values(tensor.path), tensor.at
+        if self.last is None or self.last[0] != tensor.path:
+            self.last = None  # one at a time
+            self.last = tensor.path, self.values(tensor.path)
+        values, (row, column) = self.last[1], tensor.at
         if len(tensor.shape) == 1:
             return values.flatten()[row : row + tensor.shape[0]]
         values = values.reshape(-1, values.shape[-1])
