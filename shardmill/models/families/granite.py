@@ -15,16 +15,18 @@ MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multipl
 
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers GraniteConfig for programs of `context` slots."""
+    honours = ("attention_bias", "mlp_bias", *MULTIPLIERS)
+    return decoder(config, context, honours=honours, mlp_bias=bool(config.mlp_bias), **options(config))
+
+
+def options(config: Any) -> dict[str, Any]:
+    """What Granite has with and without experts, for `decoder`."""
     bias = bool(config.attention_bias)
-    return decoder(
-        config,
-        context,
-        honours=("attention_bias", "mlp_bias", *MULTIPLIERS),
-        embedding_scale=config.embedding_multiplier,
-        attention_scale=config.attention_multiplier,
-        branch_scale=config.residual_multiplier,
-        logit_scale=1 / config.logits_scaling,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=bool(config.mlp_bias),
-    )
+    return {
+        "embedding_scale": config.embedding_multiplier,
+        "attention_scale": config.attention_multiplier,
+        "branch_scale": config.residual_multiplier,
+        "logit_scale": 1 / config.logits_scaling,
+        "qkv_bias": bias,
+        "o_bias": bias,
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from shardmill.models.architecture import Experts, Kind, Model, Source
 from shardmill.models.decoder import decoder
 from shardmill.models.experts import checked, stacked
-from shardmill.models.families.granite import MULTIPLIERS
+from shardmill.models.families.granite import MULTIPLIERS, options
 
 HONOURED = (
     "attention_bias",
@@ -23,7 +23,7 @@ HONOURED = (
 
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers GraniteMoeConfig for programs of `context` slots."""
-    bias, hidden = bool(config.attention_bias), config.hidden_size
+    hidden = config.hidden_size
     experts = checked(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
     path = "block_sparse_moe."
     router = Source(f"{path}router.layer.weight", shape=(experts.count, hidden))
@@ -34,11 +34,6 @@ def describe(config: Any, context: int) -> Model:
         honours=(*HONOURED, *MULTIPLIERS),
         kinds=(Kind(ffn="experts"),) * config.num_hidden_layers,
         tensors={"mlp.router.weight": router} | matrices,
-        embedding_scale=config.embedding_multiplier,
-        attention_scale=config.attention_multiplier,
-        branch_scale=config.residual_multiplier,
-        logit_scale=1 / config.logits_scaling,
-        qkv_bias=bias,
-        o_bias=bias,
         experts=experts,
+        **options(config),
     )

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Experts, Kind, Model
+from shardmill.models.architecture import Kind, Model
 from shardmill.models.decoder import decoder
-from shardmill.models.experts import checked
-from shardmill.models.families.qwen3_moe import expert_tensors
+from shardmill.models.families.qwen3_moe import expert_tensors, experts_of
 
 HONOURED = (
     "attention_bias",
@@ -25,14 +24,7 @@ HONOURED = (
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers OlmoeConfig for programs of `context` slots."""
     bias = bool(config.attention_bias)
-    experts = checked(
-        Experts(
-            config.num_experts,
-            config.num_experts_per_tok,
-            config.intermediate_size,
-            normalised=bool(config.norm_topk_prob),
-        )
-    )
+    experts = experts_of(config, config.intermediate_size)
     return decoder(
         config,
         context,

@@ -34,14 +34,7 @@ def describe(config: Any, context: int) -> Model:
         field = "mlp_only_layers" if config.mlp_only_layers else "decoder_sparse_step"
         raise CheckpointError(f"{field} is {getattr(config, field)!r}: programs have experts in every layer only")
     bias, window = bool(config.attention_bias), config.sliding_window if config.use_sliding_window else None
-    experts = checked(
-        Experts(
-            config.num_experts,
-            config.num_experts_per_tok,
-            config.moe_intermediate_size,
-            normalised=bool(config.norm_topk_prob),
-        )
-    )
+    experts = experts_of(config, config.moe_intermediate_size)
     return decoder(
         config,
         context,
@@ -54,6 +47,12 @@ def describe(config: Any, context: int) -> Model:
         qk_norm="before",
         experts=experts,
     )
+
+
+def experts_of(config: Any, ffn: int) -> Experts:
+    """The experts of a config that says how many there are as Qwen's does. Args: ffn the width of one."""
+    normalised = bool(config.norm_topk_prob)
+    return checked(Experts(config.num_experts, config.num_experts_per_tok, ffn, normalised=normalised))
 
 
 def expert_tensors(experts: Experts, hidden: int) -> dict[str, Sources]:
