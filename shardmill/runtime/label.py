@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,16 +33,23 @@ class Reader:
         encoder: the programs.
         tokenizer: the checkpoint's.
         biases: the checkpoint's calibration of transitions between labels; None if it has none.
+        before_pass: called before every pass; what it raises ends the work.
     """
 
     encoder: Encoder
     tokenizer: Tokenizer
     biases: Mapping[str, float] | None = None
+    before_pass: Callable[[], object] = bool
 
     @property
     def task(self) -> str:
         """What the model is for, as the hub calls it."""
         return str(self.encoder.manifest["task"])
+
+    def run(self, tokens: Sequence[int]) -> Floats:
+        """What comes out for tokens that one pass takes, a row each."""
+        self.before_pass()
+        return self.encoder.run(tokens)
 
     @property
     def embeds(self) -> bool:
@@ -179,14 +186,14 @@ def _read(reader: Reader, text: str) -> tuple[Encoding, list[int], Rows]:
     around = encoding.ids[: inside[0]], encoding.ids[inside[-1] + 1 :]
     tokens = encoding.ids[inside[0] : inside[-1] + 1]
     encoder = reader.encoder
-    return encoding, inside, through(tokens, around, encoder.longest, encoder.manifest["reach"], encoder.run)
+    return encoding, inside, through(tokens, around, encoder.longest, encoder.manifest["reach"], reader.run)
 
 
 def _first_pass(reader: Reader, tokens: Sequence[int]) -> Floats:
     """The rows of tokens that one pass takes."""
     if not 0 < len(tokens) <= reader.encoder.longest:
         raise ShardmillError(f"the text has {len(tokens)} tokens: it may have 1 to {reader.encoder.longest}")
-    return reader.encoder.run(tokens)
+    return reader.run(tokens)
 
 
 def _check_task(reader: Reader, task: str) -> None:

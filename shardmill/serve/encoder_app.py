@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -55,6 +56,7 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
         metrics: what they are counted in.
         settings: of the server.
     """
+    reader = replace(reader, before_pass=desk.check)
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     add_error_shape(app)
     add_pages(app, name, lambda: desk.is_well, metrics)

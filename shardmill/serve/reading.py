@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -19,6 +20,7 @@ class Desk:
     def __init__(self, metrics: Metrics, queue: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._metrics, self._most, self._waiting, self._open = metrics, queue + 1, 0, True
+        self._ended = threading.Event()
 
     @property
     def is_well(self) -> bool:
@@ -51,10 +53,17 @@ class Desk:
         """Takes no more requests."""
         self._open = False
 
+    def check(self) -> None:
+        """Raises ApiError once the work is to end; called between the passes of a text, of which there may be hundreds."""
+        if self._ended.is_set():
+            raise shutting_down()
+
     def cancel_running(self) -> None:
-        """Nothing: a text takes no longer than a grace period."""
+        """Ends the running text after its pass."""
+        self._ended.set()
 
     def close(self, timeout: float) -> None:
-        """Ends the thread after what it does now."""
-        self._open = False
+        """Ends the thread after the pass that it runs; a pass takes less than any timeout."""
+        self.refuse()
+        self.cancel_running()
         self._pool.shutdown(wait=True, cancel_futures=True)
