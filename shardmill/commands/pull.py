@@ -11,12 +11,16 @@ import typer
 def pull(
     repo: Annotated[str, typer.Argument(metavar="REPO_ID[@REVISION]", help="A published build: owner/name.")],
     out: Annotated[Path | None, typer.Option(help="Folder to make; default: one in shardmill's cache.")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="A public key in PEM, one of which must have signed the build.")
+    ] = None,
 ) -> None:
-    """Fetch a published build; every byte is compared with its records. Prints the folder.
+    """Fetch a published build and look at all that `verify` looks at. Prints the folder.
 
     Every command that takes a build folder takes hf:OWNER/NAME[@REVISION] as well.
     """
+    from shardmill.release.keys import read_public
     from shardmill.release.pull import address
     from shardmill.release.pull import pull as pull_build
 
-    typer.echo(pull_build(address(repo), out))
+    typer.echo(pull_build(address(repo), out, [read_public(file) for file in key or ()]))

@@ -5,7 +5,7 @@ Every check names what is wrong; a check that could not be made says what it lac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from shardmill.release.model_signature import SIGNATURE, check_model, signed_fil
 from shardmill.release.rebuilders import rebuilders
 from shardmill.release.sign import STATEMENTS, payloads
 
+CARD = "README.md"
 Fault = tuple[str, str]  # a file of the build, and what is wrong with it
 
 
@@ -101,6 +102,8 @@ def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterato
             statements, keys, [_check_envelopes(build, envelopes, statements, key) for key in keys], envelopes
         )
     yield _signed("the bundle", keys, [_check_bundle(build, key) for key in keys], SIGNATURE)
+    if (build / CARD).is_file() and (build / SIGNATURE).is_file() and CARD not in _signed_files(build):
+        yield Row("the card", "nobody", f"not signed: {CARD} may say anything"), []
 
 
 def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[Row, list[Fault]]:
@@ -139,9 +142,17 @@ def _check_bundle(build: Path, key: PublicKey) -> str:
     return f"does not speak of {more[0]}" if more else ""
 
 
+def _signed_files(build: Path) -> Collection[str]:
+    """Those that the model signature names; none where it can't be read, of which its own row tells."""
+    try:
+        return signed_files(build)
+    except (ShardmillError, OSError):
+        return ()
+
+
 def _is_to_be_signed(name: str) -> bool:
     """Whether a signature that lacks a file of the bundle is wrong; the card may come after it."""
-    return not is_signature(name) and name not in (CARD_RECORD, "README.md")
+    return not is_signature(name) and name not in (CARD_RECORD, CARD)
 
 
 def _rebuilt(build: Path, keys: Sequence[PublicKey]) -> tuple[Row, list[Fault]]:

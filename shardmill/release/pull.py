@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
 from shardmill.release.bundle import check_build
+from shardmill.release.keys import PublicKey
 from shardmill.release.proof import prove
 
 ADDRESS = re.compile(r"(?:hf:)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
@@ -35,12 +37,13 @@ def address(text: str) -> Address:
     return Address(found[1], found[2])
 
 
-def pull(where: Address, out: Path | None = None) -> Path:
+def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()) -> Path:
     """A published build on this machine, every byte of which is as its records say.
 
     Args:
         where: its address.
         out: the folder to make; one of shardmill's own, named by repository and commit, for None.
+        keys: public keys, one of which must have signed it; none for a build of anybody.
 
     Raises:
         ShardmillError: there is no such repository, or it is not a sound build.
@@ -53,16 +56,22 @@ def pull(where: Address, out: Path | None = None) -> Path:
     commit, snapshot, names = download_all(where.repo, where.revision, HubAccess())
     target = out or _home() / where.repo.replace("/", "--") / commit
     if out is None and target.exists():
-        check_build(target)
+        if keys:
+            _believe(target, keys, where, commit)
+        else:
+            check_build(target)
         return target
     with replacing(target) as fresh:
         for name in names:
             _place((snapshot / name).resolve(), fresh / name)
-        for name, what in prove(fresh, []).wrong[:1]:
-            raise ShardmillError(
-                f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher"
-            )
+        _believe(fresh, keys, where, commit)
     return target
+
+
+def _believe(build: Path, keys: Sequence[PublicKey], where: Address, commit: str) -> None:
+    """Raises ShardmillError for the first thing that is wrong with what was fetched."""
+    for name, what in prove(build, keys).wrong[:1]:
+        raise ShardmillError(f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher")
 
 
 def located(text: str) -> Path:
