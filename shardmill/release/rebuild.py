@@ -23,6 +23,7 @@ from shardmill.attest.packages import OURS, installed, versions
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
+from shardmill.files import replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.fingerprint import model_type, needs_family, tools
 from shardmill.pipeline.origin import lay_out, workflow_root
@@ -83,8 +84,10 @@ def check_tools(original: Original) -> None:
     other = {name: want for name, want in sorted(wanted.items()) if name not in OURS and installed(name) != want}
     if other:
         here = ", ".join(f"{name} {installed(name) or 'missing'}" for name in other)
-        pins = shlex.join(f"{name}=={version}" for name, version in other.items())
-        raise ShardmillError(f"built with other packages; here: {here}; pip install {pins}")
+        # Anybody may have written the statement, so it does not get to name what is to be installed.
+        pins = shlex.join(f"{name}=={version}" for name, version in other.items() if installed(name))
+        remedy = f"pip install {pins}" if pins else "look at its provenance.json"
+        raise ShardmillError(f"built with other packages; here: {here}; {remedy}")
     receipts = steps_of(original.statement).values()
     family = model_type(original.folder / RECORD) if original.folder else ""
     changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt, family)})
@@ -191,5 +194,6 @@ def state(again: Path, key: Path, beside: Path | None) -> list[Path]:
     if beside is None:
         return [again / name]
     (beside / name).parent.mkdir(exist_ok=True)
-    shutil.copyfile(again / name, beside / name)
+    with replacing(beside / name) as fresh:  # a pulled build's files are links to the hub's cache
+        shutil.copyfile(again / name, fresh)
     return [again / name, beside / name]
