@@ -54,7 +54,7 @@ class Desk:
         self._open = False
 
     def check(self) -> None:
-        """Raises ApiError once the work is to end; called between the passes of a text, of which there may be hundreds."""
+        """Raises ApiError once the work is to end. A text may take hundreds of passes; this stands between them."""
         if self._ended.is_set():
             raise shutting_down()
 
