@@ -19,6 +19,7 @@ from shardmill.models.primitives import (
     attend,
     cap,
     fp16_factors,
+    gelu_erf,
     gelu_tanh,
     projection,
     read_ring,
@@ -209,6 +210,15 @@ def test_gelu_is_pytorch_s_tanh_approximation_at_every_magnitude() -> None:
     x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-6e4, -300.0, 300.0, 6e4])])
     expected = torch.nn.functional.gelu(x, approximate="tanh")
     torch.testing.assert_close(gelu_tanh(x), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_gelu_by_the_error_function_is_pytorch_s_to_a_few_millionths() -> None:
+    """docs/families.md says within 4e-6."""
+    x = torch.cat([torch.linspace(-12, 12, 40001), torch.tensor([-14.0, 14.0])])
+    expected = torch.nn.functional.gelu(x.double()).float()
+    torch.testing.assert_close(gelu_erf(x), expected, rtol=0, atol=4e-6)
+    near = x.abs() <= 5
+    torch.testing.assert_close(gelu_erf(x)[near], expected[near], rtol=0, atol=2e-6)
 
 
 def test_gelu_stays_in_the_range_of_fp16() -> None:

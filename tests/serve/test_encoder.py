@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from models import tiny_encoders
 from shardmill.runtime import label as reading
 from shardmill.runtime.label import Reader, as_object
 from shardmill.serve.encoder_app import create_encoder_app
+from shardmill.serve.errors import ApiError
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.reading import Desk
 from shardmill.serve.server import around, bind
@@ -120,3 +122,18 @@ def test_what_can_not_be_answered_is_refused_in_one_line(labeller: Reader, name:
 def test_too_long_a_text_is_refused_for_embeddings(embedder: tuple[Reader, Path]) -> None:
     with running(embedder[0]) as server, pytest.raises(openai.BadRequestError, match="1 to 64"):
         server.client().embeddings.create(model="tiny", input="word " * 200)
+
+
+def test_a_text_of_many_passes_ends_at_shutdown_after_the_pass_that_runs(labeller: Reader) -> None:
+    desk, passes = Desk(Metrics(), 1), 0
+
+    def count() -> None:
+        nonlocal passes
+        desk.check()
+        passes += 1
+        if passes == 2:
+            desk.cancel_running()
+
+    with pytest.raises(ApiError, match="shut"):
+        reading.label(replace(labeller, before_pass=count), "word " * 500)
+    assert passes == 2
