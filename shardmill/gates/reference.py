@@ -99,6 +99,26 @@ class Reference:
         return result
 
     @torch.no_grad()
+    def first(self, tokens: Sequence[int], table: Callable[[Tensor], Tensor], weights: Weights) -> Tensor:
+        """The first layer's input [n, d] for tokens, given as to `run`."""
+        with (
+            self._only((), None, weights) as outputs,
+            self._embedded(tokens, table) as places,
+            replaced(self.decoder, self.final_norm, _Unnormed()),
+        ):
+            self.decoder(input_ids=places, use_cache=False)
+        return outputs[0]
+
+    @torch.no_grad()
+    def normed(self, hidden: Tensor, weights: Weights) -> Tensor:
+        """What the LM head is given [n, d] for the last layer's outputs [n, d]."""
+        norm = getattr(self.decoder, self.final_norm)
+        self._load(norm, f"model.{self.final_norm}.", weights)
+        result: Tensor = norm(self._stream(hidden)[None])[0]
+        norm.to("meta")
+        return result
+
+    @torch.no_grad()
     def run(
         self, tokens: Sequence[int], table: Callable[[Tensor], Tensor], head: Iterable[Tensor], weights: Weights
     ) -> dict[str, Tensor]:
@@ -112,20 +132,25 @@ class Reference:
             head: the LM head's rows [vocab, d] in blocks, in any float dtype.
             weights: of everything else.
         """
-        ids, places = torch.unique(torch.tensor(list(tokens)), return_inverse=True)  # a table of those that occur
-        rows = nn.Parameter(table(ids).float(), requires_grad=False)
-        embed, every = self.decoder.embed_tokens, range(len(self.decoder.layers))
+        every = range(len(self.decoder.layers))
         with (
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
-            replaced(embed, "weight", rows),
-            replaced(embed, "padding_idx", None),
+            self._embedded(tokens, table) as places,
             routed.observed(self.model) as chosen,
         ):
-            logits = self.model(input_ids=places[None], use_cache=False).logits[0]
+            logits = self.model(input_ids=places, use_cache=False).logits[0]
         give_back()
         found = {"hidden": torch.stack(outputs), "logits": logits}
         return found | routed.by_layer(chosen, len(every))
+
+    @contextmanager
+    def _embedded(self, tokens: Sequence[int], table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+        """Gives the model a table of the tokens that occur; yields their places in it [1, n]."""
+        ids, places = torch.unique(torch.tensor(list(tokens)), return_inverse=True)
+        rows, embed = nn.Parameter(table(ids).float(), requires_grad=False), self.decoder.embed_tokens
+        with replaced(embed, "weight", rows), replaced(embed, "padding_idx", None):
+            yield places[None]
 
     def _stream(self, hidden: Tensor) -> Tensor:
         """Hidden states without what is carried beside them."""

@@ -1,0 +1,101 @@
+"""Quantisers of one matrix: weights and what is known of its inputs -> integer codes and a scale for each row.
+
+The error that counts is that of the matrix' outputs, (W - Q) H (W - Q)^T, where H = X^T X sums over the inputs X that
+calibration has seen. Every row stands alone.
+
+GPTQ (https://arxiv.org/abs/2210.17323) is coremltools' own, fed with H and with scales that were searched for first:
+its own cut nothing off, which costs 4-bit codes up to two and a half times the error. docs/precision.md has what else
+was tried. Sums are made in a fixed order as long as PyTorch runs on a single thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+RATIOS = 48  # scales that are tried for each row
+LEAST_RATIO = 0.4  # of the largest weight of a row; what is over it is cut off
+LEAST_SCALE = 2.0**-24  # the smallest number that fp16 holds
+DAMPING = 0.01  # of the mean of H's diagonal, added to it: directions that calibration has not seen keep their weights
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A quantised matrix: `codes` [rows, columns] in int8, `scale` [rows] in fp16."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @property
+    def values(self) -> Tensor:
+        """What they stand for, in fp32 [rows, columns]."""
+        return self.codes.float() * self.scale.float()[:, None]
+
+
+def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> Codes:
+    """Every weight to the nearest code, with the scale of each row that leaves the least error.
+
+    Args:
+        weight: [rows, columns] in fp32.
+        bits: of a code.
+        importance: [columns], what an error of each column weighs; all the same if None.
+    """
+    weigh = torch.ones(weight.shape[1]) if importance is None else importance
+    full = weight.abs().amax(dim=1) / _largest(bits)
+    best, least = full, torch.full((len(weight),), torch.inf)
+    for ratio in torch.linspace(1, LEAST_RATIO, RATIOS).tolist():
+        scale = _fp16(full * ratio)
+        error = (_rounded(weight, scale, bits).values - weight).square_() @ weigh
+        better = error < least
+        best, least = torch.where(better, scale.float(), best), torch.where(better, error, least)
+    return _rounded(weight, _fp16(best), bits)
+
+
+def gptq(weight: Tensor, bits: int, hessian: Tensor) -> Codes:
+    """The codes of GPTQ, which makes up for each column's rounding in the columns after it, the heaviest first.
+
+    Args:
+        weight: [rows, columns] in fp32.
+        bits: of a code.
+        hessian: H [columns, columns].
+    """
+    from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ, ModuleGPTQConfig
+
+    scale = clipped(weight, bits, hessian.diagonal()).scale
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    settings = ModuleGPTQConfig(
+        weight_dtype=f"uint{bits}", use_activation_order_heuristic=True, hessian_dampening=DAMPING
+    )
+    algorithm = GPTQ(layer, settings)
+    algorithm.add_batch(torch.zeros(1, weight.shape[1]), torch.zeros(1, weight.shape[0]))
+    algorithm._hessian = hessian.clone()  # it has no way to be given one
+    algorithm._quantizer.scale = scale.float()[:, None]
+    algorithm._quantizer.zero_point = torch.full((len(weight), 1), 2.0 ** (bits - 1))
+    algorithm._store_quantization_params(algorithm._quantizer)
+    algorithm.compress()
+    return _rounded(layer.weight.data, scale, bits)
+
+
+def error(weight: Tensor, found: Codes, hessian: Tensor) -> float:
+    """The squared error of the outputs, as a share of their squares."""
+    off = weight - found.values
+    return float(((off @ hessian) * off).sum() / ((weight @ hessian) * weight).sum().clamp(min=1e-30))
+
+
+def _largest(bits: int) -> int:
+    """The largest code; the least is one further from zero."""
+    return int(2 ** (bits - 1) - 1)
+
+
+def _rounded(weight: Tensor, scale: Tensor, bits: int) -> Codes:
+    """Every weight to the nearest code."""
+    high = _largest(bits)
+    return Codes((weight / scale.float()[:, None]).round_().clamp_(-high - 1, high).to(torch.int8), scale)
+
+
+def _fp16(scale: Tensor) -> Tensor:
+    """Scales as a program holds them, none of them zero."""
+    return scale.clamp(min=LEAST_SCALE).half()

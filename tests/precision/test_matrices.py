@@ -1,0 +1,143 @@
+"""What calibration sees of a part, on tiny checkpoints: inputs as transformers' modules get them, weights both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from models.tiny_families import tiny_text, write_tiny
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+from transformers import AutoModelForCausalLM
+
+from shardmill import config, plan
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.gates.naming import Weights
+from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
+from shardmill.models import family
+from shardmill.models.hf_config import load_hf_config
+from shardmill.pipeline.steps.split import prefix_of
+from shardmill.plan import Part
+from shardmill.precision import calibration, observe
+from shardmill.precision.matrices import Matrix, matrices
+from shardmill.precision.sensitivity import Costs, as_stored, divergence
+
+FAMILIES = ("phi3", "qwen2", "gemma3_text", "lfm2", "olmo2")
+SLOTS, WINDOWS, HELD = 64, 3, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, cut into its layers and its head, with the states at their edges."""
+
+    source: Path
+    parts: tuple[Part, ...]
+    reference: Reference
+    weights: Weights
+    edges: Path
+    texts: list[list[int]]
+
+    def edge(self, part: Part) -> calibration.Edges:
+        index = part.start if part.kind == "layers" else len(self.reference.decoder.layers)
+        return calibration.read_edges(self.edges, index, HELD)
+
+    def matrices(self, part: Part) -> Iterator[Matrix]:
+        edge = self.edge(part)
+        return matrices(part, self.source, self.reference, self.weights, edge.seen, edge.held)
+
+    @property
+    def costs(self) -> Costs:
+        tensors = read_tensors(self.source)
+        name = "lm_head.weight" if "lm_head.weight" in tensors else "model.embed_tokens.weight"
+        return Costs(self.reference, lambda: torch.split(self.weights(name), HEAD_ROWS), self.weights)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    source = write_tiny(request.param, tmp_path_factory.mktemp("tiny") / "checkpoint")
+    hf, tensors = load_hf_config(source), read_tensors(source)
+    model = family(hf.model_type).describe(hf, SLOTS)
+    model = model.under(prefix_of(tensors, model.prefix))
+    layers = model.architecture.layers
+    settings = {"model": "tiny", "source": {"path": str(source)}, "context": SLOTS}
+    cut = config.parse(settings | {"topology": [[0, 1], [1, layers]], "head": {"slices": 1}})
+    parts = tuple(part for part in plan.draft_parts(cut, model, tensors) if part.kind != "embedding")
+    reference, weights = Reference(source, SLOTS), checkpoint_weights(source, model.prefix)
+    texts = [tiny_text(24 + i)[i:] for i in range(WINDOWS)]
+    file = source / "edges.safetensors"
+    table = weights("model.embed_tokens.weight")
+    calibration.write_edges(reference, texts, table, weights, (0, 1, layers), file)
+    return Case(source, parts, reference, weights, file, texts)
+
+
+def original(case: Case) -> AutoModelForCausalLM:
+    """The checkpoint as transformers loads it, in fp32."""
+    return AutoModelForCausalLM.from_pretrained(case.source, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def inputs(case: Case, name: str) -> Tensor:
+    """H of a module over the windows that are not held out, hooked in the whole model."""
+    model, found = original(case), []
+    module = model.get_submodule(name)
+    module.register_forward_pre_hook(lambda _, args: found.append(args[0].reshape(-1, args[0].shape[-1])))
+    with torch.no_grad():
+        for text in case.texts[: WINDOWS - HELD]:
+            model(input_ids=torch.tensor([text]), use_cache=False)
+    x = torch.cat(found)
+    return x.T @ x
+
+
+def test_every_matrix_comes_once_with_the_inputs_that_its_module_has(case: Case) -> None:
+    for part in case.parts:
+        found = list(case.matrices(part))
+        assert [m.path for m in found] == list(observe.sites(part))
+        for m in found:
+            assert m.hessian is not None, m.path
+            name = "lm_head" if part.kind == "head" else observe.module_of(m.blocks)
+            expected = inputs(case, name)
+            assert (m.hessian - expected).abs().max() < 2e-4 * expected.abs().max(), m.path
+
+
+def test_a_matrix_written_back_is_the_checkpoints(case: Case) -> None:
+    for part in case.parts:
+        for m in case.matrices(part):
+            for name, value in as_stored(m.blocks, m.weight, case.source).items():
+                torch.testing.assert_close(value, case.weights(name).float(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_changed_matrix_costs_what_transformers_says(case: Case) -> None:
+    """The first matrix of the second layer has its rows turned round, in ours and in transformers' whole model."""
+    part = case.parts[1]
+    m = next(case.matrices(part))
+    edge, costs = case.edge(part), case.costs
+    changed = as_stored(m.blocks, m.weight.flip(0), case.source)
+    found = costs.of(m.before, m.index, costs.logits(edge.held, part.start), changed)
+    model, text = original(case), torch.tensor([case.texts[-1]])
+    with torch.no_grad():
+        before = log_softmax(model(input_ids=text).logits[0], dim=-1)
+        for name, value in changed.items():
+            dict(model.named_parameters())[name].copy_(value)
+        after = log_softmax(model(input_ids=text).logits[0], dim=-1)
+    expected = float(kl_div(after, before, log_target=True, reduction="batchmean"))
+    assert found == pytest.approx(expected, rel=1e-3) and found > 1e-3
+
+
+def test_nothing_changed_costs_nothing(case: Case) -> None:
+    part, costs = case.parts[1], case.costs
+    edge = case.edge(part)
+    assert costs.of(edge.held, part.start, costs.logits(edge.held, part.start), {}) == 0
+
+
+def test_divergence_is_pytorchs() -> None:
+    a, b = torch.randn(300, 50), torch.randn(300, 50)
+    expected = kl_div(log_softmax(b, -1), log_softmax(a, -1), log_target=True, reduction="batchmean")
+    assert divergence(a, b) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_windows_do_not_overlap_and_begin_as_a_text_begins() -> None:
+    cut = calibration.windows(list(range(10)), [99], 4, 5)
+    assert cut == [[99, 0, 1, 2], [99, 3, 4, 5], [99, 6, 7, 8]]
+    assert calibration.windows([1, 2], [], 4, 5) == []

@@ -1,0 +1,71 @@
+"""The search finds what trying every set of forms finds."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardmill.precision.search import Table, best, front, smallest
+
+FORMS = ("fp16", "int8", "int4")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[Table, Table]:
+    """Losses and sizes of up to five matrices; a form of fewer bytes never loses less."""
+    names = [f"m{i}" for i in range(draw(st.integers(1, 5)))]
+    numbers = st.integers(1, 40)
+    losses, sizes = {}, {}
+    for name in names:
+        step, rows = draw(numbers), draw(numbers)
+        losses[name] = {"fp16": 0.0, "int8": step / 100, "int4": step / 100 + draw(numbers) / 10}
+        sizes[name] = {"fp16": 4.0 * rows, "int8": 2.0 * rows, "int4": 1.0 * rows}
+    return losses, sizes
+
+
+def every(losses: Table, sizes: Table) -> list[tuple[float, float]]:
+    """Loss and size of every set of forms."""
+    return [
+        (
+            sum(losses[name][form] for name, form in zip(losses, forms, strict=True)),
+            sum(sizes[name][form] for name, form in zip(losses, forms, strict=True)),
+        )
+        for forms in product(FORMS, repeat=len(losses))
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(tables(), st.floats(0.0, 1.2))
+def test_no_set_of_forms_is_better(table: tuple[Table, Table], share: float) -> None:
+    losses, sizes = table
+    limit = share * sum(forms["fp16"] for forms in sizes.values())
+    within = [loss for loss, size in every(losses, sizes) if size <= limit]
+    found = best(losses, sizes, limit)
+    if not within:
+        assert found is None
+        return
+    assert found is not None and found.size <= limit
+    assert found.loss == pytest.approx(min(within), rel=1e-3, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(tables(), st.floats(0.0, 5.0))
+def test_no_set_of_forms_is_smaller(table: tuple[Table, Table], most: float) -> None:
+    losses, sizes = table
+    within = [size for loss, size in every(losses, sizes) if loss <= most]
+    found = smallest(losses, sizes, most)
+    assert within and found is not None and found.loss <= most + 1e-6
+    assert found.size == pytest.approx(min(within), rel=1e-3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(tables())
+def test_the_front_is_monotone_and_ends_at_no_loss(table: tuple[Table, Table]) -> None:
+    losses, sizes = table
+    found = front(losses, sizes, 9)
+    assert all(a.size < b.size and a.loss > b.loss for a, b in zip(found, found[1:], strict=False))
+    assert found[-1].loss == 0
+    assert found[0].size == pytest.approx(sum(min(forms.values()) for forms in sizes.values()))
