@@ -31,10 +31,8 @@ def task(
 
             convert_stamped(piece, source, settings["weights"], made["package"], templates, threads)
         else:
-            from shardmill.convert import package as packages
-            from shardmill.convert import trace
-            from shardmill.convert.weights import PartWeights
+            from shardmill.convert.plain import convert_plain
 
-            packages.save(trace.convert(piece, PartWeights(piece, source), settings["weights"]), made["package"])
+            convert_plain(piece, source, settings["weights"], made["package"])
 
     return Task(work, Action("convert", {"part": digest(piece.content)}, settings, **tools))
