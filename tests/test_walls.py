@@ -32,12 +32,12 @@ MAY_USE: dict[str, set[str]] = {
     "gates": {"checkpoint", "convert", "decode", "forms", "models", "plan", "runtime"},
     "serve": {"decode", "runtime"},
     "bench": {"config", "decode", "plan", "runtime", "serve"},
-    "report": {"gates"},
+    "report": {"forms", "gates"},
     "pipeline": {
         "attest", "bench", "checkpoint", "config", "convert", "decode", "forms", "gates", "models", "plan", "report",
         "runtime", "serve", "topology",
     },
-    "release": {"attest", "checkpoint", "gates", "pipeline", "plan", "runtime"},
+    "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
     "doctor": {"checkpoint", "runtime"},
     "commands": {
         "bench", "catalogue", "checkpoint", "config", "decode", "doctor", "gates", "models", "pipeline", "plan",

@@ -110,10 +110,3 @@ def mapped(info: TensorInfo, folder: Path) -> NDArray[np.float16] | NDArray[np.i
     if not prod(info.shape):
         return np.zeros(info.shape, dtype)
     return np.memmap(folder / info.file, dtype, "r", info.start, info.shape)
-
-
-def write_codes(file: Path, tensors: Mapping[str, NDArray[np.generic]]) -> None:
-    """Writes a file of codes, the same bytes for the same tensors. `tensors` are named as this module says."""
-    from safetensors.numpy import save_file
-
-    save_file({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, file)
