@@ -27,6 +27,7 @@ rule embedding:
 rule convert:
     input:
         part="build/{model}/parts/{part}.json",
+        recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
     output:
         package=directory("build/{model}/packages/{part}.mlpackage"),
@@ -40,7 +41,7 @@ rule convert:
         mem_mb=MB("convert"),
     params:
         store=STORE,
-        settings=sm.settings(C)["convert"],
+        method=C.convert.method,
         tools=TOOLS["convert"],
     script:
         "../scripts/convert.py"

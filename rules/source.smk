@@ -26,6 +26,7 @@ rule fetch:
 rule split:
     input:
         record="build/{model}/source.receipt.json",
+        recipe=sm.recipe_files(C),
     output:
         summary="build/{model}/plan.json",
         parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
@@ -43,6 +44,28 @@ rule split:
         tools=TOOLS["split"],
     script:
         "../scripts/split.py"
+
+
+# In which form each matrix is stored.
+rule precision:
+    input:
+        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
+        source=sm.recipe_files(C),
+    output:
+        recipe="build/{model}/precision.json",
+        receipt="build/{model}/precision.receipt.json",
+    log:
+        "build/{model}/logs/precision.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=MB("precision"),
+    params:
+        store=STORE,
+        precision=C.convert.precision,
+        tools=TOOLS["precision"],
+    script:
+        "../scripts/precision.py"
 
 
 # What transformers makes of the parity text with the original weights.

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag, TypeAdapt
 from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
+from shardmill.forms.recipe import RULES, recipe
 from shardmill.models import DECODER, ENCODER, local
 from shardmill.pydantic_errors import GIVEN, describe_all
 from shardmill.yamlfile import read_yaml
@@ -28,6 +29,7 @@ DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 Auto = Literal["auto"]
+OLD_KEY, NEW_KEY = "weights", "precision"  # of `convert`
 BUCKETS = (128, 512)  # of an encoder whose config leaves them open
 
 
@@ -85,9 +87,12 @@ class Convert:
         Literal["stamped", "plain"],
         Field(description="stamped: one template per layer graph, weights streamed; plain: all by coremltools."),
     ] = "stamped"
-    weights: Annotated[Literal["int8", "fp16"], Field(description="int8: symmetric, one scale per output channel.")] = (
-        "int8"
-    )
+    precision: Annotated[
+        str,
+        Field(
+            description="fp16, int8, int4 (with the head in int8), or a recipe, the form of each matrix: a JSON file."
+        ),
+    ] = "int8"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -218,7 +223,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name}: expected a mapping of keys, see configs/README.md")
     try:
-        config = TypeAdapter(Config).validate_python(dict(content))
+        config = TypeAdapter(Config).validate_python(_renamed(content, name))
     except ValidationError as error:
         raise ConfigError(f"{name}: {describe_all(error)}") from error
     for problem in (
@@ -226,10 +231,22 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
         *_kind_problems(config),
         *_topology_problems(config),
         *_size_problems(config),
+        *_recipe_problems(config, root),
         *(local.problems(config.source.path, root, config.length, config.kind) if config.source.path else ()),
     ):
         raise ConfigError(f"{name}: {problem}")
     return config
+
+
+def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The content with `convert.precision` for `convert.weights`, as that was called. Raises ConfigError for both."""
+    convert = content.get("convert")
+    if not isinstance(convert, Mapping) or OLD_KEY not in convert:
+        return dict(content)
+    if NEW_KEY in convert:
+        raise ConfigError(f"{name}: convert.{OLD_KEY}: is the old name of convert.{NEW_KEY}; keep that alone")
+    rest = {key: value for key, value in convert.items() if key != OLD_KEY}
+    return {**content, "convert": rest | {NEW_KEY: convert[OLD_KEY]}}
 
 
 def checked(settings: Mapping[str, Any]) -> Config:
@@ -277,6 +294,16 @@ def _topology_problems(config: Config) -> list[str]:
             missing = f"layer {expected} is" if one else f"layers {expected}..{start - 1} are"
             return [f"topology: {missing} in no part"]
         expected = end
+    return []
+
+
+def _recipe_problems(config: Config, root: Path) -> list[str]:
+    """A recipe that there is none of, or that does not read as one."""
+    precision = config.convert.precision
+    try:
+        recipe(precision if precision in RULES else str(root / precision))
+    except ConfigError as error:
+        return [str(error)]
     return []
 
 

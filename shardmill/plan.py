@@ -123,11 +123,6 @@ class Part:
         """How many numbers each constant holds."""
         return list(map(prod, self.shapes.values()))
 
-    def weight_bytes(self, quantization: str) -> int:
-        """Bytes of the part's weights once converted, scales and alignment left out. The host's table is fp16."""
-        matrix = 1 if quantization == "int8" and self.kind != "embedding" else 2
-        return sum(prod(shape) * (matrix if len(shape) == 2 else 2) for shape in self.shapes.values())
-
 
 def load_part(path: Path) -> Part:
     """A part from its parts/P.json."""
@@ -254,7 +249,6 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             "start": p.start,
             "end": p.end,
             **interface(p),
-            "weight_bytes": p.weight_bytes(config.convert.weights),
             "parameters": sum(p.parameters),
             "largest_tensor": max(p.parameters),
             "expanded": sum(n for n in p.parameters if n < LARGE),

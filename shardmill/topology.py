@@ -6,16 +6,19 @@ The limits are the placement rules' own, for the residency gate judges by them o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import isqrt, prod
+from math import isqrt
 from typing import TYPE_CHECKING
 
 from portable_coreml.judge.placement.limits import MAX_EXTENT, MAX_WEIGHT_BYTES, STATE_WIDTH_MULTIPLE
 
 from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError
+from shardmill.forms import recipe as recipes
+from shardmill.forms.form import FP16, INT8, MATRIX, form
+from shardmill.forms.recipe import Recipe, recipe
 from shardmill.models.architecture import Architecture
 from shardmill.models.contract import Form, constants, program_form
 from shardmill.models.layer_constants import Shape, layer_constants
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "settled", "share_layers"]
 
-MATRIX = 2
 MOST_SLICES = 64  # more programs than these cost a pass more than extents over MAX_EXTENT might
 Range = tuple[int, int]
 
@@ -38,7 +40,10 @@ def settled(config: Config, a: Architecture) -> Config:
     """
     for problem in (*misfits(config, a), *overweight(config, a)):
         raise ConfigError(problem)
-    return proposed(config, a)
+    found = proposed(config, a)
+    for problem in misfits(found, a):  # a slice of the head has fewer rows than the head
+        raise ConfigError(problem)
+    return found
 
 
 def proposed(config: Config, a: Architecture) -> Config:
@@ -82,8 +87,9 @@ def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
 
 def misfits(config: Config, a: Architecture) -> list[str]:
     """How the config contradicts the model, or the model the Neural Engine."""
-    if a.ends is not None:
-        return []
+    problems = list(recipes.misfits(recipe(config.convert.precision), _matrix_rows(config, a)))
+    if a.ends is not None or problems:
+        return problems
     ranges, count, width = config.topology, config.head.slices, a.graph.head_dim
     if ranges != "auto" and ranges[-1][1] != a.layers:
         return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
@@ -101,6 +107,13 @@ def misfits(config: Config, a: Architecture) -> list[str]:
     return []
 
 
+def _matrix_rows(config: Config, a: Architecture) -> dict[str, Shape]:
+    """The constants of all programs, of the LM head those of a slice, as far as it is known how many there are."""
+    count = config.head.slices
+    rows = a.vocab // (count if count != "auto" else 1)
+    return constants(program_form(a)) | ({} if a.ends else constants(Form("head", a.graph, rows=rows)))
+
+
 def overweight(config: Config, a: Architecture) -> list[str]:
     """The layers and the slice that hold more than one program may, with a topology that fits."""
     if a.ends is not None:
@@ -108,7 +121,7 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     sizes = _layer_bytes(config, a)
     heaviest = max(range(a.layers), key=sizes.__getitem__)
     if ALIGNMENT + sizes[heaviest] > MAX_WEIGHT_BYTES:
-        remedy = "INT8 halves them" if config.convert.weights == "fp16" else "this model can't be built"
+        remedy = _fewer_bytes(config)
         return [_refusal("topology", f"layer {heaviest} alone", ALIGNMENT + sizes[heaviest], remedy)]
     chosen, fitting = proposed(config, a), proposed(replace(config, topology="auto"), a)
     parts = {f"layers_{start:02d}_{end:02d}": ALIGNMENT + sum(sizes[start:end]) for start, end in chosen.ranges}
@@ -122,26 +135,29 @@ def overweight(config: Config, a: Architecture) -> list[str]:
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
     """Says that an encoder, which is a single program, holds more than that may."""
-    size = file_bytes(constants(program_form(a)).values(), config.convert.weights)
-    remedy = "INT8 halves them" if config.convert.weights == "fp16" else "this model can't be built"
-    return [_refusal("buckets", "an encoder", size, remedy)] if size > MAX_WEIGHT_BYTES else []
+    size = file_bytes(constants(program_form(a)), recipe(config.convert.precision))
+    return [_refusal("buckets", "an encoder", size, _fewer_bytes(config))] if size > MAX_WEIGHT_BYTES else []
 
 
-def file_bytes(shapes: Iterable[Shape], weights: str) -> int:
+def _fewer_bytes(config: Config) -> str:
+    """What to do about a matrix or a layer that is too large."""
+    smaller = {FP16: "INT8 halves them", INT8: "INT4 halves them"}
+    return smaller.get(recipe(config.convert.precision).default, "this model can't be built")
+
+
+def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
     """Bytes of the weight file of a program.
 
     Args:
-        shapes: of its constants.
-        weights: the config's convert.weights.
+        shapes: of its constants, by their paths.
+        chosen: the form of each of its matrices.
     """
-    return ALIGNMENT + sum(_constant_bytes(shape, weights) for shape in shapes)
+    return ALIGNMENT + sum(_constant_bytes(path, shape, chosen) for path, shape in shapes.items())
 
 
-def _constant_bytes(shape: Shape, weights: str) -> int:
-    """A constant in the weight file; a matrix in INT8 has an fp16 scale for each row."""
-    if weights == "int8" and len(shape) == MATRIX:
-        return _blob_bytes(prod(shape)) + _blob_bytes(2 * shape[0])
-    return _blob_bytes(2 * prod(shape))
+def _constant_bytes(path: str, shape: Shape, chosen: Recipe) -> int:
+    """A constant in the weight file; integers have scales beside them, palettes their tables."""
+    return sum(map(_blob_bytes, form(chosen.form(path) if len(shape) == MATRIX else FP16).blobs(shape)))
 
 
 def _blob_bytes(size: int) -> int:
@@ -150,16 +166,16 @@ def _blob_bytes(size: int) -> int:
 
 
 def _layer_bytes(config: Config, a: Architecture) -> list[int]:
-    of_kind = {
-        kind: sum(_constant_bytes(shape, config.convert.weights) for shape in layer_constants(a.graph, kind).values())
-        for kind in set(a.kinds)
-    }
-    return [of_kind[kind] for kind in a.kinds]
+    chosen, of_kind = recipe(config.convert.precision), {kind: layer_constants(a.graph, kind) for kind in set(a.kinds)}
+    return [
+        sum(_constant_bytes(f"layers.{i}.{role}", shape, chosen) for role, shape in of_kind[kind].items())
+        for i, kind in enumerate(a.kinds)
+    ]
 
 
 def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
     """Bytes of each of `count` slices of the LM head."""
-    return file_bytes(constants(Form("head", a.graph, rows=a.vocab // count)).values(), config.convert.weights)
+    return file_bytes(constants(Form("head", a.graph, rows=a.vocab // count)), recipe(config.convert.precision))
 
 
 def _head_slices(config: Config, a: Architecture) -> int:

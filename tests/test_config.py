@@ -51,7 +51,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no token": ({"tokens": {"max": 0}}, "tokens.max: input should be greater than or equal to 1, is 0"),
     "too many tokens": ({"tokens": {"max": 65}}, "tokens.max: input should be less than or equal to 64, is 65"),
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
-    "unknown weights": ({"convert": {"weights": "int3"}}, "convert.weights: input should be 'int8' or 'fp16'"),
+    "unknown precision": (
+        {"convert": {"precision": "int3"}},
+        "convert.precision: int3 is none of fp16, int8, int4, and no file",
+    ),
+    "both names of the precision": (
+        {"convert": {"weights": "int8", "precision": "int4"}},
+        "convert.weights: is the old name of convert.precision; keep that alone",
+    ),
     "no parts": ({"topology": []}, "topology: "),
     "another word": ({"topology": "even"}, "topology: input should be a valid tuple, is 'even'"),
     "slices by name": ({"head": {"slices": "few"}}, "head.slices: input should be a valid integer, is 'few'"),
@@ -244,7 +251,7 @@ def test_the_schema_file_is_the_code_s() -> None:
     assert json.loads(text) == json.loads(json.dumps(config.schema())), "write config.schema() to configs/schema.json"
 
 
-@pytest.mark.parametrize("name", ["unknown key", "unknown nested key", "no token", "unknown weights", "no parts"])
+@pytest.mark.parametrize("name", ["unknown key", "unknown nested key", "no token", "no parts"])
 def test_the_schema_refuses_too(name: str) -> None:
     """An editor that follows the schema marks what the schema can express, and accepts a right config."""
     schema = config.schema()

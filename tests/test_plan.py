@@ -18,6 +18,7 @@ from shardmill import plan
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import PartWeights
 from shardmill.files import digest, dumps
+from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import Kind, Source
 
 
@@ -225,13 +226,15 @@ def test_a_checkpoint_s_own_values_come_back_from_a_constant(tmp_path: Path) -> 
 
 
 def test_byte_budgets_are_those_of_the_converted_weights(parts: dict[str, plan.Part]) -> None:
-    """One byte per element of an INT8 matrix, two of a vector and of anything in fp16; the host's table is fp16."""
+    """One byte per element of an INT8 matrix and two for each scale, two of a vector and of anything in fp16."""
     h, f = tiny.HIDDEN, tiny.FFN
-    matrices, vectors = (3 + 2) * 32 * h + 96 * h + 3 * f * h, 2 * h
-    assert parts["layers_00_02"].weight_bytes("int8") == 2 * (matrices + 2 * vectors)
-    assert parts["layers_00_02"].weight_bytes("fp16") == 2 * (2 * matrices + 2 * vectors)
-    assert parts["head_0"].weight_bytes("int8") == 128 * h + 2 * h
-    assert parts["embedding"].weight_bytes("int8") == parts["embedding"].weight_bytes("fp16") == 2 * 256 * h
+    matrices, vectors, rows = (3 + 2) * 32 * h + 96 * h + 3 * f * h, 2 * h, (3 + 2) * 32 + 96 + 2 * f + h
+    shapes = parts["layers_00_02"].shapes
+    assert recipe("int8").bytes_of(shapes) == 2 * (matrices + 2 * vectors + 2 * rows)
+    assert recipe("int4").bytes_of(shapes) == 2 * (matrices // 2 + 2 * vectors + 2 * rows)
+    assert recipe("fp16").bytes_of(shapes) == 2 * (2 * matrices + 2 * vectors)
+    assert recipe("int8").bytes_of(parts["head_0"].shapes) == 128 * h + 2 * 128 + 2 * h
+    assert recipe("int4").bytes_of(parts["head_0"].shapes) == 128 * h + 2 * 128 + 2 * h  # the head stays in INT8
 
 
 def test_plan_json_holds_what_the_host_needs(source: Path) -> None:
@@ -250,6 +253,6 @@ def test_plan_json_holds_what_the_host_needs(source: Path) -> None:
         "head_1",
         "embedding",
     ]
-    assert all(row["weight_bytes"] < summary["weight_file_limit"] == 2**31 for row in summary["parts"])
+    assert summary["weight_file_limit"] == 2**31
     assert summary["eos_token_ids"] == [0]
     dumps(summary)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shardmill import config, plan, topology
 from shardmill.convert import stamped
 from shardmill.errors import ConfigError
+from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import Architecture, Graph, Kind
 from shardmill.models.contract import constants
 
@@ -61,7 +62,7 @@ def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> No
 def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
     half = topology.settled(settings(), PHI)
-    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].form).values(), "int8")
+    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].form), recipe("int8"))
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size)
     assert topology.settled(settings(), PHI) == topology.settled(half, PHI) == half
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size - 1)
@@ -79,13 +80,15 @@ def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
 
 
 def test_a_layer_that_is_too_large_alone_is_refused() -> None:
-    """Whatever the topology; in fp16 there is a remedy."""
+    """Whatever the topology; fewer bits are a remedy while there are any."""
     wide = replace(PHI, kinds=(Kind(mixer="conv"), Kind()), graph=replace(PHI.graph, ffn=1 << 18))
     for asked in ({}, {"topology": [[0, 2]]}):
         assert refusal(wide, **asked).startswith("topology: layer 0 alone holds 2454760128 bytes")
-        assert refusal(wide, **asked).endswith("this model can't be built")
-    half = refusal(wide, convert={"weights": "fp16"})
+        assert refusal(wide, **asked).endswith("INT4 halves them")
+    half = refusal(wide, convert={"precision": "fp16"})
     assert half.endswith("INT8 halves them")
+    twice = replace(wide, graph=replace(wide.graph, ffn=1 << 19))
+    assert refusal(twice, convert={"precision": "int4"}).endswith("this model can't be built")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def test_the_size_of_a_program_is_that_of_its_weight_file(tmp_path: Path, quanti
     parts, _ = tiny.split(source, convert={"weights": quantization})
     for name in ("layers_00_02", "head_1"):
         package = tiny.convert(parts[name], source, tmp_path / f"{name}.mlpackage", quantization)
-        expected = topology.file_bytes(constants(parts[name].form).values(), quantization)
+        expected = topology.file_bytes(constants(parts[name].form), recipe(quantization))
         assert (package / stamped.WEIGHT_FILE).stat().st_size == expected
 
 

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
-PATHS = (("source", "path"), ("parity", "text"), ("benchmark", "text"), ("benchmark", "task_prompts"))
+PATHS = (
+    ("source", "path"),
+    ("convert", "precision"),
+    ("parity", "text"),
+    ("benchmark", "text"),
+    ("benchmark", "task_prompts"),
+)
 
 
 def parameters(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def render(found: Preview) -> Iterator[str | Table]:
         yield f"topology: {[list(part) for part in found.topology]}"
         yield f"head.slices: {found.head_slices}"
     yield _programs(found)
+    yield f"weights: {found.bits_per_weight:.2f} bits each, with scales, tables and padding"
     yield f"host: embedding table of {size(found.table_bytes)} in fp16"
     if found.buckets:
         yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"

@@ -2,8 +2,9 @@
 
 Layout, all little-endian, as coremltools writes it (mlmodel/src/MILBlob/Blob/StorageFormat.hpp, StorageWriter.cpp): a
 header of 64 bytes (count u32, version u32 = 2); then for each blob, at the next multiple of 64, a record of 64 bytes
-(sentinel u32, type u32, size in bytes u64, offset of the data u64) and the data. coremltools' own writer holds the
-interpreter lock and takes one whole blob after the other, which would leave all cores but one idle.
+(sentinel u32, type u32, size in bytes u64, offset of the data u64, bits that fill up its last byte u64) and the data.
+Numbers of four or six bits are packed, the lowest bits of a byte first (SubByteDataTypes.hpp). coremltools' own writer
+holds the interpreter lock and takes one whole blob after the other, which would leave all cores but one idle.
 """
 
 from __future__ import annotations
@@ -12,20 +13,35 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 ALIGNMENT = 64
 VERSION = 2
 SENTINEL = 0xDEADBEEF
-FP16, INT8 = 1, 4  # BlobDataType
+FP16, UINT8, INT8, INT4, UINT4, UINT6 = 1, 3, 4, 8, 11, 13  # BlobDataType
+BITS = {FP16: 16, UINT8: 8, INT8: 8, INT4: 4, UINT4: 4, UINT6: 6}
 
 
 @dataclass(frozen=True)
 class Blob:
     """One blob: `offset` is that of its record, which a program names, `data` that of its first byte."""
 
-    kind: int  # FP16 or INT8
-    size: int  # bytes
+    kind: int  # a key of BITS
+    count: int  # numbers
     offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        return -(-self.count * BITS[self.kind] // 8)
+
+    @property
+    def padding(self) -> int:
+        """Bits of the last byte that hold no number."""
+        return 8 * self.size - self.count * BITS[self.kind]
 
     @property
     def data(self) -> int:
@@ -36,12 +52,12 @@ class Blob:
         return self.data + self.size
 
 
-def lay_out(sizes: Iterable[tuple[int, int]]) -> list[Blob]:
-    """Places blobs of (kind, size in bytes) one after the other."""
+def lay_out(contents: Iterable[tuple[int, int]]) -> list[Blob]:
+    """Places blobs of (kind, count of numbers) one after the other."""
     blobs: list[Blob] = []
-    for kind, size in sizes:
+    for kind, count in contents:
         after = blobs[-1].end if blobs else ALIGNMENT
-        blobs.append(Blob(kind, size, -(-after // ALIGNMENT) * ALIGNMENT))
+        blobs.append(Blob(kind, count, -(-after // ALIGNMENT) * ALIGNMENT))
     return blobs
 
 
@@ -50,7 +66,22 @@ def write_records(file: int, blobs: list[Blob]) -> None:
     os.ftruncate(file, blobs[-1].end if blobs else ALIGNMENT)
     write_at(file, struct.pack("<II", len(blobs), VERSION), 0)
     for blob in blobs:
-        write_at(file, struct.pack("<IIQQ", SENTINEL, blob.kind, blob.size, blob.data), blob.offset)
+        write_at(file, struct.pack("<IIQQQ", SENTINEL, blob.kind, blob.size, blob.data, blob.padding), blob.offset)
+
+
+def packed(codes: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """Numbers of so many bits, the lowest bits of a byte first; zeros fill up the last byte."""
+    flat = codes.view(np.uint8).ravel()
+    if bits == 8:
+        return flat
+    whole = np.zeros(-(-len(flat) // 4) * 4, np.uint8)  # four numbers of six bits make three bytes
+    whole[: len(flat)] = flat & (2**bits - 1)
+    if bits == 4:
+        made = whole[0::2] | whole[1::2] << 4
+    else:
+        a, b, c, d = whole.reshape(-1, 4).T
+        made = np.stack([a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2], axis=1).ravel()
+    return made.astype(np.uint8, copy=False)[: -(-len(flat) * bits // 8)]
 
 
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from coremltools.proto import Model_pb2
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
+WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 VARYING = "com.github.apple.coremltools.conversion_date"
 
 

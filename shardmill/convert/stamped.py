@@ -9,37 +9,53 @@ values (a norm weight of nothing but ones; two layers with the same norm weight)
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill.convert import package, stream
+from shardmill.convert.codes import Codes
+from shardmill.convert.package import WEIGHT_FILE
+from shardmill.convert.placing import place
+from shardmill.convert.reform import reform
 from shardmill.convert.template import sample
+from shardmill.forms.form import FP16, INT8, spread
 from shardmill.plan import Part
-
-WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 
 
 def convert_stamped(
-    part: Part, source: Path, quantization: str, path: Path, cache: Path | None = None, threads: int = 1
+    part: Part,
+    source: Path,
+    forms: str | Mapping[str, str],
+    path: Path,
+    cache: Path | None = None,
+    threads: int = 1,
+    codes: Path | None = None,
 ) -> None:
     """Writes the canonical .mlpackage of a part at `path`, which must not exist.
 
     Args:
         part: the part.
         source: the checkpoint's folder.
-        quantization: "int8" or "fp16" as in `trace.convert`.
+        forms: of the part's matrices by their paths, or one for all, as in `trace.convert`.
         path: where the package goes.
         cache: a folder in which templates are kept between processes.
         threads: how many encode weights.
+        codes: a file of codes (convert/codes.py) in place of rounding to nearest.
 
     Raises:
         CheckpointError: for a weight that fp16 can't hold.
         StampError: for a graph that can't be stamped. What was written until then stays for the caller to remove.
+        ShardmillError: for codes that do not fit the part.
     """
     import coremltools as ct
 
-    spec = sample.program(part, quantization, cache)
-    blobs, weights = stream.place(spec, part)
+    chosen = spread(forms, part.shapes)
+    base = FP16 if set(chosen.values()) <= {FP16} else INT8
+    spec = sample.program(part, base, cache)
+    if base == INT8:
+        reform(spec, chosen)
+    blobs, contents = place(spec, part, chosen, Codes(codes, part, chosen) if codes else None)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)
-    stream.write(path / WEIGHT_FILE, blobs, weights, source, threads)
+    stream.write(path / WEIGHT_FILE, blobs, contents, source, threads)
     package.canonicalize(path)

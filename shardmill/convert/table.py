@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from shardmill.convert import blob, stream
+from shardmill.convert.rows import Band
 from shardmill.plan import Part
 
 HEADER_ALIGNMENT = 8
@@ -29,5 +30,6 @@ def write_table(part: Part, source: Path, file: Path, threads: int) -> None:
     with stream.created(file) as descriptor:
         os.ftruncate(descriptor, len(prefix) + end)
         blob.write_at(descriptor, prefix, 0)
-        weights = [stream.Weight((tensor,), len(prefix) + at) for tensor, at in zip(part.tensors, starts, strict=True)]
+        bands = (Band((tensor,)) for tensor in part.tensors)
+        weights = [stream.Weight(band, len(prefix) + at) for band, at in zip(bands, starts, strict=True)]
         stream.stream(descriptor, weights, source, threads)

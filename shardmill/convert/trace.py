@@ -1,4 +1,4 @@
-"""Conversion by coremltools alone: trace at T = upper bound, ct.convert with RangeDim and states, INT8 weights."""
+"""Conversion by coremltools alone: trace at T = upper bound, ct.convert with RangeDim and states, then compression."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Program
 from torch import Tensor
 
+from shardmill.convert.compress import compressed, every_projection
 from shardmill.convert.normal import has_normal_form, normalise
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
+from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
 from shardmill.models.contract import T, inputs, output, states
 from shardmill.models.layer_constants import Shape
@@ -32,15 +34,18 @@ FOLDING = {
 QUANTIZED = "compression::linear_quantize_weights"
 
 
-def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
+def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str, str]) -> Any:
     """The ct.models.MLModel of a part.
 
-    Args: weights in fp32, by the contract's paths; quantization "int8" (symmetric, one scale per output channel of
-    every projection) or "fp16" (none).
+    Args:
+        part: the part.
+        weights: in fp32, by the contract's paths.
+        forms: of the matrices by their paths, or one for all.
     """
+    chosen = spread(forms, part.shapes)
     model = _converted(part, weights, _pipeline())
-    if quantization == "int8":
-        model = cto.linear_quantize_weights(model, _projections_in_int8())
+    if not set(chosen.values()) <= {FP16}:
+        model = compressed(model, chosen)
     if not has_normal_form(part):
         return model
     spec = model.get_spec()
@@ -49,20 +54,20 @@ def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any
 
 
 def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
-    """The Model_pb2.Model of the same program before normal form, in about half the time.
+    """The Model_pb2.Model of the same program before normal form, in about half the time; all INT8, or all fp16.
 
     The program is not checked after each pass, and a last pass quantises the weights, where coremltools' own step runs
     all passes once more. In an encoder those number the transposes anew, so there it is that step. The quantised
     program loses the build's tools, which coremltools forgets when it reads a program again.
     """
-    pipeline, by_pass = _pipeline(), quantization == "int8" and part.kind != "encoder"
+    pipeline, by_pass = _pipeline(), quantization == INT8 and part.kind != "encoder"
     if by_pass:
         pipeline.append_pass(QUANTIZED)
-        pipeline.set_options(QUANTIZED, {"config": _projections_in_int8()})
+        pipeline.set_options(QUANTIZED, {"config": every_projection(INT8)})
     with _unchecked():
         model = _converted(part, weights, pipeline)
-        if quantization == "int8" and not by_pass:
-            model = cto.linear_quantize_weights(model, _projections_in_int8())
+        if quantization == INT8 and not by_pass:
+            model = cto.linear_quantize_weights(model, every_projection(INT8))
     spec = model.get_spec()
     if by_pass:
         spec.mlProgram.ClearField("attributes")
@@ -132,11 +137,3 @@ def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int, fixed: bool) -> lis
 def _core_ml_states(shapes: Mapping[str, Shape]) -> list[Any]:
     """States of fp16, by name."""
     return [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name) for name, shape in shapes.items()]
-
-
-def _projections_in_int8() -> Any:
-    """INT8 weights of every projection, symmetric, one scale per output channel (rules W6 and W7)."""
-    settings = cto.OpLinearQuantizerConfig(
-        mode="linear_symmetric", dtype="int8", granularity="per_channel", weight_threshold=0
-    )
-    return cto.OptimizationConfig(op_type_configs={"conv": settings})

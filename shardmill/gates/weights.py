@@ -18,13 +18,11 @@ from torch import Tensor
 from shardmill.convert.package import MODEL_FILE, load_spec
 from shardmill.convert.weights import PartWeights, block
 from shardmill.errors import GateError
+from shardmill.gates.stored import ROWS, Stored
 from shardmill.models.contract import stem
 from shardmill.models.sources import put_back
 from shardmill.plan import Part
 from shardmill.plan import Tensor as Constant
-
-FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
-ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
 
 
 class PackageWeights:
@@ -89,20 +87,23 @@ class PackageWeights:
 
     def values(self, path: str) -> Tensor:
         """A constant in fp32."""
-        values, scale = self.stored(path)
-        return values.float() if scale is None else values.float().mul_(scale)
+        return self.stored(path).whole()
 
     def rows(self, path: str) -> Iterator[Tensor]:
-        """The same, ROWS rows at a time, each block over the one before it."""
-        return expanded(*self.stored(path))
+        """The same, a block of rows at a time, each block over the one before it."""
+        return self.stored(path).rows()
 
-    def stored(self, path: str) -> tuple[Tensor, Tensor | None]:
-        """A constant as it is stored, in int8 or fp16, and the quantisation step of each output channel [out, 1]."""
+    def stored(self, path: str) -> Stored:
+        """A constant as it is stored."""
         op = self.op(path)
         if op.type == "const":
-            return self.read(op.attributes["val"]).squeeze(), None
-        values, scale = (self.read(op.inputs[key].arguments[0].value) for key in ("data", "scale"))
-        return values.flatten(start_dim=1), scale.float().reshape(-1, 1)
+            return Stored(self.read(op.attributes["val"]).squeeze())
+        names = ("indices", "lut") if op.type == "constexpr_lut_to_dense" else ("data", "scale")
+        values, beside = (self.read(op.inputs[key].arguments[0].value) for key in names)
+        values = values.flatten(start_dim=1)
+        if "lut" in names:
+            return Stored(values, tables=beside.reshape(-1, beside.shape[-2]))
+        return Stored(values, scale=beside.float().reshape(-1, 1))
 
     def read(self, value: Any) -> Tensor:
         """A value of the protobuf. Each gets its own reader, since a reader keeps all that it has read in memory."""
@@ -113,29 +114,16 @@ class PackageWeights:
 
     def op(self, path: str) -> Any:
         """The operation that holds a constant."""
-        for candidate in (f"{stem(path)}_to_fp16_quantized", f"{stem(path)}_to_fp16"):
+        for candidate in (f"{stem(path)}_to_fp16{suffix}" for suffix in ("_quantized", "_palettized", "")):
             if candidate in self.ops:
                 return self.ops[candidate]
         raise GateError(f"{self.package.name} does not hold {path}: no constant {stem(path)}")
 
 
-def expanded(values: Tensor, scale: Tensor | None) -> Iterator[Tensor]:
-    """Stored values in fp32, ROWS rows at a time; the product with the scale is not rounded to fp16 again.
-
-    Each block overwrites the one before it: allocating a new one each time would fragment the heap.
-    """
-    scratch = torch.empty(values[:ROWS].shape)
-    for first in range(0, len(values), ROWS):
-        kept = values[first : first + ROWS]
-        rows = scratch[: len(kept)].copy_(kept)
-        yield rows if scale is None else rows.mul_(scale[first : first + ROWS])
-
-
 def weight_steps(stored: PackageWeights, source: Path) -> tuple[float, str]:
     """Largest distance of stored weights from the original ones in quantisation steps, and the tensor's name.
 
-    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value), and no step is under fp16's smallest: a
-    channel of nothing but zeros has a scale of 0. NaN if any distance is.
+    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value). NaN if any distance is.
 
     Args:
         stored: the package's weights.
@@ -143,20 +131,15 @@ def weight_steps(stored: PackageWeights, source: Path) -> tuple[float, str]:
     """
     worst, where, weights = 0.0, "", PartWeights(stored.part, source)
     for path in weights:
-        tensors, (kept, scale) = weights.tensors[path], stored.stored(path)
+        tensors, kept = weights.tensors[path], stored.stored(path)
         original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
-        original = original.reshape(kept.shape)
-        for i, rows in enumerate(expanded(kept, scale)):
+        original = original.reshape(kept.values.shape)
+        for i, rows in enumerate(kept.rows()):
             expected = original[i * ROWS : (i + 1) * ROWS].float()
-            step = fp16_step(expected) if scale is None else scale[i * ROWS : (i + 1) * ROWS].clamp(min=FP16_STEP)
+            step = kept.steps(expected, i * ROWS)
             steps = float(rows.sub_(expected).abs_().div_(step).max())
             if math.isnan(steps):
                 return steps, tensors[0].label
             if steps > worst:
                 worst, where = steps, tensors[0].label
     return worst, where
-
-
-def fp16_step(values: Tensor) -> Tensor:
-    """An upper bound of the distance between neighbouring fp16 numbers at each value."""
-    return (values.abs() * 2**-10).clamp(min=FP16_STEP)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmill.forms.recipe import RULES
+
 if TYPE_CHECKING:
     from shardmill.config import Config
 
@@ -28,6 +30,12 @@ def source_files(config: Config) -> list[str]:
     if config.source.path is None:
         return []
     return sorted(str(file) for file in Path(config.source.path).iterdir() if file.is_file())
+
+
+def recipe_files(config: Config) -> list[str]:
+    """The file that says which form each matrix has, if one does."""
+    precision = config.convert.precision
+    return [] if precision in RULES else [precision]
 
 
 def task_files(config: Config) -> list[str]:

@@ -16,6 +16,7 @@ SNAKEFILE = "Snakefile"
 PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
 PATHS = {  # keys of a config that name a file or a folder, and what they are if they are not given
     ("source", "path"): None,
+    ("convert", "precision"): None,
     ("parity", "text"): Parity().text,
     ("benchmark", "text"): Benchmark().text,
     ("benchmark", "task_prompts"): Benchmark().task_prompts,

@@ -6,7 +6,7 @@ Of a local checkpoint the headers of the weight files are read too, so that tens
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +15,7 @@ from shardmill.checkpoint.expect import check_tensors
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
+from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
 from shardmill.models.contract import constants, states, table_constants
 from shardmill.pipeline.settle import describe
@@ -36,6 +37,8 @@ class Program:
         start: the first layer or row.
         end: the one after the last.
         layers: how many there are of each kind of layer.
+        matrices: the form of each matrix.
+        parameters: numbers of all constants.
         weight_bytes: of its weight file.
         state_bytes: of its states.
     """
@@ -45,6 +48,8 @@ class Program:
     start: int
     end: int
     layers: Mapping[str, int]
+    matrices: Mapping[str, str]
+    parameters: int
     weight_bytes: int
     state_bytes: int
 
@@ -59,7 +64,8 @@ class Preview:
         model_type: of its config.json.
         context: key/value slots.
         tokens_max: most tokens of a pass.
-        weights: "int8" or "fp16".
+        weights: the recipe, by its name or its file.
+        bits_per_weight: of the programs' weight files.
         topology: layers of each part, the proposal where the config leaves it open; an encoder has none.
         head_slices: how many programs hold the LM head, likewise.
         buckets: tokens of each of an encoder's programs; none for a decoder.
@@ -80,6 +86,7 @@ class Preview:
     context: int
     tokens_max: int
     weights: str
+    bits_per_weight: float
     topology: tuple[tuple[int, int], ...]
     head_slices: int
     buckets: tuple[int, ...]
@@ -106,6 +113,8 @@ def preview(config: Config) -> Preview:
     for problem in misfits(config, a):
         raise ConfigError(problem)
     chosen = proposed(config, a)
+    for problem in misfits(chosen, a):
+        raise ConfigError(problem)
     programs = [_program(part, config) for part in empty_parts(chosen, a) if part.kind != "embedding"]
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
     fault = _tensor_fault(config, model)
@@ -115,7 +124,8 @@ def preview(config: Config) -> Preview:
         model_type=a.model_type,
         context=config.length,
         tokens_max=config.tokens.max,
-        weights=config.convert.weights,
+        weights=config.convert.precision,
+        bits_per_weight=_bits_per_weight(programs[:1] if a.ends else programs),
         topology=() if a.ends else chosen.ranges,
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
@@ -132,15 +142,23 @@ def preview(config: Config) -> Preview:
 
 
 def _program(part: Part, config: Config) -> Program:
+    chosen, held = recipe(config.convert.precision), constants(part.form)
     return Program(
         name=part.name,
         kind=part.kind,
         start=part.start,
         end=part.end,
         layers=dict(Counter(map(_kind_name, part.kinds))),
-        weight_bytes=file_bytes(constants(part.form).values(), config.convert.weights),
+        matrices=chosen.forms(held),
+        parameters=sum(map(prod, held.values())),
+        weight_bytes=file_bytes(held, chosen),
         state_bytes=sum(FP16 * prod(shape) for shape in states(part.form).values()),
     )
+
+
+def _bits_per_weight(programs: Sequence[Program]) -> float:
+    """What a number of the weight files takes on average, with scales, tables and padding."""
+    return round(8 * sum(p.weight_bytes for p in programs) / sum(p.parameters for p in programs), 3)
 
 
 def _kind_name(kind: Kind) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, write_json
+from shardmill.forms.recipe import recipe
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.pipeline.fingerprint import code_digest
 
@@ -106,7 +107,7 @@ def _key(config: Config) -> str:
             "buckets": config.sizes,
             "topology": config.topology,
             "slices": config.head.slices,
-            "weights": config.convert.weights,
+            "precision": asdict(recipe(config.convert.precision)),
             "code": code_digest(CODE),
             "transformers": version("transformers"),
         }

@@ -11,7 +11,7 @@ from typing import Any
 from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.pipeline import dag, fingerprint, memory
-from shardmill.pipeline.configured import settings, source_files, split_settings, task_files
+from shardmill.pipeline.configured import recipe_files, settings, source_files, split_settings, task_files
 from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock
 from shardmill.pipeline.origin import default_config, grounded
@@ -30,6 +30,7 @@ __all__ = [
     "gate_receipts",
     "mem_mb",
     "only_build",
+    "recipe_files",
     "settings",
     "split_settings",
     "source_files",

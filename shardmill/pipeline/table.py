@@ -18,6 +18,7 @@ from shardmill.pipeline.steps import (
     manifest,
     parity,
     parity_stack,
+    precision,
     provenance,
     reference,
     report,
@@ -28,7 +29,7 @@ from shardmill.pipeline.steps import compile as compiling
 
 PACKAGE, BUNDLE, TABLE = "packages/{part}.mlpackage", "compiled/{part}.mlmodelc", "embedding.safetensors"
 RECORD, PLAN, PART, STATES = "source.receipt.json", "plan.json", "parts/{part}.json", "reference.safetensors"
-MODEL, SPEED = "model.json", "benchmark/speed.json"
+RECIPE, MODEL, SPEED = "precision.json", "model.json", "benchmark/speed.json"
 
 STEPS: dict[str, Step] = {  # each after those that it reads from
     "fetch": Step(
@@ -45,11 +46,23 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         split.task,
         makes={"summary": PLAN, "parts": (PART, "parts/embedding.json")},
         reads={"record": RECORD},
+        outside={"recipe": configured.recipe_files},
         params={"settings": configured.split_settings},
         needs=Need(600),
         packages=("transformers",),
         on_the_side=True,
         amount="# part",
+    ),
+    "precision": Step(
+        precision.task,
+        makes={"recipe": RECIPE},
+        reads={"parts": (PART,)},
+        outside={"source": configured.recipe_files},
+        params={"precision": lambda config: config.convert.precision},
+        needs=Need(300),
+        on_the_side=True,
+        lane=2.5,
+        amount="a form each",
     ),
     "reference": Step(
         reference.task,
@@ -75,8 +88,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "convert": Step(
         convert.task,
         makes={"package": PACKAGE},
-        reads={"part": PART, "record": RECORD},
-        params={"settings": lambda config: configured.settings(config)["convert"]},
+        reads={"part": PART, "recipe": RECIPE, "record": RECORD},
+        params={"method": lambda config: config.convert.method},
         needs={
             "stamped": Need(800, part=0.05),  # a few blocks of rows; the program grows with its layers
             "plain": Need(700, part=6.5, largest=46),  # coremltools copies: fp32, fp16, int8

@@ -12,6 +12,7 @@ from shardmill.attest.addresses import HOME
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json, sealed, write_json, write_text
+from shardmill.forms.recipe import called
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.pipeline.added import CARD_RECORD, added
 from shardmill.pipeline.audit import ATTESTATION
@@ -69,7 +70,7 @@ def _card_text(build: Path, published: Published) -> str:
         base_model=base,
         base_model_relation="quantized" if base else None,
         pipeline_tag=_task(model),
-        tags=[*TAGS, config["convert"]["weights"]],
+        tags=[*TAGS, called(config["convert"]).lower()],
         model_name=model["model"],
         eval_results=list(_results(found, text)),
     )
@@ -78,7 +79,7 @@ def _card_text(build: Path, published: Published) -> str:
         encodes=_task(model) != TEXT,
         base=base,
         commit=config["source"].get("revision"),
-        weights=config["convert"]["weights"].upper(),
+        weights=called(config["convert"]),
         home=HOME,
         version=__version__,
         engine=_engine(found),

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from shardmill.forms.recipe import called
 from shardmill.report import wording
 from shardmill.report.dag import drawings
 from shardmill.report.gates import questions
@@ -63,7 +64,7 @@ def context(build: Build) -> dict[str, Any]:
     return {
         "model": build.model,
         "plan": build.plan,
-        "settings": build.settings,
+        "weights": weighed(build),
         "verdict": verdict(build, asked),
         "questions": asked,
         "engines": sorted({wording.engine(file["engine"]) for file in (*build.parity, *build.residency)}),
@@ -79,6 +80,14 @@ def context(build: Build) -> dict[str, Any]:
         "encodes": build.encodes,
         **({"types": _label_types(build.model["labels"])} if build.encodes else decoding(build.speed)),
     }
+
+
+def weighed(build: Build) -> dict[str, Any]:
+    """What the programs' weights are called, the bits of each, and the bytes that a pass reads of them."""
+    programs = [piece for piece in build.pieces if piece.kind != "embedding"]
+    read = programs[:1] if build.encodes else programs  # an encoder's pass is one program
+    size, count = sum(piece.weight_file or 0 for piece in read), sum(piece.parameters for piece in read)
+    return {"called": called(build.settings["convert"]), "bits": 8 * size / count, "bytes": size}
 
 
 def decoding(speed: Json) -> dict[str, Any]:

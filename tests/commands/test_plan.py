@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "weights", "topology", "head_slices",
     "weight_file_limit", "programs", "table_bytes", "weight_bytes", "state_bytes", "bytes_per_token", "tensors",
-    "refused", "buckets", "task",
+    "refused", "buckets", "task", "bits_per_weight",
 }  # fmt: skip
-PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes"}
+PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes", "matrices", "parameters"}
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,8 @@ def test_the_demo_is_shown_as_json() -> None:
     assert all(set(program) == PROGRAM_KEYS for program in found["programs"])
     assert found["topology"] == [[0, 20], [20, 24], [24, 30], [30, 32]]
     assert found["programs"][0]["weight_bytes"] == 2021184
+    assert found["programs"][0]["matrices"]["layers.0.mlp.down_proj.weight"] == "int8"
+    assert 8 < found["bits_per_weight"] < 9
 
 
 def test_the_demo_is_shown_as_a_table() -> None:

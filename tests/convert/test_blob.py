@@ -13,38 +13,53 @@ from hypothesis import strategies as st
 
 from shardmill.convert import blob
 
-FIRST_BYTES = {blob.FP16: np.uint16, blob.INT8: np.int8}
+NAMES = {
+    blob.FP16: "fp16",
+    blob.UINT8: "uint8",
+    blob.INT8: "int8",
+    blob.INT4: "int4",
+    blob.UINT4: "uint4",
+    blob.UINT6: "uint6",
+}
 
 
 def arrays(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
-    random = np.random.default_rng(0)
-    return [random.integers(1, 100, count).astype(FIRST_BYTES[kind]) for kind, count in sizes]
+    """Numbers that the types hold, and of signed types negative ones."""
+    random, found = np.random.default_rng(0), []
+    for kind, count in sizes:
+        bits, signed = blob.BITS[kind], kind in (blob.INT8, blob.INT4)
+        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
+        dtype = np.uint16 if kind == blob.FP16 else np.int8 if signed else np.uint8
+        found.append(random.integers(low, high, count).astype(dtype))
+    return found
 
 
 def write_ours(path: Path, kinds: list[int], contents: list[np.ndarray]) -> list[int]:
-    blobs = blob.lay_out((kind, a.nbytes) for kind, a in zip(kinds, contents, strict=True))
+    blobs = blob.lay_out((kind, len(a)) for kind, a in zip(kinds, contents, strict=True))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     blob.write_records(file, blobs)
     for where, content in reversed(list(zip(blobs, contents, strict=True))):
-        blob.write_at(file, content.data, where.data)
+        bits = blob.BITS[where.kind]
+        made = content if where.kind == blob.FP16 else blob.packed(content, bits)
+        blob.write_at(file, made.data, where.data)
     os.close(file)
     return [b.offset for b in blobs]
 
 
-def write_theirs(path: Path, contents: list[np.ndarray]) -> list[int]:
+def write_theirs(path: Path, kinds: list[int], contents: list[np.ndarray]) -> list[int]:
     writer = _BlobStorageWriter(str(path))
-    return [writer.write_int8_data(a) if a.dtype == np.int8 else writer.write_fp16_data(a) for a in contents]
+    return [getattr(writer, f"write_{NAMES[kind]}_data")(a) for kind, a in zip(kinds, contents, strict=True)]
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([blob.FP16, blob.INT8]), st.integers(1, 200)), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.integers(1, 200)), min_size=1, max_size=6))
 def test_files_and_offsets_are_coremltools(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]]
 ) -> None:
     folder = tmp_path_factory.mktemp("blob")
-    contents = arrays(sizes)
-    ours = write_ours(folder / "ours", [kind for kind, _ in sizes], contents)
-    theirs = write_theirs(folder / "theirs", contents)
+    contents, kinds = arrays(sizes), [kind for kind, _ in sizes]
+    ours = write_ours(folder / "ours", kinds, contents)
+    theirs = write_theirs(folder / "theirs", kinds, contents)
     assert ours == theirs
     assert (folder / "ours").read_bytes() == (folder / "theirs").read_bytes()
 

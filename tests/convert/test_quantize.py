@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardmill.convert.quantize import fits_fp16, to_fp16, to_int8
+from shardmill.convert.quantize import fits_fp16, to_fp16, to_integers
 
 
 def reference(rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -22,7 +22,7 @@ def reference(rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assert_same(rows: torch.Tensor) -> None:
-    levels, scale, magnitude = to_int8(rows)
+    levels, scale, magnitude = to_integers(rows)
     wanted_levels, wanted_scale = reference(rows)
     assert magnitude == float(rows.abs().max())
     assert np.array_equal(scale.numpy().view(np.uint16), wanted_scale.view(np.uint16))
@@ -76,7 +76,7 @@ def test_fp16_rounds_to_nearest_even_and_keeps_subnormals() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 65505.0, -70000.0])
-@pytest.mark.parametrize("encode", [to_fp16, to_int8])
+@pytest.mark.parametrize("encode", [to_fp16, to_integers])
 def test_what_fp16_cannot_hold_shows_in_the_magnitude(encode: object, value: float) -> None:
     rows = torch.tensor([[1.0, 2.0], [value, 1.0], [3.0, 4.0]])
     assert not fits_fp16(encode(rows)[-1])  # type: ignore[operator]

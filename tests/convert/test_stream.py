@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from shardmill.convert import stream
+from shardmill.convert.placing import place, weight_sites
 from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.weights import block
 from shardmill.plan import Part
 
 from .small import head_part, write_checkpoint
+
+INT8 = {"lm_head.weight": "int8"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def test_a_tensor_that_the_program_does_not_use_is_told(head: tuple[Part, Path])
     spec = composed(part)
     few = replace(part, tensors=part.tensors[:1])
     with pytest.raises(StampError, match="lm_head_weight"):
-        stream.place(spec, few)
+        place(spec, few, INT8)
 
 
 @pytest.mark.parametrize("stored", [(16, 64), (32, 63)])
@@ -41,14 +44,14 @@ def test_a_tensor_of_another_shape_is_told(head: tuple[Part, Path], stored: tupl
     part, _ = head
     norm, rows = part.tensors
     with pytest.raises(StampError, match="lm_head_weight"):
-        stream.place(composed(part), replace(part, tensors=(norm, replace(rows, stored=stored))))
+        place(composed(part), replace(part, tensors=(norm, replace(rows, stored=stored))), INT8)
 
 
 def test_unused_tensors_are_told(head: tuple[Part, Path]) -> None:
     part, _ = head
     more = replace(part, tensors=(*part.tensors, replace(part.tensors[0], path="lm_head.bias")))
     with pytest.raises(StampError, match=r"lm_head_bias: a tensor of .* not use"):
-        stream.place(composed(part), more)
+        place(composed(part), more, INT8)
 
 
 @pytest.mark.parametrize("size", [1, 64, 7 * 64, 1 << 18])
@@ -56,7 +59,7 @@ def test_blocks_of_any_size_and_any_order_give_the_same_file(
     size: int, head: tuple[Part, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part, source = head
-    blobs, weights = stream.place(composed(part), part)
+    blobs, weights = place(composed(part), part, INT8)
     stream.write(tmp_path / "whole", blobs, weights, source, threads=1)
     monkeypatch.setattr(stream, "BLOCK", size)
     stream.write(tmp_path / "blocks", blobs, weights[::-1], source, threads=4)
@@ -68,7 +71,7 @@ def test_torch_gets_its_threads_back(head: tuple[Part, Path], tmp_path: Path) ->
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        stream.write(tmp_path / "w", *stream.place(composed(part), part), source, threads=2)
+        stream.write(tmp_path / "w", *place(composed(part), part, INT8), source, threads=2)
         assert torch.get_num_threads() == 2
         with ThreadPoolExecutor(1) as pool:  # a thread starts with what was set last in any
             assert pool.submit(torch.get_num_threads).result() == 2
@@ -80,10 +83,10 @@ def test_records_lead_to_the_tensors(head: tuple[Part, Path], tmp_path: Path) ->
     """The offsets in the program are those at which the weight file holds what it should."""
     part, source = head
     spec = composed(part)
-    blobs, weights = stream.place(spec, part)
+    blobs, weights = place(spec, part, INT8)
     stream.write(tmp_path / "w", blobs, weights, source, threads=2)
     content = (tmp_path / "w").read_bytes()
-    offsets = [v.blobFileValue.offset for _, values in stream.weight_sites(spec) for v in values]
+    offsets = [v.blobFileValue.offset for _, values in weight_sites(spec) for v in values]
     stored, levels, scale = (
         torch.frombuffer(bytearray(content[offset + 64 : offset + 64 + b.size]), dtype=dtype)
         for offset, b, dtype in zip(offsets, blobs, (torch.float16, torch.int8, torch.float16), strict=True)

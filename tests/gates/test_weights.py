@@ -11,9 +11,12 @@ import pytest
 import tiny
 import torch
 
+from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
+from shardmill.forms.form import matrices
 from shardmill.gates import weights
+from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.models.architecture import Source
 
@@ -30,6 +33,12 @@ def original(built: tiny.Build) -> dict[str, torch.Tensor]:
 
 PROJECTION, NORM = "layers.2.mlp.down_proj.weight", "layers.2.input_layernorm.weight"
 NOWHERE = Path("nowhere")
+
+
+def block_rows(patch: pytest.MonkeyPatch, count: int) -> None:
+    """So many rows are expanded at a time."""
+    for module in ("weights", "stored"):
+        patch.setattr(f"shardmill.gates.{module}.ROWS", count)
 
 
 def steps_from(
@@ -61,7 +70,7 @@ def test_one_weight_off_by_two_steps_is_named(
     stored: PackageWeights, original: dict[str, torch.Tensor], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = original[name].clone()
-    step = stored.stored(name)[1]
+    step = stored.stored(name).scale
     moved.view(-1)[5] += 2.1 * (float(step[0]) if step is not None else float(moved.view(-1)[5]) * 2**-10)
     worst, where = steps_from(monkeypatch, stored, {**original, name: moved})
     assert worst > 1
@@ -87,7 +96,7 @@ def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance(monkeypatch: p
     quantised = torch.tensor([[127, -64], [0, 0], [0, 0]], dtype=torch.int8)
     tensor = SimpleNamespace(path="w", source=Source("w"), label="w")
     part = SimpleNamespace(shapes={"w": (3, 2)}, tensors=[tensor])
-    kept = SimpleNamespace(part=part, stored=lambda _: (quantised, scale))
+    kept = SimpleNamespace(part=part, stored=lambda _: Stored(quantised, scale))
     worst, _ = steps_from(monkeypatch, cast("PackageWeights", kept), {"w": values})
     assert 0.4 < worst < 0.6
 
@@ -123,7 +132,7 @@ def test_a_package_is_read_one_tensor_at_a_time(built: tiny.Build, monkeypatch: 
 
 def test_rows_are_the_tensor_s(stored: PackageWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block at a time, the last one shorter."""
-    monkeypatch.setattr("shardmill.gates.weights.ROWS", 40)
+    block_rows(monkeypatch, 40)
     for name in (PROJECTION, NORM):
         blocks = [rows.clone() for rows in stored.rows(name)]
         assert [len(b) for b in blocks] == [40, 40, 16]
@@ -134,10 +143,65 @@ def test_every_row_counts(
     stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of whatever block it is."""
-    monkeypatch.setattr("shardmill.gates.weights.ROWS", 40)
+    block_rows(monkeypatch, 40)
     assert steps_from(monkeypatch, stored, original)[0] < 0.6
     for row in (0, 50, 95):
         moved = original[PROJECTION].clone()
         moved[row] += 1
         worst, where = steps_from(monkeypatch, stored, {**original, PROJECTION: moved})
         assert worst > 10 and where == f"model.{PROJECTION}"
+
+
+FORMS = ("int4", "palette4", "palette6/16", "palette8", "fp16")
+
+
+@pytest.fixture(scope="module")
+def mixed(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> PackageWeights:
+    """The part with a matrix in each form."""
+    part, path = built.parts["layers_02_03"], tmp_path_factory.mktemp("mixed") / "layers_02_03.mlpackage"
+    chosen = dict(zip(matrices(part.shapes), FORMS, strict=False))
+    convert_stamped(part, built.source, chosen, path)
+    return PackageWeights(path, part)
+
+
+def test_every_form_is_expanded_as_coremltools_does(mixed: PackageWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    import coremltools.optimize.coreml as cto
+    from coremltools.models import MLModel
+
+    block_rows(monkeypatch, 40)
+    dense = cto.decompress_weights(MLModel(str(mixed.package), skip_model_load=True))
+    operations = dense._mil_program.functions["main"].operations
+    known = {op.outputs[0].name: op.outputs[0].val for op in operations if op.op_type == "const"}
+    found = 0
+    for path in matrices(mixed.part.shapes):
+        name = mixed.op(path).outputs[0].name
+        expected = next(value for key, value in known.items() if key.startswith(path.replace(".", "_")))
+        kept = mixed.stored(path)
+        # coremltools rounds the product with a scale to fp16.
+        assert torch.equal(kept.whole().half(), torch.from_numpy(expected).flatten(1)), name
+        assert kept.coded == ("_to_fp16_" in name)
+        found += kept.coded
+    assert found == 4
+
+
+@pytest.mark.parametrize("place", range(len(FORMS) - 1))
+def test_codes_of_every_form_are_within_a_step(
+    place: int, mixed: PackageWeights, built: tiny.Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is two entries off is not."""
+    worst, _ = weight_steps(mixed, built.source)
+    assert 0.3 < worst <= 1
+    path = [p for p in matrices(mixed.part.shapes) if mixed.stored(p).coded][place]
+    real = PackageWeights.stored
+
+    def spoilt(self: PackageWeights, asked: str) -> Stored:
+        kept = real(self, asked)
+        if asked != path:
+            return kept
+        values = kept.values.clone()
+        values[3, 5] += 2 if values[3, 5] < 4 else -2
+        return Stored(values, kept.scale, kept.tables)
+
+    monkeypatch.setattr(PackageWeights, "stored", spoilt)
+    worst, where = weight_steps(mixed, built.source)
+    assert worst > 1 and where == f"model.{path}"

@@ -32,11 +32,11 @@ PLAN: dict[str, Any] = {
         "window": None,
     },
     "parts": [
-        {"name": "layers_00_02", "kind": "layers", "start": 0, "end": 2, "weight_bytes": 1}
+        {"name": "layers_00_02", "kind": "layers", "start": 0, "end": 2}
         | {"inputs": {"x": [1, 96, "T", 1]}, "states": {"k_0": [1, 1, 64, 32]}, "output": "hidden"},
-        {"name": "head_0", "kind": "head", "start": 0, "end": 256, "weight_bytes": 1}
+        {"name": "head_0", "kind": "head", "start": 0, "end": 256}
         | {"inputs": {"hidden": [1, 96, "T", 1]}, "states": {}, "output": "logits"},
-        {"name": "embedding", "kind": "embedding", "start": 0, "end": 256, "weight_bytes": 1},
+        {"name": "embedding", "kind": "embedding", "start": 0, "end": 256},
     ],
 }
 PARTS = ("layers_00_02", "head_0")
@@ -45,7 +45,7 @@ SETTINGS: dict[str, Any] = {
     "source": {"path": "/home/somebody/tiny", "repo": None, "revision": None},
     "context": 64,
     "topology": [[0, 2]],
-    "convert": {"weights": "int8"},
+    "convert": {"precision": "int8"},
     "parity": {"text": "texts/parity.txt", "positions": 16, "perplexity_positions": 48},
 }
 PORTABLE = {"engine": {"name": "portable"}}

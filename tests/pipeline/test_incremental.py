@@ -14,7 +14,7 @@ import tiny
 from safetensors.torch import load_file, save_file
 
 from shardmill import config
-from shardmill.files import write_json
+from shardmill.files import read_json, write_json
 from shardmill.pipeline import fingerprint, store, why
 from shardmill.pipeline.store import Store
 
@@ -33,7 +33,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         loosen(patch)
-        assert len(driver.run(root, settings())) == 3 + 4 * 5 + 1  # nothing was there before
+        assert len(driver.run(root, settings())) == 4 + 4 * 5 + 1  # nothing was there before
     return root
 
 
@@ -192,7 +192,7 @@ def test_second_config_over_the_same_weights(root: Path) -> None:
 def test_quantisation_changed(root: Path) -> None:
     """fp16 instead of INT8 is another package each, and no new reference or embedding."""
     worked = set(driver.run(root, settings(convert={"weights": "fp16"})))
-    assert worked == {"plan", "parity/stack"} | steps_of(*config.parse(settings()).parts)
+    assert worked == {"plan", "precision", "parity/stack"} | steps_of(*config.parse(settings()).parts)
 
 
 def test_without_a_store_what_is_in_place_is_unchanged(root: Path) -> None:
@@ -203,3 +203,31 @@ def test_without_a_store_what_is_in_place_is_unchanged(root: Path) -> None:
     assert forecast(root, settings()) == {"residency/head_0"}
     changed = settings(convert={"weights": "fp16"})
     assert {"plan", *(f"packages/{part}" for part in config.parse(settings()).parts)} <= forecast(root, changed)
+
+
+def recipe_of(root: Path, **matrices: str) -> dict[str, Any]:
+    """A config with a recipe file: INT8, but for layer 2's matrices of these roles."""
+    named = {f"layers.2.{role.replace('__', '.')}.weight": form for role, form in matrices.items()}
+    write_json(root / "recipe.json", {"schema": 1, "default": "int8", "matrices": named})
+    return settings(convert={"precision": "recipe.json"})
+
+
+def test_the_form_of_one_matrix_changed(root: Path) -> None:
+    """It costs the part that holds the matrix, and the stack; and a recipe of INT8 is what INT8 is."""
+    assert set(driver.run(root, recipe_of(root))) <= {"plan", "precision"}
+    worked = {"plan", "precision", "parity/stack"} | steps_of("layers_02_03")
+    changed = recipe_of(root, mlp__down_proj="int4")
+    assert forecast(root, changed) == worked
+    assert set(driver.run(root, changed)) == worked
+    assert set(driver.run(root, recipe_of(root, mlp__down_proj="int4", self_attn__o_proj="palette6"))) == worked
+    assert set(driver.run(root, recipe_of(root))) == set()  # all of it is in the store
+    assert not driver.run(root, settings())
+
+
+def test_the_rule_of_thumb_leaves_the_head_alone(root: Path) -> None:
+    """Its matrix stays in INT8, so its programs are those that are there."""
+    worked = set(driver.run(root, settings(convert={"precision": "int4"})))
+    parts = [part for part in config.parse(settings()).parts if part.startswith("layers")]
+    assert worked == {"plan", "precision", "parity/stack"} | steps_of(*parts)
+    found = read_json(root / "build/tiny/precision.json")
+    assert found == {"schema": 1, "default": "int4", "matrices": {"lm_head.weight": "int8"}}

@@ -133,7 +133,7 @@ def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
     parsed = config.parse(settings)
     receipts = snakefile.all_receipts(parsed)
     assert set(snakefile.gate_receipts(parsed)) < set(receipts)
-    assert len(receipts) == len(set(receipts)) == 3 + 2 * 5 + 11
+    assert len(receipts) == len(set(receipts)) == 4 + 2 * 5 + 11
 
 
 def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.checkpoint.hashing import tree_hash
+from shardmill.files import write_json
 from shardmill.pipeline import store
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Action
@@ -150,7 +151,8 @@ def converting(folder: Path) -> tuple[Any, dict[str, Path], Path, Store]:
     arguments = {
         "part": folder / "part.json",
         "record": folder / "source.receipt.json",
-        "settings": {"method": "stamped", "weights": "int8"},
+        "recipe": folder / "precision.json",
+        "method": "stamped",
     }
     store = Store(folder / "store")
     task = describe(convert.task, arguments, store, {"code": "c", "packages": {}})
@@ -171,6 +173,8 @@ def test_restoring_a_package_imports_nothing_heavy(tmp_path: Path) -> None:
 
     graph = Graph(hidden=96, heads=3, kv_heads=1, head_dim=32, rope_dim=24, ffn=128, rms_norm_eps=1e-5)
     plan.write_part(tmp_path / "part.json", plan.Part("head_0", "head", 0, 1, 0, 0, 4, graph, (), ()))
+
+    write_json(tmp_path / "precision.json", {"schema": 1, "default": "int8", "matrices": {}})
 
     def work(made: Made) -> None:
         made["package"].mkdir()

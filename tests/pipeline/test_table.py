@@ -164,7 +164,6 @@ HARMLESS = {
         "pydantic": "checks settings, which are in the key as they are",
         "PyYAML": "reads config files, for commands",
     },
-    "embedding": {"coremltools": "weight files of programs", "protobuf": "programs"},
     "compile": {
         "numpy": "runs programs",
         "pillow": "runs programs",

@@ -45,7 +45,7 @@ def second(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         Path("text.txt").write_text(tiny.sample_text())
-        return built(folder, checkpoint, topology=[[0, 1], [1, 2]], convert={"weights": "fp16"})
+        return built(folder, checkpoint, topology=[[0, 1], [1, 2]], convert={"precision": "fp16"})
 
 
 def test_a_build_does_not_differ_from_itself(first: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_build_does_not_differ_from_itself(first: Path) -> None:
 def test_what_was_chosen_and_what_came_of_it(first: Path, second: Path) -> None:
     found = compare(Side(first), Side(second))
     by_name = {(each.kind, each.name): (each.before, each.after) for each in found}
-    assert by_name["config", "convert.weights"] == ("int8", "fp16")
+    assert by_name["config", "convert.precision"] == ("int8", "fp16")
     assert by_name["config", "topology"] == ([[0, 2]], [[0, 1], [1, 2]])
     assert by_name["part", "layers_00_02"] == ("layers 0 to 2", None)
     assert by_name["part", "layers_01_02"] == (None, "layers 1 to 2")
@@ -71,8 +71,8 @@ def test_what_was_chosen_and_what_came_of_it(first: Path, second: Path) -> None:
 
 def test_the_steps_that_explain_it_come_first(first: Path, second: Path) -> None:
     why = reasons(Side(first), Side(second))
-    assert "packages/head_0: params.weights differ" in why
-    assert why.index("packages/head_0: params.weights differ") < why.index("compiled/head_0: other inputs (package)")
+    assert "packages/head_0: params.forms differ" in why
+    assert why.index("packages/head_0: params.forms differ") < why.index("compiled/head_0: other inputs (package)")
 
 
 def test_other_tensors_are_named(first: Path, checkpoint: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -93,7 +93,7 @@ def test_other_tensors_are_named(first: Path, checkpoint: Path, tmp_path: Path, 
 
 def test_a_person_reads_a_few_lines_and_a_program_all(first: Path, second: Path) -> None:
     code, text = run("diff", first, second)
-    assert code == 0 and "chosen otherwise in the config:\n  convert.weights: int8 -> fp16" in text
+    assert code == 0 and "chosen otherwise in the config:\n  convert.precision: int8 -> fp16" in text
     assert "more (--all shows them)" in text and "more" not in run("diff", first, second, "--all")[1]
     content = json.loads(run("diff", first, second, "--json")[1])
     assert {"kind", "name", "before", "after"} == content["differences"][0].keys() and content["reasons"]

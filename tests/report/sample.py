@@ -186,7 +186,7 @@ def build(**changes: Any) -> Build:
         "settings": {
             "model": "small",
             "source": {"path": None, "repo": "who/what", "revision": "f" * 40},
-            "convert": {"weights": "int8"},
+            "convert": {"method": "stamped", "precision": "int8"},
         },
     }
     verdicts = {

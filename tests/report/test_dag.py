@@ -31,7 +31,7 @@ def test_steps_come_after_those_that_they_read_from_and_no_box_lies_on_another()
 def test_no_edge_is_drawn_that_goes_without_saying() -> None:
     """Conversion reads the checkpoint, but comes after the plan, which does so too."""
     found = edges(sample.pipeline())
-    assert ("split", "convert") in found and ("fetch", "convert") not in found
+    assert ("precision", "convert") in found and ("fetch", "convert") not in found
     assert ("model.json", "report") not in found and ("benchmark", "report") in found
 
 

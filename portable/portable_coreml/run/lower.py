@@ -21,7 +21,7 @@ from portable_coreml.program import Binding, Block, Function, ListType, Named, O
 from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate
 from portable_coreml.run.ops import KERNELS, Kernel, Param
 from portable_coreml.run.products import WEIGHTS, by_columns, output_axis, product_kernel
-from portable_coreml.run.stored import SCALED, StoredMatrix, is_large, stored_matrix
+from portable_coreml.run.stored import StoredMatrix, is_compressed, stored_matrix
 from portable_coreml.run.wide import WIDE
 
 _CONTROL = frozenset({"cond", "while_loop"})
@@ -76,7 +76,7 @@ class _Lowering:
             return self._control(op, scope)
         if op.kind in _STATE_OPS:
             return self._state(op, scope)
-        if op.kind in SCALED and is_large(self._literals(op, scope).get(SCALED[op.kind]), "int8"):
+        if is_compressed(op.kind, self._literals(op, scope)):
             scope[op.outputs[0].name] = op
             return None
         return self._kernel_step(op, scope)

@@ -1,13 +1,14 @@
 """Large constant matrices left as they are stored: int8 with one scale per output channel, or fp16.
 
 They stay mapped from the weight file, so a program of gigabytes takes no memory of its own and is shared between
-processes; products.py computes with them. A constant that does not have this form, or that something other than a
-product asks for, is expanded as any other.
+processes; products.py computes with them. What numpy has no type for is held in the narrowest that it has: int4 with
+its scales in a byte for each number, a palette's in fp16. A constant that does not have one of these forms, or that
+something other than a product asks for, is expanded as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -19,6 +20,9 @@ from portable_coreml.program import Op, TensorType, Value
 
 LARGE = 1 << 22  # elements; a smaller matrix is multiplied faster in float32, above all in fp16 mode
 SCALED = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
+LOOKED_UP = "constexpr_lut_to_dense"
+_INTEGERS = frozenset({"int4", "int8"})
+_INDICES = frozenset({"uint1", "uint2", "uint3", "uint4", "uint6", "uint8"})
 _Literals = Mapping[str, Value]
 _Load = Callable[[Value], np.ndarray]
 
@@ -35,23 +39,33 @@ class StoredMatrix:
     half: bool
 
 
-def is_large(literal: Value | None, dtype: str) -> bool:
-    """Whether a literal of that type is a large matrix; axes of size 1 may follow the first two."""
-    if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype != dtype:
+def is_compressed(kind: str, literals: _Literals) -> bool:
+    """Whether an operation of that kind, given its arguments that are literals, may be left for a product to expand."""
+    if kind == LOOKED_UP:
+        return "shape" not in literals and _is_large(literals.get("indices"), _INDICES)
+    return kind in SCALED and _is_large(literals.get(SCALED[kind]), _INTEGERS)
+
+
+def _is_large(literal: Value | None, dtypes: Collection[str]) -> bool:
+    """Whether a literal of one of the types is a large matrix; axes of size 1 may follow the first two."""
+    if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype not in dtypes:
         return False
     sizes = [size or 0 for size in literal.type.shape]
     return len(sizes) > 1 and prod(sizes) >= LARGE and prod(sizes[2:]) == 1
 
 
 def stored_matrix(source: Op | Value, literals: _Literals, out: int, load: _Load, half: bool) -> StoredMatrix | None:
-    """A literal in fp16, or an operation that expands int8 (`literals`: its arguments), as it is stored.
+    """A literal in fp16, or an operation that expands a matrix (`literals`: its arguments), as it is stored.
 
     `out` is the output channels' axis. None where it is no large matrix, or has a zero point or scales of another axis.
     """
     if isinstance(source, Value):
-        return StoredMatrix(_matrix(load(source), out), None, False) if is_large(source, "fp16") else None
+        return StoredMatrix(_matrix(load(source), out), None, False) if _is_large(source, {"fp16"}) else None
+    if source.kind == LOOKED_UP:
+        dense = _looked_up(literals, load) if is_compressed(source.kind, literals) else None
+        return None if dense is None else StoredMatrix(_matrix(dense, out), None, False)
     data, scale = literals.get(SCALED.get(source.kind, "")), literals.get("scale")
-    if data is None or scale is None or not is_large(data, "int8") or _is_shifted(literals, load):
+    if data is None or scale is None or not _is_large(data, _INTEGERS) or _is_shifted(literals, load):
         return None
     values, factors, declared = load(data), load(scale), source.outputs[0].type
     if not _is_per_channel(values.shape, factors, literals.get("axis"), out, load):
@@ -59,6 +73,19 @@ def stored_matrix(source: Op | Value, literals: _Literals, out: int, load: _Load
     matrix = _matrix(values, out)
     column = torch.from_numpy(factors.astype(np.float32)).reshape(-1, 1).expand(len(matrix), 1)
     return StoredMatrix(matrix, column, half and isinstance(declared, TensorType) and declared.dtype == "fp16")
+
+
+def _looked_up(literals: _Literals, load: _Load) -> np.ndarray | None:
+    """A palette's numbers; None where tables are not of fp16 numbers, one table for some rows each."""
+    indices, lut = (load(literals[name]) for name in ("indices", "lut"))
+    if lut.dtype != np.float16 or lut.shape[-1] != 1 or len(lut) != prod(lut.shape[:-2]):
+        return None
+    tables = lut.reshape(len(lut), -1)
+    dense = np.empty(indices.shape, np.float16)
+    rows = len(indices) // len(tables)
+    for i, table in enumerate(tables):
+        np.take(table, indices[i * rows : (i + 1) * rows], out=dense[i * rows : (i + 1) * rows], mode="clip")
+    return dense
 
 
 def _matrix(values: np.ndarray, out: int) -> Tensor:

@@ -61,6 +61,35 @@ def affine(x: Any, mb: Any) -> Any:
     return mb.conv(x=x, weight=weight)
 
 
+def int4(x: Any, mb: Any) -> Any:
+    """Packed two to a byte in the file."""
+    from coremltools.converters.mil.mil import types
+
+    known = quantised((OUT, IN, 1, 1), 0)
+    data = (known["data"] // 16).astype(types.nptype_from_builtin(types.int4))
+    return mb.conv(x=x, weight=mb.constexpr_blockwise_shift_scale(data=data, scale=known["scale"]))
+
+
+def palette(x: Any, mb: Any, shape: tuple[int, ...] = (3, 1, 1, 1, 64, 1), bits: int = 6) -> Any:
+    """A table of 64 numbers for every eight output channels."""
+    from coremltools.converters.mil.mil import types
+
+    rng = np.random.default_rng(3)
+    dtype = types.nptype_from_builtin(types.string_to_builtin(f"uint{bits}"))
+    indices = rng.integers(0, 2**bits, (OUT, IN, 1, 1)).astype(dtype)
+    lut = rng.standard_normal(shape).astype(np.float16)
+    return mb.conv(x=x, weight=mb.constexpr_lut_to_dense(indices=indices, lut=lut))
+
+
+def palette_of_one_table(x: Any, mb: Any) -> Any:
+    return palette(x, mb, (1, 1, 1, 1, 16, 1), 4)
+
+
+def palette_across(x: Any, mb: Any) -> Any:
+    """Tables for columns are no tables for rows."""
+    return palette(x, mb, (1, 2, 1, 1, 256, 1), 8)
+
+
 def fp16(x: Any, mb: Any) -> Any:
     return mb.conv(x=x, weight=np.random.default_rng(1).standard_normal((OUT, IN, 1, 1)).astype(np.float16))
 
@@ -87,6 +116,9 @@ STAY = {
     "conv": (conv, IMAGE),
     "affine": (affine, IMAGE),
     "fp16": (fp16, IMAGE),
+    "int4": (int4, IMAGE),
+    "palette in groups": (palette, IMAGE),
+    "palette": (palette_of_one_table, IMAGE),
     "linear": (linear, ROWS),
     "matmul, transposed": (matmul_out_first, ROWS),
     "matmul": (matmul_in_first, ROWS),
@@ -98,6 +130,7 @@ EXPANDED = {
     "groups": (lambda x, mb: conv(x, mb, groups=2), (1, 2 * IN, 3, 2)),
     "scale of another axis": (wrong_axis, ROWS),
     "zero point": (shifted, ROWS),
+    "palette in groups of columns": (palette_across, IMAGE),
 }
 
 

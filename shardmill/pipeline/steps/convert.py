@@ -6,35 +6,35 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill import plan
-from shardmill.files import digest
+from shardmill.files import digest, read_json
+from shardmill.forms import recipe as recipes
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
-def task(
-    part: Path, record: Path, settings: Mapping[str, str], tools: Tools, templates: Path, threads: int = 1
-) -> Task:
-    """A package depends on its part's content and on how it is converted.
+def task(part: Path, recipe: Path, record: Path, method: str, tools: Tools, templates: Path, threads: int = 1) -> Task:
+    """A package depends on its part's content, on the forms of its own matrices, and on how it is converted.
 
     Args:
         part: parts/P.json.
+        recipe: precision.json.
         record: source.receipt.json, beside which the checkpoint lies.
-        settings: the config's `convert`.
+        method: the config's `convert.method`.
         tools: what decides the result besides.
         templates: a folder for what all parts share, made by these tools.
         threads: how many encode weights.
     """
     piece, source = plan.load_part(part), source_folder(record)
+    forms = recipes.read(read_json(recipe), recipe.name).forms(piece.shapes)
 
     def work(made: Mapping[str, Path]) -> None:
-        if settings["method"] == "stamped":
+        if method == "stamped":
             from shardmill.convert.stamped import convert_stamped
 
-            convert_stamped(piece, source, settings["weights"], made["package"], templates, threads)
+            convert_stamped(piece, source, forms, made["package"], templates, threads)
         else:
-            from shardmill.convert import package as packages
-            from shardmill.convert import trace
-            from shardmill.convert.weights import PartWeights
+            from shardmill.convert.plain import convert_plain
 
-            packages.save(trace.convert(piece, PartWeights(piece, source), settings["weights"]), made["package"])
+            convert_plain(piece, source, forms, made["package"])
 
-    return Task(work, Action("convert", {"part": digest(piece.content)}, settings, **tools))
+    params = {"method": method, "forms": forms}
+    return Task(work, Action("convert", {"part": digest(piece.content)}, params, **tools))

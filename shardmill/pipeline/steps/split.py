@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
+from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.headers import printable
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, write_json
@@ -25,11 +26,14 @@ DECIDING = ("model", "context", "buckets", "pooling", "topology", "tokens", "hea
 EMBEDDING = "embed_tokens.weight"
 
 
-def task(record: Path, settings: Mapping[str, Any], hashes: HashCache, tools: Tools, threads: int = 1) -> Task:
+def task(
+    record: Path, recipe: list[Path], settings: Mapping[str, Any], hashes: HashCache, tools: Tools, threads: int = 1
+) -> Task:
     """A plan depends on the checkpoint's files and on the config but for what is measured later.
 
     Args:
         record: source.receipt.json, beside which the checkpoint lies.
+        recipe: the file that the config's `convert.precision` names, if it names one.
         settings: the config.
         hashes: of files that are known.
         tools: what decides the result besides.
@@ -46,7 +50,8 @@ def task(record: Path, settings: Mapping[str, Any], hashes: HashCache, tools: To
         write_json(made["summary"], content)
 
     relevant = {name: settings[name] for name in DECIDING}
-    return Task(work, Action("split", {"files": digest(files)}, relevant, **tools))
+    known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
+    return Task(work, Action("split", known, relevant, **tools))
 
 
 def split(

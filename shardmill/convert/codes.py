@@ -1,0 +1,112 @@
+"""What a quantiser decided on a part's matrices, as a file: conversion takes it in place of rounding to nearest.
+
+A safetensors file, in which a matrix PATH of the part has
+
+    PATH.codes   I8 [rows, columns]         an integer for each number: within +-127 of int8, +-7 of int4
+    PATH.scale   F16 [rows]                 what to multiply them by
+    PATH.codes   U8 [rows, columns]         or, of a palette, indices
+    PATH.lut     F16 [tables, entries]      into its tables
+
+and any constant PATH of the part, of whatever shape, can have fp16 values of its own in place of the checkpoint's:
+what a quantiser folded into it. What the file does not name is made from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.checkpoint.headers import TensorInfo, read_header
+from shardmill.convert.stream import Made
+from shardmill.errors import ShardmillError
+from shardmill.forms.form import FP16, MATRIX, Shape, form
+from shardmill.plan import Part
+
+CODES, SCALE, LUT = "codes", "scale", "lut"
+HALF = "F16"
+
+
+class Codes:
+    """A file of codes."""
+
+    def __init__(self, file: Path, part: Part, forms: Mapping[str, str]) -> None:
+        """Reads the file's header.
+
+        Args:
+            file: the file.
+            part: the part that it is for.
+            forms: of the part's matrices.
+
+        Raises:
+            ShardmillError: the file holds what does not fit the part or the forms.
+        """
+        self.folder, self.name = file.parent, file.name
+        self.tensors = {info.name: info for info in read_header(file.parent, file.name)}
+        expected: dict[str, tuple[str, Shape]] = {}
+        for path, shape in part.shapes.items():
+            if path in self.tensors:
+                expected[path] = (HALF, shape)
+            elif f"{path}.{CODES}" in self.tensors:
+                expected |= _expected(path, shape, forms.get(path, FP16))
+        for name, (dtype, shape) in expected.items():
+            held = self.tensors.get(name)
+            if held is None or (held.dtype, held.shape) != (dtype, shape):
+                found = "nothing" if held is None else f"{held.dtype} {list(held.shape)}"
+                raise ShardmillError(f"{self.name}: {name} is {found}, must be {dtype} {list(shape)}; make codes again")
+        if strange := sorted(self.tensors.keys() - expected):
+            raise ShardmillError(f"{self.name}: {strange[0]} belongs to nothing of {part.name}; make codes again")
+
+    def names(self, path: str) -> bool:
+        """Whether a constant has values or codes of its own here."""
+        return path in self.tensors or f"{path}.{CODES}" in self.tensors
+
+    def contents(self, path: str, name: str, shape: Shape, places: list[int]) -> list[Made]:
+        """What goes into a constant's places; nothing if the file does not name it.
+
+        Args:
+            path: the constant's.
+            name: its form's.
+            shape: the constant's.
+            places: where its numbers begin in the weight file, then its scales or tables.
+        """
+        wanted = form(name if len(shape) == MATRIX else FP16)
+        if path in self.tensors:
+            if wanted.kind != "fp16":
+                raise ShardmillError(f"{self.name}: {path} is stored in {name}; give codes, not values")
+            return [Made(self.tensors[path], self.folder, places[0], wanted.bits)]
+        if not self.names(path):
+            return []
+        least, most = (-wanted.levels, wanted.levels) if wanted.kind == "int" else (0, 2**wanted.bits - 1)
+        beside = self.tensors[f"{path}.{SCALE if wanted.kind == 'int' else LUT}"]
+        return [
+            Made(self.tensors[f"{path}.{CODES}"], self.folder, places[0], wanted.bits, least, most),
+            Made(beside, self.folder, places[1], 16),
+        ]
+
+    def values(self, path: str) -> NDArray[np.float16] | NDArray[np.int8] | NDArray[np.uint8] | None:
+        """A tensor of the file, mapped; None if there is none of that name."""
+        info = self.tensors.get(path)
+        return None if info is None else mapped(info, self.folder)
+
+
+def _expected(path: str, shape: Shape, name: str) -> dict[str, tuple[str, Shape]]:
+    """The tensors of a matrix that has codes, with their types and shapes."""
+    wanted = form(name)
+    if wanted.kind == "palette":
+        tables = wanted.tables(shape[0]), 2**wanted.bits
+        return {f"{path}.{CODES}": ("U8", shape), f"{path}.{LUT}": (HALF, tables)}
+    if wanted.kind == "int":
+        return {f"{path}.{CODES}": ("I8", shape), f"{path}.{SCALE}": (HALF, shape[:1])}
+    raise ShardmillError(f"{path}.{CODES}: the matrix is stored in {name}, which has no codes; give {path}")
+
+
+def mapped(info: TensorInfo, folder: Path) -> NDArray[np.float16] | NDArray[np.int8] | NDArray[np.uint8]:
+    """A tensor of a safetensors file."""
+    dtype = {"I8": np.int8, "U8": np.uint8, HALF: np.float16}[info.dtype]
+    if not prod(info.shape):
+        return np.zeros(info.shape, dtype)
+    return np.memmap(folder / info.file, dtype, "r", info.start, info.shape)

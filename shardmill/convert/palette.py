@@ -1,0 +1,112 @@
+"""Tables for palettes: k-means of fp16 numbers, to the bit the same on every machine.
+
+Lloyd's algorithm on the histogram of a matrix. An fp16 number is a whole multiple of 2^-24, so the sums that a mean is
+made of are sums of integers: exact, in whatever order. What is left is one division for each entry, which IEEE 754
+rounds alike everywhere. coremltools' own k-means is exact in its result, not in its sums: these are floating-point, in
+an order and with fused operations that a compiler chooses; for fewer than 10,000 numbers it needs scikit-learn.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Histogram = NDArray[np.int64]  # [65536]: how often each fp16 number occurs, by its bits
+PATTERNS = 1 << 16
+UNIT = 2.0**24  # units in one
+MOST_ROUNDS = 500
+_EVERY = np.arange(PATTERNS, dtype=np.uint16).view(np.float16)
+_FINITE = np.isfinite(_EVERY)
+# Each fp16 number in units of 2^-24, by its bits.
+_UNITS = (np.where(_FINITE, _EVERY, 0).astype(np.float64) * UNIT).astype(np.int64)
+
+
+def histogram(values: NDArray[np.float16]) -> Histogram:
+    """How often each fp16 number occurs."""
+    return np.bincount(values.view(np.uint16).ravel(), minlength=PATTERNS)
+
+
+def table(counts: Histogram, entries: int) -> NDArray[np.float16]:
+    """The entries [entries] of a palette, ascending, for the finite numbers that a histogram counts.
+
+    A number of entries of at least as many different numbers holds these, and the last of them once more.
+    """
+    units, weights = _sorted(counts)
+    if len(units) <= entries:
+        centres = np.append(units, np.repeat(units[-1:], entries - len(units))).astype(np.float64)
+    else:
+        centres = _means(units, weights, entries)
+    return np.sort((centres / UNIT).astype(np.float16))
+
+
+def indices(entries: NDArray[np.float16], values: NDArray[np.float16]) -> NDArray[np.uint8]:
+    """Which entry is nearest to each of some finite numbers; of two, the smaller one."""
+    if values.size < PATTERNS:
+        return _nearest(entries, values)
+    return _nearest(entries, np.where(_FINITE, _EVERY, np.float16(0)))[values.view(np.uint16)]
+
+
+def _nearest(entries: NDArray[np.float16], values: NDArray[np.float16]) -> NDArray[np.uint8]:
+    wide = entries.astype(np.float64)
+    return np.searchsorted((wide[1:] + wide[:-1]) * 0.5, values.astype(np.float64), side="left").astype(np.uint8)
+
+
+def _sorted(counts: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers that occur, in units and ascending, and how often each does."""
+    present = np.flatnonzero(np.where(_FINITE, counts, 0))
+    units, places = np.unique(_UNITS[present], return_inverse=True)  # 0 and -0 are one
+    weights = np.zeros(len(units), np.int64)
+    np.add.at(weights, places, counts[present])
+    return units, weights
+
+
+def _means(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -> NDArray[np.float64]:
+    """Centres of k-means for numbers, ascending, of which there are more than entries."""
+    before = np.concatenate(([0], np.cumsum(weights)))
+    sums = np.concatenate(([0], np.cumsum(units * weights)))
+    bounds = _start(units, weights, entries)
+    for _ in range(MOST_ROUNDS):
+        count, total = np.diff(before[bounds]), np.diff(sums[bounds])
+        centres = total / np.maximum(count, 1)
+        empty = count == 0
+        centres[empty] = units[np.minimum(bounds[:-1], len(units) - 1)][empty]
+        middle = np.searchsorted(units, (centres[1:] + centres[:-1]) * 0.5, side="right")
+        moved = np.concatenate(([0], middle, [len(units)]))
+        if np.array_equal(moved, bounds):
+            break
+        bounds = moved
+    return centres
+
+
+def _start(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -> NDArray[np.int64]:
+    """The first bounds [entries + 1] of the clusters: the one with the largest error is split in two, again and again.
+
+    These sums are floating-point, but one after the other and without fused operations: alike on every machine, too.
+    """
+    x, w = units / UNIT, weights.astype(np.float64)
+    sums = [np.concatenate(([0.0], np.cumsum(part))) for part in (w, w * x, w * x * x)]
+
+    def error(first: Any, last: Any) -> Any:
+        """Squared distances of the numbers [first, last) from their mean, added up."""
+        n, linear, square = (s[last] - s[first] for s in sums)
+        return square - linear * linear / n
+
+    def split(first: int, last: int) -> tuple[float, int, int, int]:
+        """The change of the error if a cluster is split, inf if it can't be; its bounds, and where to split it."""
+        if last - first == 1:
+            return math.inf, first, last, last
+        inner = np.arange(first + 1, last)
+        left = error(first, inner) + error(inner, last)
+        best = int(left.argmin())
+        return float(left[best] - error(first, last)), first, last, int(inner[best])
+
+    clusters = [split(0, len(units))]
+    while len(clusters) < entries:
+        _, first, last, middle = heapq.heappop(clusters)
+        heapq.heappush(clusters, split(first, middle))
+        heapq.heappush(clusters, split(middle, last))
+    return np.array([*sorted(first for _, first, _, _ in clusters), len(units)])

@@ -1,0 +1,49 @@
+"""Plain conversion: coremltools makes the whole package of a part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardmill.convert import package, trace
+from shardmill.convert.codes import Codes
+from shardmill.convert.package import WEIGHT_FILE
+from shardmill.convert.placing import weight_sites
+from shardmill.convert.stream import Made, stream
+from shardmill.convert.weights import PartWeights
+from shardmill.errors import ShardmillError
+from shardmill.forms.form import FP16, spread
+from shardmill.models.contract import stem
+from shardmill.plan import Part
+
+RECORD = 64  # bytes of a blob's record, after which its data begins
+
+
+def convert_plain(
+    part: Part, source: Path, forms: str | Mapping[str, str], path: Path, codes: Path | None = None
+) -> None:
+    """Writes the canonical .mlpackage of a part at `path`, which must not exist; see `stamped.convert_stamped`."""
+    chosen = spread(forms, part.shapes)
+    known = Codes(codes, part, chosen) if codes else None
+    package.save(trace.convert(part, PartWeights(part, source), chosen), path)
+    if known:
+        _impose(path, part, chosen, known)
+
+
+def _impose(path: Path, part: Part, forms: Mapping[str, str], codes: Codes) -> None:
+    """Writes codes over what a package has in their places. Raises ShardmillError for a constant it does not have."""
+    places = {
+        name: [value.blobFileValue.offset + RECORD for value in values]
+        for name, values in weight_sites(package.load_spec(path))
+    }
+    contents: list[Made] = []
+    for constant, shape in part.shapes.items():
+        if codes.names(constant) and stem(constant) not in places:
+            raise ShardmillError(f"{path.name} does not hold {constant}: use `convert: {{method: stamped}}`")
+        contents += codes.contents(constant, forms.get(constant, FP16), shape, places.get(stem(constant), []))
+    descriptor = os.open(path / WEIGHT_FILE, os.O_RDWR)
+    try:
+        stream(descriptor, contents, path, 1)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,91 @@
+"""The forms in which a matrix can be stored, by the names that a recipe calls them.
+
+fp16         as it is, rounded to fp16
+int8, int4   symmetric integers, one fp16 scale for each output channel
+paletteN     N bits (4, 6 or 8) that choose from a table of 2^N fp16 numbers, one table for the matrix
+paletteN/G   the same with one table for each G output channels
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from shardmill.errors import ConfigError
+
+Shape = tuple[int, ...]
+FP16, INT8, INT4 = "fp16", "int8", "int4"
+NAMES = "fp16, int8, int4, palette4, palette6, palette8, or a palette for each G output channels: palette4/G"
+MATRIX = 2  # axes of a constant that has a form; every other constant is fp16
+_NAME = re.compile(r"fp16|int[48]|palette([468])(?:/([1-9][0-9]*))?")
+_HALF = 2  # bytes of an fp16 number
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a form's name says.
+
+    Attributes:
+        kind: "fp16", "int" or "palette".
+        bits: of each number.
+        group: output channels that share a table; 0 where all do, or there is none.
+    """
+
+    kind: str
+    bits: int
+    group: int = 0
+
+    @property
+    def levels(self) -> int:
+        """The largest magnitude of a symmetric integer's code: 7 of int4, 127 of int8."""
+        return (1 << self.bits - 1) - 1
+
+    def tables(self, rows: int) -> int:
+        """How many tables a palette of so many output channels has."""
+        return rows // self.group if self.group else 1
+
+    def blobs(self, shape: Shape) -> list[int]:
+        """Bytes of what is stored of a matrix: its numbers, then its scales or tables."""
+        data = -(-prod(shape) * self.bits // 8)
+        if self.kind == "fp16":
+            return [data]
+        beside = shape[0] if self.kind == "int" else self.tables(shape[0]) * 2**self.bits
+        return [data, _HALF * beside]
+
+
+@lru_cache(maxsize=64)
+def form(name: str) -> Form:
+    """The form of a name. Raises ConfigError for one that there is not."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ConfigError(f"{name}: no form of a matrix; there are {NAMES}")
+    if found[1]:
+        return Form("palette", int(found[1]), int(found[2] or 0))
+    return Form("fp16", 16) if name == FP16 else Form("int", int(name[3:]))
+
+
+def misfit(name: str, shape: Shape) -> str:
+    """Why a matrix can't be stored in a form; empty if it can."""
+    group = form(name).group
+    if group and shape[0] % group:
+        return f"{name}: its {shape[0]} output channels do not divide into groups of {group}"
+    return ""
+
+
+def stored_bytes(name: str, shape: Shape) -> int:
+    """Bytes of a constant, whose form counts if it is a matrix; padding in the weight file left out."""
+    return sum(form(name if len(shape) == MATRIX else FP16).blobs(shape))
+
+
+def matrices(constants: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Those of a program's constants that have a form."""
+    return {path: shape for path, shape in constants.items() if len(shape) == MATRIX}
+
+
+def spread(forms: str | Mapping[str, str], constants: Mapping[str, Shape]) -> dict[str, str]:
+    """The form of each matrix among a program's constants, where one name may stand for all."""
+    found = matrices(constants)
+    return dict.fromkeys(found, forms) if isinstance(forms, str) else {path: forms[path] for path in found}

@@ -1,0 +1,110 @@
+"""Recipes: which form each matrix of a model has.
+
+A recipe is a JSON file, written by a person or a step of the pipeline, or one of three names.
+
+    {"schema": 1, "default": "int4", "matrices": {"lm_head.weight": "int8", "layers.0.mlp.down_proj.weight": "int8"}}
+
+A matrix is called by its path in the programs; the LM head has one name, which all of its slices share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ConfigError
+from shardmill.forms.form import FP16, INT4, INT8, Shape, form, matrices, misfit, stored_bytes
+
+SCHEMA = 1
+KEYS = {"schema", "default", "matrices"}
+# What stands after a model's layers: what is lost there reaches the output as it is.
+LAST = ("lm_head.weight", "classifier.weight", "dense.weight")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The form of each matrix.
+
+    Attributes:
+        default: of the matrices that are not named.
+        matrices: forms by the matrices' paths.
+        strict: whether each name has to be one of the model's.
+    """
+
+    default: str
+    matrices: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = True
+
+    def form(self, path: str) -> str:
+        """The form of a matrix."""
+        return self.matrices.get(path, self.default)
+
+    def forms(self, constants: Mapping[str, Shape]) -> dict[str, str]:
+        """The form of each matrix among a program's constants."""
+        return {path: self.form(path) for path in matrices(constants)}
+
+    def bytes_of(self, constants: Mapping[str, Shape]) -> int:
+        """Bytes of a program's constants; padding in the weight file left out."""
+        return sum(stored_bytes(self.form(path), shape) for path, shape in constants.items())
+
+    def within(self, constants: Mapping[str, Shape]) -> dict[str, Any]:
+        """The recipe as a file's content, with those names only that a model has and that are not the default."""
+        named = {path: name for path, name in sorted(self.forms(constants).items()) if name != self.default}
+        return {"schema": SCHEMA, "default": self.default, "matrices": named}
+
+
+# int4 leaves the last matrices in INT8: the logits hang on them directly, and they are a small share of a large model.
+RULES = {
+    FP16: Recipe(FP16),
+    INT8: Recipe(INT8),
+    INT4: Recipe(INT4, dict.fromkeys(LAST, INT8), strict=False),
+}
+
+
+def recipe(precision: str) -> Recipe:
+    """The recipe of that name, or in that file. Raises ConfigError, which names the file and what is wrong in it."""
+    if precision in RULES:
+        return RULES[precision]
+    file = Path(precision)
+    if not file.is_file():
+        raise ConfigError(f"convert.precision: {precision} is none of {', '.join(RULES)}, and no file")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: no JSON: {error}") from error
+    return read(content, str(file))
+
+
+def read(content: Any, name: str) -> Recipe:
+    """A recipe file's content, checked. Raises ConfigError with `name` in front."""
+    if not isinstance(content, Mapping) or content.keys() != KEYS or not isinstance(content["matrices"], Mapping):
+        raise ConfigError(f"{name}: no recipe; it has the keys schema, default and matrices, see docs/precision.md")
+    if content["schema"] != SCHEMA:
+        raise ConfigError(f"{name}: schema {content['schema']}, this shardmill reads {SCHEMA}")
+    for where, given in (("default", content["default"]), *content["matrices"].items()):
+        try:
+            form(given if isinstance(given, str) else repr(given))
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {where}: {error}") from error
+    return Recipe(content["default"], dict(content["matrices"]))
+
+
+def called(convert: Mapping[str, Any]) -> str:
+    """What people call the weights of a build with that `convert` in its config; older builds have `weights` there."""
+    precision = str(convert.get("precision") or convert["weights"])
+    return precision.upper() if precision in RULES else "mixed"
+
+
+def misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[str]:
+    """How a recipe contradicts a model, given the constants of all programs; of a slice of the head, its rows."""
+    known = matrices(constants)
+    if chosen.strict:
+        for path in sorted(chosen.matrices.keys() - known):
+            kept = "; it stays in fp16" if path in constants else ""
+            yield f"convert.precision: {path} is no matrix of this model{kept}; `shardmill plan --json` lists them"
+    for path, shape in known.items():
+        if problem := misfit(chosen.form(path), shape):
+            yield f"convert.precision: {path}: {problem}"

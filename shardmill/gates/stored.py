@@ -1,0 +1,93 @@
+"""A constant as a package stores it, expanded to fp32 a block of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
+ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Numbers, or codes and what they mean.
+
+    Attributes:
+        values: fp16, or codes of a matrix [out, in]: integers to be scaled, or indices into tables.
+        scale: the quantisation step of each output channel, [out, 1].
+        tables: a palette's, [tables, entries], each for as many output channels as the others.
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+    tables: Tensor | None = None
+
+    @property
+    def coded(self) -> bool:
+        """Whether the values are codes."""
+        return self.scale is not None or self.tables is not None
+
+    def whole(self) -> Tensor:
+        """All of it in fp32."""
+        if not self.coded:
+            return self.values.float()
+        found = torch.empty(self.values.shape)
+        for i, rows in enumerate(self.rows()):
+            found[i * ROWS : (i + 1) * ROWS] = rows
+        return found
+
+    def rows(self) -> Iterator[Tensor]:
+        """It in fp32, ROWS rows at a time; the product with the scale is not rounded to fp16 again.
+
+        Each block overwrites the one before it: allocating a new one each time would fragment the heap.
+        """
+        scratch = torch.empty(self.values[:ROWS].shape)
+        for first in range(0, len(self.values), ROWS):
+            kept = self.values[first : first + ROWS]
+            rows = scratch[: len(kept)]
+            if self.tables is not None:
+                rows.copy_(self._tables(first, len(kept)).gather(1, kept.long()))
+            else:
+                rows.copy_(kept)
+            yield rows if self.scale is None else rows.mul_(self.scale[first : first + ROWS])
+
+    def steps(self, expected: Tensor, first: int) -> Tensor:
+        """How far the next representable number is from each expected one, at most.
+
+        A palette's step reaches to the second entry by distance, so the nearest one is always within it. No step is
+        under fp16's smallest: a channel of nothing but zeros has a scale of 0.
+
+        Args:
+            expected: rows of what the constant was made from, in fp32.
+            first: which row of the constant the first of them is.
+        """
+        if self.scale is not None:
+            return self.scale[first : first + len(expected)].clamp(min=FP16_STEP)
+        if self.tables is None:
+            return fp16_step(expected)
+        return torch.stack([_second(*pair) for pair in zip(expected, self._tables(first, len(expected)), strict=True)])
+
+    def _tables(self, first: int, count: int) -> Tensor:
+        """The table of each row, [count, entries], in fp32."""
+        assert self.tables is not None
+        share = len(self.values) // len(self.tables)
+        return self.tables[torch.arange(first, first + count) // share].float()
+
+
+def _second(row: Tensor, table: Tensor) -> Tensor:
+    """The distance of each number of a row to the second of a table's entries by distance."""
+    entries = torch.unique_consecutive(table.sort().values)
+    if len(entries) == 1:
+        return torch.clamp((row - entries).abs(), min=FP16_STEP)
+    right = torch.searchsorted(entries, row).clamp(1, len(entries) - 1)
+    near = torch.maximum((row - entries[right - 1]).abs(), (entries[right] - row).abs())
+    return torch.clamp(near, min=FP16_STEP)
+
+
+def fp16_step(values: Tensor) -> Tensor:
+    """An upper bound of the distance between neighbouring fp16 numbers at each value."""
+    return (values.abs() * 2**-10).clamp(min=FP16_STEP)
