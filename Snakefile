@@ -29,6 +29,7 @@ report: "report/workflow.rst"
 
 
 include: "rules/source.smk"
+include: "rules/precision.smk"
 include: "rules/programs.smk"
 include: "rules/gates.smk"
 include: "rules/outcome.smk"

@@ -29,6 +29,8 @@ rule convert:
         part="build/{model}/parts/{part}.json",
         recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
+        codes=ancient(sm.made_by("codes", C)),
+        waits=sm.receipts_of("codes", C),
     output:
         package=directory("build/{model}/packages/{part}.mlpackage"),
         receipt="build/{model}/packages/{part}.receipt.json",

@@ -46,28 +46,6 @@ rule split:
         "../scripts/split.py"
 
 
-# In which form each matrix is stored.
-rule precision:
-    input:
-        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
-        source=sm.recipe_files(C),
-    output:
-        recipe="build/{model}/precision.json",
-        receipt="build/{model}/precision.receipt.json",
-    log:
-        "build/{model}/logs/precision.log",
-    conda:
-        "../envs/shardmill.yaml"
-    resources:
-        mem_mb=MB("precision"),
-    params:
-        store=STORE,
-        precision=C.convert.precision,
-        tools=TOOLS["precision"],
-    script:
-        "../scripts/precision.py"
-
-
 # What transformers makes of the parity text with the original weights.
 rule reference:
     input:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag, TypeAdapt
 from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
-from shardmill.forms.recipe import RULES, recipe
+from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, ENCODER, local
 from shardmill.pydantic_errors import GIVEN, describe_all
 from shardmill.yamlfile import read_yaml
@@ -27,6 +27,7 @@ HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 Drafter = Literal["none", "ngram", "suffix", "learned"]  # those of shardmill.decode that need no second build
 DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
+Positive = Annotated[StrictInt, Field(ge=1)]
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 Auto = Literal["auto"]
 OLD_KEY, NEW_KEY = "weights", "precision"  # of `convert`
@@ -80,6 +81,31 @@ class Head:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Calibration:
+    """The text by which codes and forms are chosen."""
+
+    text: Annotated[str, Field(description="UTF-8 text: quantisers see its first half, the search its second.")]
+    seen: Annotated[Positive, Field(description="Windows of the first half that quantisers see.")] = 16
+    held: Annotated[Positive, Field(description="Windows of the second half by which costs are measured.")] = 2
+    window: Annotated[Positive, Field(description="Tokens of a window.")] = 512
+
+
+@dataclass(frozen=True, config=STRICT)
+class Budget:
+    """What the search keeps to: one of these."""
+
+    perplexity: Annotated[
+        float | None, Field(gt=1.0, description="The perplexity's most growth as a factor, 1.03 say.")
+    ] = None
+    bytes_per_token: Annotated[
+        Positive | None, Field(description="The most bytes of weights that a pass may read.")
+    ] = None
+    bits_per_weight: Annotated[
+        float | None, Field(gt=0.0, description="The most bits of a matrix' number on average, scales included.")
+    ] = None
+
+
+@dataclass(frozen=True, config=STRICT)
 class Convert:
     """How programs are made."""
 
@@ -90,9 +116,13 @@ class Convert:
     precision: Annotated[
         str,
         Field(
-            description="fp16, int8, int4 (with the head in int8), or a recipe, the form of each matrix: a JSON file."
+            description="fp16, int8, int4 (with the head in int8); search; or a recipe, each matrix' form: a JSON file."
         ),
     ] = "int8"
+    calibration: Annotated[
+        Calibration | None, Field(description="The text that int4 codes are fitted to; without it they are rounded.")
+    ] = None
+    budget: Annotated[Budget | None, Field(description="What `precision: search` keeps to.")] = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -232,6 +262,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
         *_topology_problems(config),
         *_size_problems(config),
         *_recipe_problems(config, root),
+        *_search_problems(config),
         *(local.problems(config.source.path, root, config.length, config.kind) if config.source.path else ()),
     ):
         raise ConfigError(f"{name}: {problem}")
@@ -304,6 +335,22 @@ def _recipe_problems(config: Config, root: Path) -> list[str]:
         recipe(precision if precision in RULES else str(root / precision))
     except ConfigError as error:
         return [str(error)]
+    return []
+
+
+def _search_problems(config: Config) -> list[str]:
+    """A search without what it needs, or what it needs without a search."""
+    convert = config.convert
+    budget = convert.budget or Budget()
+    given = [x for x in (budget.perplexity, budget.bytes_per_token, budget.bits_per_weight) if x is not None]
+    if convert.calibration and config.kind != DECODER:
+        return ["convert.calibration: is for decoders"]
+    if convert.precision != SEARCH:
+        return ["convert.budget: is for precision: search"] if convert.budget else []
+    if convert.calibration is None:
+        return ["convert.calibration: missing; the search measures on its text what each form costs"]
+    if len(given) != 1:
+        return ["convert.budget: give one of perplexity, bytes_per_token, bits_per_weight"]
     return []
 
 

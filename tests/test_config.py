@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
     "unknown precision": (
         {"convert": {"precision": "int3"}},
-        "convert.precision: int3 is none of fp16, int8, int4, and no file",
+        "convert.precision: int3 is none of fp16, int8, int4, search, and no file",
     ),
     "both names of the precision": (
         {"convert": {"weights": "int8", "precision": "int4"}},

@@ -30,7 +30,7 @@ MAY_USE: dict[str, set[str]] = {
     "convert": {"checkpoint", "forms", "models", "plan"},
     "topology": {"config", "convert", "forms", "models", "plan"},
     "gates": {"checkpoint", "convert", "decode", "forms", "models", "plan", "runtime"},
-    "precision": {"convert", "gates", "models", "plan"},
+    "precision": {"convert", "forms", "gates", "models", "plan"},
     "serve": {"decode", "runtime"},
     "bench": {"config", "decode", "plan", "runtime", "serve"},
     "report": {"forms", "gates"},

@@ -1,14 +1,15 @@
 """What a quantiser decided on a part's matrices, as a file: conversion takes it in place of rounding to nearest.
 
-A safetensors file, in which a matrix PATH of the part has
+A safetensors file, in which a matrix PATH of the part has, for one FORM of it or several,
 
-    PATH.codes   I8 [rows, columns]         an integer for each number: within +-127 of int8, +-7 of int4
-    PATH.scale   F16 [rows]                 what to multiply them by
-    PATH.codes   U8 [rows, columns]         or, of a palette, indices
-    PATH.lut     F16 [tables, entries]      into its tables
+    PATH.FORM.codes   I8 [rows, columns]         an integer for each number: -128 to 127 of int8, -8 to 7 of int4
+    PATH.FORM.scale   F16 [rows]                 what to multiply them by
+    PATH.FORM.codes   U8 [rows, columns]         or, of a palette, indices
+    PATH.FORM.lut     F16 [tables, entries]      into its tables
 
-and any constant PATH of the part, of whatever shape, can have fp16 values of its own in place of the checkpoint's:
-what a quantiser folded into it. What the file does not name is made from the checkpoint.
+of which conversion takes those of the form that a recipe gives to the matrix. Any constant PATH of the part, of any
+shape, can have fp16 values of its own in place of the checkpoint's: what a quantiser folded into it. What the file does
+not name is made from the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from shardmill.checkpoint.headers import TensorInfo, read_header
 from shardmill.convert.stream import Made
 from shardmill.errors import ShardmillError
-from shardmill.forms.form import FP16, MATRIX, Shape, form
+from shardmill.forms.form import FP16, MATRIX, Shape, form, is_form
 from shardmill.plan import Part
 
 CODES, SCALE, LUT = "codes", "scale", "lut"
@@ -46,23 +47,34 @@ class Codes:
         """
         self.folder, self.name = file.parent, file.name
         self.tensors = {info.name: info for info in read_header(file.parent, file.name)}
+        self.forms = forms
         expected: dict[str, tuple[str, Shape]] = {}
         for path, shape in part.shapes.items():
             if path in self.tensors:
                 expected[path] = (HALF, shape)
-            elif f"{path}.{CODES}" in self.tensors:
-                expected |= _expected(path, shape, forms.get(path, FP16))
+            elif self.names(path):
+                expected |= _expected(self._stem(path), shape, forms.get(path, FP16))
         for name, (dtype, shape) in expected.items():
             held = self.tensors.get(name)
             if held is None or (held.dtype, held.shape) != (dtype, shape):
                 found = "nothing" if held is None else f"{held.dtype} {list(held.shape)}"
                 raise ShardmillError(f"{self.name}: {name} is {found}, must be {dtype} {list(shape)}; make codes again")
-        if strange := sorted(self.tensors.keys() - expected):
+        if strange := [name for name in sorted(self.tensors.keys() - expected) if not self._is_of_another_form(name)]:
             raise ShardmillError(f"{self.name}: {strange[0]} belongs to nothing of {part.name}; make codes again")
 
     def names(self, path: str) -> bool:
         """Whether a constant has values or codes of its own here."""
-        return path in self.tensors or f"{path}.{CODES}" in self.tensors
+        return path in self.tensors or f"{self._stem(path)}.{CODES}" in self.tensors
+
+    def _stem(self, path: str) -> str:
+        """How the names of a matrix' codes begin."""
+        return f"{path}.{self.forms.get(path, FP16)}"
+
+    def _is_of_another_form(self, name: str) -> bool:
+        """Whether a tensor belongs to a form that its matrix could have had."""
+        stem, _, what = name.rpartition(".")
+        path, _, other = stem.rpartition(".")
+        return what in (CODES, SCALE, LUT) and path in self.forms and is_form(other) and other != self.forms[path]
 
     def contents(self, path: str, name: str, shape: Shape, places: list[int]) -> list[Made]:
         """What goes into a constant's places; nothing if the file does not name it.
@@ -80,10 +92,10 @@ class Codes:
             return [Made(self.tensors[path], self.folder, places[0], wanted.bits)]
         if not self.names(path):
             return []
-        least, most = (-wanted.levels, wanted.levels) if wanted.kind == "int" else (0, 2**wanted.bits - 1)
-        beside = self.tensors[f"{path}.{SCALE if wanted.kind == 'int' else LUT}"]
+        least, most = (-wanted.levels - 1, wanted.levels) if wanted.kind == "int" else (0, 2**wanted.bits - 1)
+        beside = self.tensors[f"{self._stem(path)}.{SCALE if wanted.kind == 'int' else LUT}"]
         return [
-            Made(self.tensors[f"{path}.{CODES}"], self.folder, places[0], wanted.bits, least, most),
+            Made(self.tensors[f"{self._stem(path)}.{CODES}"], self.folder, places[0], wanted.bits, least, most),
             Made(beside, self.folder, places[1], 16),
         ]
 

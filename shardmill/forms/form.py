@@ -67,6 +67,11 @@ def form(name: str) -> Form:
     return Form("fp16", 16) if name == FP16 else Form("int", int(name[3:]))
 
 
+def is_form(name: str) -> bool:
+    """Whether there is a form of that name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def misfit(name: str, shape: Shape) -> str:
     """Why a matrix can't be stored in a form; empty if it can."""
     group = form(name).group

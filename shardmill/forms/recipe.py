@@ -56,11 +56,14 @@ class Recipe:
         return {"schema": SCHEMA, "default": self.default, "matrices": named}
 
 
+SEARCH = "search"
+# No form that the search may take is larger than INT8, so plans go by that until it has chosen.
 # int4 leaves the last matrices in INT8: the logits hang on them directly, and they are a small share of a large model.
 RULES = {
     FP16: Recipe(FP16),
     INT8: Recipe(INT8),
     INT4: Recipe(INT4, dict.fromkeys(LAST, INT8), strict=False),
+    SEARCH: Recipe(INT8),
 }
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.forms.recipe import RULES
+from shardmill.forms.recipe import RULES, SEARCH
 
 if TYPE_CHECKING:
     from shardmill.config import Config
@@ -36,6 +36,33 @@ def recipe_files(config: Config) -> list[str]:
     """The file that says which form each matrix has, if one does."""
     precision = config.convert.precision
     return [] if precision in RULES else [precision]
+
+
+def calibrates(config: Config) -> bool:
+    """Whether codes are fitted to a text."""
+    return config.convert.calibration is not None
+
+
+def searches(config: Config) -> bool:
+    """Whether forms are searched for."""
+    return config.convert.precision == SEARCH
+
+
+def calibration_files(config: Config) -> list[str]:
+    """The calibration text, if there is one."""
+    return [config.convert.calibration.text] if config.convert.calibration else []
+
+
+def calibration_settings(config: Config) -> dict[str, Any] | None:
+    """The config's `convert.calibration`."""
+    found: dict[str, Any] | None = settings(config)["convert"]["calibration"]
+    return found
+
+
+def budget(config: Config) -> dict[str, Any] | None:
+    """The config's `convert.budget`."""
+    found: dict[str, Any] | None = settings(config)["convert"]["budget"]
+    return found
 
 
 def task_files(config: Config) -> list[str]:

@@ -16,9 +16,14 @@ WAITS = "waits"  # the input that a job only waits for
 Job = tuple[str, str | None]  # a step and, where it has a job for each part, the part
 
 
+def wanted(steps: Steps, config: Config) -> Steps:
+    """The steps that a build of a config has."""
+    return {name: step for name, step in steps.items() if step.wanted is None or step.wanted(config)}
+
+
 def jobs(steps: Steps, config: Config) -> Iterator[Job]:
     """Every job of a build, each after those that it reads from."""
-    for name, step in steps.items():
+    for name, step in wanted(steps, config).items():
         yield from ((name, part) for part in (config.parts if step.per_part else (None,)))
 
 
@@ -34,21 +39,34 @@ def verdicts(steps: Steps) -> tuple[str, ...]:
 
 def delivered(steps: Steps, config: Config) -> list[str]:
     """What a finished build is asked for. Of other files, Snakemake does not see that one is gone."""
-    files = [template for step in steps.values() if step.delivered for template in _listed(*step.makes.values())]
+    files = [
+        template
+        for step in wanted(steps, config).values()
+        if step.delivered
+        for template in _listed(*step.makes.values())
+    ]
     return [path for template in files for path in expanded(template, config.parts)]
 
 
 def waits(steps: Steps, name: str) -> tuple[str, ...]:
     """Receipts that a job waits for."""
-    taken = tuple(receipt_of(template) for template in _listed(*steps[name].takes.values()))
+    taken = tuple(receipt_of(template) for template in _listed(*_found(steps, steps[name].takes).values()))
     gates = tuple(step.receipt for step in steps.values() if step.is_gate) if steps[name].gated else ()
     return taken + gates
 
 
 def inputs(steps: Steps, name: str) -> dict[str, Files]:
     """Files of the build by the names under which a step reads or takes them."""
-    found: dict[str, Files | Found] = {**steps[name].reads, **steps[name].takes}
-    return {key: files(steps) if callable(files) else files for key, files in found.items()}
+    return _found(steps, {**steps[name].reads, **steps[name].takes})
+
+
+def made_by(name: str) -> Found:
+    """What a step makes, where there is that step: for steps that have a use for it."""
+    return lambda steps: _listed(*steps[name].makes.values()) if name in steps else ()
+
+
+def _found(steps: Steps, files: Mapping[str, Files | Found]) -> dict[str, Files]:
+    return {key: each(steps) if callable(each) else each for key, each in files.items()}
 
 
 def _before(steps: Steps, name: str) -> list[str]:
@@ -101,6 +119,7 @@ def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
 
 def drawn(steps: Steps, config: Config) -> list[dict[str, Any]]:
     """The table as the report draws it, as plain data: a row for each box, in the table's order."""
+    steps = wanted(steps, config)
     names = {name: step.drawn or name for name, step in steps.items()}
     boxes: dict[str, dict[str, Any]] = {}
     for name, step in steps.items():

@@ -11,11 +11,21 @@ from typing import Any
 from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.pipeline import dag, fingerprint, memory
-from shardmill.pipeline.configured import recipe_files, settings, source_files, split_settings, task_files
+from shardmill.pipeline.configured import (
+    budget,
+    calibration_files,
+    calibration_settings,
+    recipe_files,
+    settings,
+    source_files,
+    split_settings,
+    task_files,
+)
 from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock
 from shardmill.pipeline.origin import default_config, grounded
 from shardmill.pipeline.settle import settle
+from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.steps import reference
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
@@ -24,12 +34,17 @@ from shardmill.yamlfile import read_yaml
 __all__ = [
     "all_receipts",
     "artifacts",
+    "budget",
+    "calibration_files",
+    "calibration_settings",
     "checked",
     "default_config",
     "drawn",
     "gate_receipts",
+    "made_by",
     "mem_mb",
     "only_build",
+    "receipts_of",
     "recipe_files",
     "settings",
     "split_settings",
@@ -57,6 +72,8 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Config:
 def file_problems(config: Config) -> list[str]:
     """Files that a build reads, later perhaps than hours from now, and that are not there or are empty."""
     named = {"parity.text": Path(config.parity.text), "benchmark.text": Path(config.benchmark.text)}
+    if config.convert.calibration:
+        named["convert.calibration.text"] = Path(config.convert.calibration.text)
     problems = [
         f"{key}: {text} is no file with text in it"
         for key, text in named.items()
@@ -103,17 +120,27 @@ def tools(config: Config) -> dict[str, Tools | Callable[[Any], Tools]]:
 
 def gate_receipts(config: Config) -> list[str]:
     """Receipts that exist only when every gate has passed; {model} is left as a wildcard."""
-    return _paths([step.receipt for step in STEPS.values() if step.is_gate], config)
+    return _paths([step.receipt for step in dag.wanted(STEPS, config).values() if step.is_gate], config)
 
 
 def verdicts(config: Config) -> list[str]:
     """What the gates said."""
-    return _paths(dag.verdicts(STEPS), config)
+    return _paths(dag.verdicts(dag.wanted(STEPS, config)), config)
 
 
 def all_receipts(config: Config) -> list[str]:
     """Receipts of every step up to the gates."""
-    return _paths(dag.receipts(STEPS), config)
+    return _paths(dag.receipts(dag.wanted(STEPS, config)), config)
+
+
+def made_by(name: str, config: Config) -> list[str]:
+    """What a step makes, for rules that have a use for it; nothing where the build does not have that step."""
+    return [f"build/{{model}}/{path}" for path in dag.made_by(name)(dag.wanted(STEPS, config))]
+
+
+def receipts_of(name: str, config: Config) -> list[str]:
+    """The receipts of the same."""
+    return [receipt_of(path) for path in made_by(name, config)]
 
 
 def artifacts(config: Config) -> list[str]:

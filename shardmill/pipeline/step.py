@@ -36,6 +36,7 @@ class Step:
         wording: whether texts that the code says get into the result.
         kept: whether the store keeps the result; False for what is made in no time.
         on_the_side: whether `shardmill why` makes it, for itself, to see what comes after.
+        wanted: whether a config has a use for the step; without it, every build has.
         gated: whether a job waits for every gate.
         delivered: whether a finished build is asked for what it makes.
         drawn: the step's name in the report's drawing; its own if empty.
@@ -47,7 +48,7 @@ class Step:
     makes: Mapping[str, Files]
     needs: Need | Mapping[str, Need]
     reads: Mapping[str, Files | Found] = field(default_factory=dict)
-    takes: Mapping[str, Files] = field(default_factory=dict)
+    takes: Mapping[str, Files | Found] = field(default_factory=dict)
     outside: Mapping[str, Callable[[Config], str | list[str]]] = field(default_factory=dict)
     params: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
@@ -55,6 +56,7 @@ class Step:
     wording: bool = False
     kept: bool = True
     on_the_side: bool = False
+    wanted: Callable[[Config], bool] | None = None
     gated: bool = False
     delivered: bool = False
     drawn: str = ""

@@ -81,17 +81,22 @@ class _Walk:
     store: Store
     known: Path
 
+    @property
+    def steps(self) -> dag.Steps:
+        """Those of the build."""
+        return dag.wanted(STEPS, self.config)
+
     def visit(self, job: Job) -> Verdict | None:
         """The verdict on a job, None for one whose result is not kept; what it makes is known afterwards, or is not."""
-        step, label = STEPS[job[0]], self.label(job)
+        step, label = self.steps[job[0]], self.label(job)
         missing = self.missing(job)
         if missing:
             return Verdict(label, "depends", missing) if label else None
         if not label and not step.on_the_side:
             return None
         tools = fingerprint.tools(step, fingerprint.model_type(self.known / RECORD))
-        task = describe(step.task, arguments(STEPS, job, self.config, self.known), self.store, tools)
-        outputs = dag.outputs(STEPS, job, self.config, self.known)
+        task = describe(step.task, arguments(self.steps, job, self.config, self.known), self.store, tools)
+        outputs = dag.outputs(self.steps, job, self.config, self.known)
         if task.action is None:
             task.work(outputs)
             return None
@@ -108,17 +113,17 @@ class _Walk:
     def label(self, job: Job) -> str:
         """What a job's result is called: the path of its receipt without the suffix; empty where there is none."""
         name, part = job
-        receipt = STEPS[name].receipt
+        receipt = self.steps[name].receipt
         return dag.expanded(receipt, self.config.parts, part)[0].removesuffix(RECEIPT) if receipt else ""
 
     def missing(self, job: Job) -> str:
         """The first input of a job that is not known, by what it is called as a result; empty if all are known."""
         name, part = job
-        files = [*dag.inputs(STEPS, name).values(), dag.waits(STEPS, name)]
+        files = [*dag.inputs(self.steps, name).values(), dag.waits(self.steps, name)]
         paths = [path for each in files for path in dag.expanded(each, self.config.parts, part)]
         gone = next((path for path in paths if not (self.known / path).exists()), "")
         plain = gone.removesuffix(RECEIPT).removesuffix(Path(gone).suffix)
-        return plain if plain in map(self.label, dag.jobs(STEPS, self.config)) else gone
+        return plain if plain in map(self.label, dag.jobs(self.steps, self.config)) else gone
 
     def linked_from_store(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
         """Links what the store has of an action; False if it has nothing."""

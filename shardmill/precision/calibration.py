@@ -1,12 +1,12 @@
 """What the original model makes of a calibration text at the edges of parts, so that every part can start at once.
 
-The text's first windows are what quantisers see, the rest is held out from them: by it the search chooses. Neither may
-be a text that quality is reported on.
+Windows of the text's first half are what quantisers see; windows of its second half are held out from them, and by
+these the search chooses. Neither may be text that quality is reported on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardmill.gates.naming import Weights
-from shardmill.gates.reference import Reference
+from shardmill.precision.original import Original
+
+SEEN, HELD = "seen", "held"
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Hidden states of windows before a layer (or after the last), each [n, d]."""
+    """Hidden states of windows before a layer (or after the last), [n, d] for each window."""
 
     seen: list[Tensor]
     held: list[Tensor]
@@ -42,31 +43,29 @@ def windows(tokens: Sequence[int], opening: Sequence[int], size: int, count: int
 
 
 def write_edges(
-    reference: Reference, cut: Sequence[Sequence[int]], table: Tensor, weights: Weights, wanted: Sequence[int], to: Path
+    model: Original, seen: Sequence[Sequence[int]], held: Sequence[Sequence[int]], wanted: Collection[int], to: Path
 ) -> None:
     """Runs the original model over windows of one length and keeps its states before some layers.
 
     Args:
-        reference: transformers' model.
-        cut: the windows' tokens.
-        table: the embedding [vocab, d].
-        weights: the original ones.
+        model: the original.
+        seen: tokens of the windows that quantisers see.
+        held: tokens of those that are held out.
         wanted: indices of layers, or their number for the states after the last.
-        to: a safetensors file to write: hidden_I [windows, n, d] for each.
+        to: a safetensors file to write: seen_I and held_I [windows, n, d] for each index I.
     """
-    last, found = max(wanted), {}
-    with torch.no_grad():
-        states = [reference.first(window, lambda ids: table[ids], weights) for window in cut]
+    last, found = max(wanted), dict[str, Tensor]()
+    for name, cut in ((SEEN, seen), (HELD, held)):
+        states = [model.reference.first(window, lambda ids: model.table[ids], model.weights) for window in cut]
         for index in range(last + 1):
             if index in wanted:
-                found[f"hidden_{index}"] = torch.stack(states)
+                found[f"{name}_{index}"] = torch.stack(states)
             if index < last:
-                states = [reference.layers(one, [index], weights)[0] for one in states]
+                states = [model.reference.layers(one, [index], model.weights)[0] for one in states]
     save_file(found, to)
 
 
-def read_edges(file: Path, index: int, held: int) -> Edges:
-    """The states before a layer. Args: held how many of the windows, the last ones, are held out."""
+def read_edges(file: Path, index: int) -> Edges:
+    """The states before a layer."""
     with safe_open(file, framework="pt") as states:
-        every = list(states.get_tensor(f"hidden_{index}"))
-    return Edges(every[: len(every) - held], every[len(every) - held :])
+        return Edges(*(list(states.get_tensor(f"{name}_{index}")) for name in (SEEN, HELD)))

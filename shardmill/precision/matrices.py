@@ -10,11 +10,10 @@ from pathlib import Path
 from torch import Tensor
 
 from shardmill.convert.weights import PartWeights
-from shardmill.gates.naming import Weights
-from shardmill.gates.reference import Reference
 from shardmill.plan import Part
 from shardmill.plan import Tensor as Constant
 from shardmill.precision import observe
+from shardmill.precision.original import Original
 
 LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -40,16 +39,13 @@ class Matrix:
     index: int
 
 
-def matrices(
-    part: Part, source: Path, reference: Reference, weights: Weights, seen: list[Tensor], held: list[Tensor]
-) -> Iterator[Matrix]:
+def matrices(part: Part, source: Path, model: Original, seen: list[Tensor], held: list[Tensor]) -> Iterator[Matrix]:
     """Every matrix of a part of a decoder, layer by layer; the next layer's inputs are made by the original weights.
 
     Args:
         part: layers or a head.
         source: the checkpoint's folder.
-        reference: transformers' model.
-        weights: the original ones.
+        model: the original.
         seen: states of windows before the part's first layer, for H.
         held: the same of the windows that are held out.
     """
@@ -57,17 +53,17 @@ def matrices(
     if part.kind == "head":
         inputs = observe.Sums()
         for states in seen:
-            inputs.add("head", reference.normed(states, weights))
+            inputs.add("head", model.reference.normed(states, model.weights))
         for path, blocks in found.items():
-            yield Matrix(path, blocks, constants[path], inputs.of["head"], held, len(reference.decoder.layers))
+            yield Matrix(path, blocks, constants[path], inputs.of["head"], held, model.layers)
         return
     for index in range(part.start, part.end):
         own = {path: blocks for path, blocks in found.items() if _layer(path) == index}
         modules = {path: observe.module_of(blocks) for path, blocks in own.items()}
-        sums, seen = observe.layer_inputs(reference, seen, index, sorted({*modules.values()} - {""}), weights)
+        sums, seen = observe.layer_inputs(model, seen, index, sorted({*modules.values()} - {""}))
         for path, blocks in own.items():
             yield Matrix(path, blocks, constants[path], sums.get(modules[path]), held, index)
-        held = [reference.layers(states, [index], weights)[0] for states in held]
+        held = [model.reference.layers(states, [index], model.weights)[0] for states in held]
 
 
 def _layer(path: str) -> int:

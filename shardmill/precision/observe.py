@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmill.gates.naming import Weights
-from shardmill.gates.reference import Reference
 from shardmill.plan import Part
 from shardmill.plan import Tensor as Constant
+from shardmill.precision.original import Original
 
 MATRIX = 2
 
@@ -72,17 +71,16 @@ def observed(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
 
 
 def layer_inputs(
-    reference: Reference, hidden: Sequence[Tensor], index: int, names: Sequence[str], weights: Weights
+    model: Original, hidden: Sequence[Tensor], index: int, names: Sequence[str]
 ) -> tuple[Mapping[str, Tensor], list[Tensor]]:
     """H by module of one layer, and the hidden states after it.
 
     Args:
-        reference: transformers' model.
-        hidden: the layer's inputs, [n, d] for each text.
+        model: the original.
+        hidden: the layer's inputs, [n, d] for each window.
         index: of the layer.
         names: the modules.
-        weights: the original ones.
     """
-    with torch.no_grad(), observed(reference.model, names) as sums:
-        after = [reference.layers(states, [index], weights)[0] for states in hidden]
+    with torch.no_grad(), observed(model.reference.model, names) as sums:
+        after = [model.reference.layers(states, [index], model.weights)[0] for states in hidden]
     return sums.of, after

@@ -6,7 +6,7 @@ in proportion to the squared error of the matrix' outputs, which is known of eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -14,9 +14,9 @@ from torch.nn.functional import log_softmax
 
 from shardmill.convert.weights import read
 from shardmill.gates.naming import Weights
-from shardmill.gates.reference import Reference
 from shardmill.models.sources import put_back
 from shardmill.plan import Tensor as Constant
+from shardmill.precision.original import Original, head_blocks
 
 POSITIONS = 128  # whose distributions are compared at a time
 
@@ -34,22 +34,35 @@ def divergence(original: Tensor, changed: Tensor) -> float:
 class Costs:
     """Measures what changed weights cost, on held-out windows that run from some layer on."""
 
-    def __init__(self, reference: Reference, head: Callable[[], Iterable[Tensor]], weights: Weights) -> None:
-        self.reference, self.head, self.weights = reference, head, weights
-        self.last = len(reference.decoder.layers)
+    def __init__(self, model: Original, hidden: Sequence[Tensor], index: int) -> None:
+        """Runs the original. Args: hidden the states [n, d] of windows before the layer `index`."""
+        self.model = model
+        self.original = self._logits(hidden, index, model.weights, head_blocks(model.head))
 
-    def logits(self, hidden: Sequence[Tensor], index: int, weights: Weights | None = None) -> list[Tensor]:
-        """Logits [n, vocab] of windows from their states before a layer; with the original weights if None."""
-        rest = range(index, self.last)
-        return [self.reference.logits(one, self.head(), weights or self.weights, rest) for one in hidden]
+    def of_layer(self, hidden: Sequence[Tensor], index: int, changed: Mapping[str, Tensor]) -> float:
+        """Mean KL divergence in nats if tensors of the checkpoint are others.
 
-    def of(
-        self, hidden: Sequence[Tensor], index: int, original: Sequence[Tensor], changed: Mapping[str, Tensor]
-    ) -> float:
-        """Mean KL divergence in nats if some of the checkpoint's tensors are others, given the original logits."""
-        found = self.logits(hidden, index, lambda name: changed[name] if name in changed else self.weights(name))
-        pairs = zip(original, found, strict=True)
-        return sum(divergence(was, now) for was, now in pairs) / len(original)
+        Args:
+            hidden: the original states before the layer that they belong to.
+            index: of that layer.
+            changed: tensors by the checkpoint's names.
+        """
+        own, head = self.model.weights, head_blocks(self.model.head)
+        found = self._logits(hidden, index, lambda name: changed[name] if name in changed else own(name), head)
+        return self._divergence(found)
+
+    def of_head(self, hidden: Sequence[Tensor], first: int, rows: Tensor) -> float:
+        """The same if rows of the LM head, from row `first` on, are others; `hidden` is after the last layer."""
+        blocks = head_blocks(self.model.head, first, rows)
+        return self._divergence(self._logits(hidden, self.model.layers, self.model.weights, blocks))
+
+    def _logits(self, hidden: Sequence[Tensor], index: int, weights: Weights, head: Iterable[Tensor]) -> list[Tensor]:
+        rest = range(index, self.model.layers)
+        return [self.model.reference.logits(states, head, weights, rest) for states in hidden]
+
+    def _divergence(self, found: Sequence[Tensor]) -> float:
+        pairs = zip(self.original, found, strict=True)
+        return sum(divergence(was, now) for was, now in pairs) / len(found)
 
 
 def as_stored(blocks: Sequence[Constant], values: Tensor, source: Path) -> dict[str, Tensor]:

@@ -43,14 +43,14 @@ def rounded(path: str, name: str, weights: torch.Tensor) -> Tensors:
     wanted = form(name)
     if wanted.kind == "int":
         codes, scale, _ = to_integers(weights, wanted.levels)
-        return {f"{path}.codes": codes.numpy(), f"{path}.scale": scale.numpy()}
+        return {f"{path}.{name}.codes": codes.numpy(), f"{path}.{name}.scale": scale.numpy()}
     half = weights.half().numpy()
     if wanted.kind == "fp16":
         return {path: half}
     groups = np.split(half, wanted.tables(len(half)))
     tables = [palette.table(palette.histogram(group), 2**wanted.bits) for group in groups]
     codes = [palette.indices(table, group).reshape(group.shape) for table, group in zip(tables, groups, strict=True)]
-    return {f"{path}.codes": np.concatenate(codes), f"{path}.lut": np.stack(tables)}
+    return {f"{path}.{name}.codes": np.concatenate(codes), f"{path}.{name}.lut": np.stack(tables)}
 
 
 def converted(
@@ -79,9 +79,9 @@ def test_a_package_holds_the_codes_and_not_the_checkpoint_s(
     part, _, chosen, tensors = made
     random, other = np.random.default_rng(1), Tensors()
     for name, values in tensors.items():
-        wanted = form(chosen[name.removesuffix(".codes").removesuffix(".scale").removesuffix(".lut")])
+        wanted = form(chosen.get(name) or name.split(".")[-2])
         if values.dtype == np.int8:
-            other[name] = random.integers(-wanted.levels, wanted.levels + 1, values.shape).astype(np.int8)
+            other[name] = random.integers(-wanted.levels - 1, wanted.levels + 1, values.shape).astype(np.int8)
         elif values.dtype == np.uint8:
             other[name] = random.integers(0, 2**wanted.bits, values.shape).astype(np.uint8)
         else:
@@ -89,11 +89,11 @@ def test_a_package_holds_the_codes_and_not_the_checkpoint_s(
     norm = "layers.1.input_layernorm.weight"
     other[norm] = random.standard_normal(part.shapes[norm]).astype(np.float16)
     stored = PackageWeights(converted(convert, made, other, tmp_path), part)
-    for path in chosen:
+    for path, name in chosen.items():
         kept = stored.stored(path)
         if kept.coded:
-            assert np.array_equal(kept.values.numpy(), other[f"{path}.codes"])
-            beside = other.get(f"{path}.scale", other.get(f"{path}.lut"))
+            assert np.array_equal(kept.values.numpy(), other[f"{path}.{name}.codes"])
+            beside = other.get(f"{path}.{name}.scale", other.get(f"{path}.{name}.lut"))
             found = kept.tables if kept.scale is None else kept.scale[:, 0].half()
             assert found is not None and beside is not None and np.array_equal(found.numpy(), beside)
         else:
@@ -128,13 +128,19 @@ def set_first(value: int) -> Callable[[np.ndarray], np.ndarray]:
 FIRST = "layers.1.self_attn.qkv_proj.weight"  # int4
 SECOND = "layers.1.self_attn.o_proj.weight"  # palette6/16
 FAULTS = [
-    pytest.param(f"{FIRST}.codes", set_first(8), r"codes outside \[-7, 7\]", id="a code of int4 above 7"),
-    pytest.param(f"{FIRST}.codes", set_first(-8), r"codes outside \[-7, 7\]", id="a code of int4 below -7"),
-    pytest.param(f"{SECOND}.codes", set_first(64), r"codes outside \[0, 63\]", id="an index after the table"),
-    pytest.param(f"{FIRST}.scale", lambda _: None, r"qkv_proj\.weight\.scale is nothing", id="no scale"),
-    pytest.param(f"{FIRST}.scale", lambda v: v[:-1], r"scale is F16 \[\d+\], must be F16 \[\d+\]", id="a row less"),
-    pytest.param(f"{SECOND}.lut", lambda v: v[:1], r"lut is F16 \[1, 64\], must be F16 \[4, 64\]", id="a table less"),
-    pytest.param(f"{FIRST}.codes", lambda v: v.view(np.uint8), r"codes is U8 .*, must be I8", id="another type"),
+    pytest.param(f"{FIRST}.int4.codes", set_first(8), r"codes outside \[-8, 7\]", id="a code of int4 above 7"),
+    pytest.param(f"{FIRST}.int4.codes", set_first(-9), r"codes outside \[-8, 7\]", id="a code of int4 below -8"),
+    pytest.param(
+        f"{SECOND}.palette6/16.codes", set_first(64), r"codes outside \[0, 63\]", id="an index after the table"
+    ),
+    pytest.param(f"{FIRST}.int4.scale", lambda _: None, r"qkv_proj\.weight\.int4\.scale is nothing", id="no scale"),
+    pytest.param(
+        f"{FIRST}.int4.scale", lambda v: v[:-1], r"scale is F16 \[\d+\], must be F16 \[\d+\]", id="a row less"
+    ),
+    pytest.param(
+        f"{SECOND}.palette6/16.lut", lambda v: v[:1], r"lut is F16 \[1, 64\], must be F16 \[4, 64\]", id="a table less"
+    ),
+    pytest.param(f"{FIRST}.int4.codes", lambda v: v.view(np.uint8), r"codes is U8 .*, must be I8", id="another type"),
 ]
 
 
@@ -150,10 +156,22 @@ def test_codes_that_do_not_fit_are_told(
         converted(convert_stamped, made, spoilt(made[3], name, change), tmp_path)
 
 
+def test_codes_of_a_form_that_a_matrix_does_not_have_are_left_alone(
+    made: tuple[Part, Path, dict[str, str], Tensors], tmp_path: Path
+) -> None:
+    part, source, chosen, tensors = made
+    convert_stamped(part, source, chosen, tmp_path / "nearest.mlpackage")
+    more = {
+        f"{FIRST}.int8.codes": tensors[f"{FIRST}.int4.codes"] * 0,
+        f"{FIRST}.int8.scale": tensors[f"{FIRST}.int4.scale"],
+    }
+    assert files(converted(convert_stamped, made, tensors | more, tmp_path)) == files(tmp_path / "nearest.mlpackage")
+
+
 def test_strange_names_and_values_of_coded_matrices_are_told(
     made: tuple[Part, Path, dict[str, str], Tensors], tmp_path: Path
 ) -> None:
-    strange = {"layers.9.mlp.down_proj.weight.codes": np.zeros((1, 1), np.int8)}
+    strange = {"layers.9.mlp.down_proj.weight.int4.codes": np.zeros((1, 1), np.int8)}
     with pytest.raises(ShardmillError, match=r"layers\.9\..* belongs to nothing of layers_01_03"):
         converted(convert_stamped, made, strange, tmp_path)
     with pytest.raises(ShardmillError, match=rf"{FIRST} is stored in int4; give codes, not values"):

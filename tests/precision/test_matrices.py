@@ -15,14 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from shardmill import config, plan
 from shardmill.checkpoint.headers import read_tensors
-from shardmill.gates.naming import Weights
-from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
 from shardmill.models import family
 from shardmill.models.hf_config import load_hf_config
 from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import Part
 from shardmill.precision import calibration, observe
 from shardmill.precision.matrices import Matrix, matrices
+from shardmill.precision.original import Original, original
 from shardmill.precision.sensitivity import Costs, as_stored, divergence
 
 FAMILIES = ("phi3", "qwen2", "gemma3_text", "lfm2", "olmo2")
@@ -35,24 +34,16 @@ class Case:
 
     source: Path
     parts: tuple[Part, ...]
-    reference: Reference
-    weights: Weights
+    model: Original
     edges: Path
     texts: list[list[int]]
 
     def edge(self, part: Part) -> calibration.Edges:
-        index = part.start if part.kind == "layers" else len(self.reference.decoder.layers)
-        return calibration.read_edges(self.edges, index, HELD)
+        return calibration.read_edges(self.edges, part.start if part.kind == "layers" else self.model.layers)
 
     def matrices(self, part: Part) -> Iterator[Matrix]:
         edge = self.edge(part)
-        return matrices(part, self.source, self.reference, self.weights, edge.seen, edge.held)
-
-    @property
-    def costs(self) -> Costs:
-        tensors = read_tensors(self.source)
-        name = "lm_head.weight" if "lm_head.weight" in tensors else "model.embed_tokens.weight"
-        return Costs(self.reference, lambda: torch.split(self.weights(name), HEAD_ROWS), self.weights)
+        return matrices(part, self.source, self.model, edge.seen, edge.held)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -65,22 +56,21 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     settings = {"model": "tiny", "source": {"path": str(source)}, "context": SLOTS}
     cut = config.parse(settings | {"topology": [[0, 1], [1, layers]], "head": {"slices": 1}})
     parts = tuple(part for part in plan.draft_parts(cut, model, tensors) if part.kind != "embedding")
-    reference, weights = Reference(source, SLOTS), checkpoint_weights(source, model.prefix)
-    texts = [tiny_text(24 + i)[i:] for i in range(WINDOWS)]
-    file = source / "edges.safetensors"
-    table = weights("model.embed_tokens.weight")
-    calibration.write_edges(reference, texts, table, weights, (0, 1, layers), file)
-    return Case(source, parts, reference, weights, file, texts)
+    summary = {"prefix": model.prefix, "context": SLOTS, "architecture": {"tied": "lm_head.weight" not in tensors}}
+    whole, file = original(source, summary), source / "edges.safetensors"
+    texts = [tiny_text(26)[i : 24 + i] for i in range(WINDOWS)]
+    calibration.write_edges(whole, texts[:-HELD], texts[-HELD:], (0, 1, layers), file)
+    return Case(source, parts, whole, file, texts)
 
 
-def original(case: Case) -> AutoModelForCausalLM:
+def in_memory(case: Case) -> AutoModelForCausalLM:
     """The checkpoint as transformers loads it, in fp32."""
     return AutoModelForCausalLM.from_pretrained(case.source, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def inputs(case: Case, name: str) -> Tensor:
     """H of a module over the windows that are not held out, hooked in the whole model."""
-    model, found = original(case), []
+    model, found = in_memory(case), []
     module = model.get_submodule(name)
     module.register_forward_pre_hook(lambda _, args: found.append(args[0].reshape(-1, args[0].shape[-1])))
     with torch.no_grad():
@@ -105,17 +95,17 @@ def test_a_matrix_written_back_is_the_checkpoints(case: Case) -> None:
     for part in case.parts:
         for m in case.matrices(part):
             for name, value in as_stored(m.blocks, m.weight, case.source).items():
-                torch.testing.assert_close(value, case.weights(name).float(), rtol=1e-6, atol=1e-7)
+                torch.testing.assert_close(value, case.model.weights(name).float(), rtol=1e-6, atol=1e-7)
 
 
 def test_a_changed_matrix_costs_what_transformers_says(case: Case) -> None:
     """The first matrix of the second layer has its rows turned round, in ours and in transformers' whole model."""
     part = case.parts[1]
     m = next(case.matrices(part))
-    edge, costs = case.edge(part), case.costs
+    costs = Costs(case.model, case.edge(part).held, part.start)
     changed = as_stored(m.blocks, m.weight.flip(0), case.source)
-    found = costs.of(m.before, m.index, costs.logits(edge.held, part.start), changed)
-    model, text = original(case), torch.tensor([case.texts[-1]])
+    found = costs.of_layer(m.before, m.index, changed)
+    model, text = in_memory(case), torch.tensor([case.texts[-1]])
     with torch.no_grad():
         before = log_softmax(model(input_ids=text).logits[0], dim=-1)
         for name, value in changed.items():
@@ -125,10 +115,25 @@ def test_a_changed_matrix_costs_what_transformers_says(case: Case) -> None:
     assert found == pytest.approx(expected, rel=1e-3) and found > 1e-3
 
 
+def test_changed_rows_of_the_head_cost_what_transformers_says(case: Case) -> None:
+    part = case.parts[-1]
+    held = case.edge(part).held
+    rows = case.model.head[50:90].float() * 0.7
+    found = Costs(case.model, held, case.model.layers).of_head(held, 50, rows)
+    whole, text = in_memory(case), torch.tensor([case.texts[-1]])
+    with torch.no_grad():
+        before = whole(input_ids=text).logits[0]
+        whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.clone())
+        whole.lm_head.weight[50:90] *= 0.7
+        after = whole(input_ids=text).logits[0]
+    expected = kl_div(log_softmax(after, -1), log_softmax(before, -1), log_target=True, reduction="batchmean")
+    assert found == pytest.approx(float(expected), rel=1e-3) and found > 1e-5
+
+
 def test_nothing_changed_costs_nothing(case: Case) -> None:
-    part, costs = case.parts[1], case.costs
-    edge = case.edge(part)
-    assert costs.of(edge.held, part.start, costs.logits(edge.held, part.start), {}) == 0
+    part = case.parts[1]
+    held = case.edge(part).held
+    assert Costs(case.model, held, part.start).of_layer(held, part.start, {}) == 0
 
 
 def test_divergence_is_pytorchs() -> None:

@@ -6,7 +6,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any, cast
 
-from shardmill.config import Config
+from shardmill.config import Config, Convert
 from shardmill.pipeline import dag
 from shardmill.pipeline.table import STEPS
 from shardmill.report.read import Build, Piece
@@ -198,4 +198,4 @@ def build(**changes: Any) -> Build:
 
 def pipeline() -> list[dict[str, Any]]:
     """The steps of a model of these parts."""
-    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS)))
+    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS, convert=Convert())))

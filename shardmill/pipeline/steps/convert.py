@@ -8,16 +8,27 @@ from pathlib import Path
 from shardmill import plan
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
-from shardmill.pipeline.task import Action, Task, Tools, source_folder
+from shardmill.forms.form import INT4
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
-def task(part: Path, recipe: Path, record: Path, method: str, tools: Tools, templates: Path, threads: int = 1) -> Task:
+def task(
+    part: Path,
+    recipe: Path,
+    record: Path,
+    codes: list[Artifact],
+    method: str,
+    tools: Tools,
+    templates: Path,
+    threads: int = 1,
+) -> Task:
     """A package depends on its part's content, on the forms of its own matrices, and on how it is converted.
 
     Args:
         part: parts/P.json.
         recipe: precision.json.
         record: source.receipt.json, beside which the checkpoint lies.
+        codes: the part's, where a quantiser chose them.
         method: the config's `convert.method`.
         tools: what decides the result besides.
         templates: a folder for what all parts share, made by these tools.
@@ -25,16 +36,19 @@ def task(part: Path, recipe: Path, record: Path, method: str, tools: Tools, temp
     """
     piece, source = plan.load_part(part), source_folder(record)
     forms = recipes.read(read_json(recipe), recipe.name).forms(piece.shapes)
+    calibrated = INT4 in forms.values()  # no other form has codes of its own
+    file = codes[0].path if codes and calibrated else None
 
     def work(made: Mapping[str, Path]) -> None:
         if method == "stamped":
             from shardmill.convert.stamped import convert_stamped
 
-            convert_stamped(piece, source, forms, made["package"], templates, threads)
+            convert_stamped(piece, source, forms, made["package"], templates, threads, file)
         else:
             from shardmill.convert.plain import convert_plain
 
-            convert_plain(piece, source, forms, made["package"])
+            convert_plain(piece, source, forms, made["package"], file)
 
     params = {"method": method, "forms": forms}
-    return Task(work, Action("convert", {"part": digest(piece.content)}, params, **tools))
+    inputs = {"part": digest(piece.content)} | ({"codes": codes[0].sha256} if file else {})
+    return Task(work, Action("convert", inputs, params, **tools))

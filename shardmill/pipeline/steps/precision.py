@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from shardmill import plan
 from shardmill.errors import ConfigError
-from shardmill.files import digest, write_json
+from shardmill.files import digest, read_json, write_json
 from shardmill.forms.recipe import misfits, recipe
-from shardmill.pipeline.task import Action, Task, Tools
+from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
 
-def task(parts: list[Path], source: list[Path], precision: str, tools: Tools) -> Task:
+def task(parts: list[Path], source: list[Path], chosen: list[Artifact], precision: str, tools: Tools) -> Task:
     """A recipe depends on what the config asks for, and on which matrices there are.
 
     Args:
         parts: every parts/P.json but that of the embedding.
         source: the file that the config's `convert.precision` names, if it names one.
+        chosen: what the search chose, if there was one.
         precision: the config's `convert.precision`.
         tools: what decides the result besides.
     """
-    chosen = recipe(str(source[0]) if source else precision)
+    wanted = recipe(str(source[0]) if source else precision)
+    if chosen:
+        wanted = replace(wanted, matrices=read_json(chosen[0].path)["forms"])
     constants = {path: shape for part in parts for path, shape in plan.load_part(part).shapes.items()}
-    content = chosen.within(constants)
+    content = wanted.within(constants)
 
     def work(made: Mapping[str, Path]) -> None:
-        for problem in misfits(chosen, constants):
+        for problem in misfits(wanted, constants):
             raise ConfigError(problem)
         write_json(made["recipe"], content)
 
-    names = {"named": sorted(chosen.matrices)} if chosen.strict else {}
+    names = {"named": sorted(wanted.matrices)} if wanted.strict else {}
     return Task(work, Action("precision", {"content": digest(content)}, names, **tools))

@@ -1,0 +1,36 @@
+"""codes: the integers that a quantiser chooses for a part's matrices, by what calibration has seen of their inputs.
+
+Every matrix has its codes, whatever form a recipe gives it: so another recipe makes none of them again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardmill import plan
+from shardmill.files import digest
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
+
+
+def task(part: Path, summary: Path, record: Path, edges: Artifact, tools: Tools) -> Task:
+    """A file of codes in INT4, see convert/codes.py; its metadata has each matrix' errors, by form.
+
+    Args:
+        part: parts/P.json.
+        summary: plan.json.
+        record: source.receipt.json, beside which the checkpoint lies.
+        edges: what the step calibration made.
+        tools: what decides the result besides.
+    """
+    piece, content = plan.load_part(part), json.loads(summary.read_text())
+
+    def work(made: Mapping[str, Path]) -> None:
+        from shardmill.precision.original import original
+        from shardmill.precision.part_codes import write_part_codes
+
+        source = source_folder(record)
+        write_part_codes(piece, source, original(source, content), edges.path, made["codes"])
+
+    return Task(work, Action("codes", {"part": digest(piece.content), "edges": edges.sha256}, {}, **tools))

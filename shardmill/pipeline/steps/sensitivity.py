@@ -1,0 +1,36 @@
+"""sensitivity: what each matrix of a part costs in quality if it alone is stored in four bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardmill import plan
+from shardmill.files import digest, write_json
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
+
+
+def task(part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifact, tools: Tools) -> Task:
+    """{"matrices": {path: {"kl": nats, "errors": {form: share}}}} of the matrices whose cost is known.
+
+    Args:
+        part: parts/P.json.
+        summary: plan.json.
+        record: source.receipt.json, beside which the checkpoint lies.
+        edges: what the step calibration made.
+        codes: the part's.
+        tools: what decides the result besides.
+    """
+    piece, content = plan.load_part(part), json.loads(summary.read_text())
+
+    def work(made: Mapping[str, Path]) -> None:
+        from shardmill.precision.original import original
+        from shardmill.precision.part_costs import part_costs
+
+        source = source_folder(record)
+        found = part_costs(piece, source, original(source, content), edges.path, codes.path)
+        write_json(made["costs"], {"matrices": found})
+
+    inputs = {"part": digest(piece.content), "source": content["source"], "edges": edges.sha256, "codes": codes.sha256}
+    return Task(work, Action("sensitivity", inputs, {}, **tools))

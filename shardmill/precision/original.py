@@ -1,0 +1,52 @@
+"""The original model in transformers, as its checkpoint lies on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardmill.gates.naming import Weights
+from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
+
+
+@dataclass(frozen=True)
+class Original:
+    """The model without weights, and where they come from.
+
+    Attributes:
+        table: the embedding [vocab, d], mapped.
+        head: the LM head's rows [vocab, d], mapped.
+    """
+
+    reference: Reference
+    weights: Weights
+    table: Tensor
+    head: Tensor
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self.reference.decoder.layers)
+
+
+def original(source: Path, plan: Mapping[str, Any]) -> Original:
+    """The model of a checkpoint's folder. Args: plan the content of plan.json."""
+    weights = checkpoint_weights(source, plan["prefix"])
+    table = weights("model.embed_tokens.weight")
+    head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
+    return Original(Reference(source, plan["context"]), weights, table, head)
+
+
+def head_blocks(head: Tensor, first: int = 0, changed: Tensor | None = None) -> list[Tensor]:
+    """An LM head's rows in blocks, some of them replaced by others from row `first` on."""
+    if changed is None:
+        return list(torch.split(head, HEAD_ROWS))
+    after = first + len(changed)
+    return [
+        block for rows in (head[:first], changed, head[after:]) if len(rows) for block in torch.split(rows, HEAD_ROWS)
+    ]
