@@ -36,5 +36,5 @@ def task(part: Path, recipe: Path, record: Path, method: str, tools: Tools, temp
 
             convert_plain(piece, source, forms, made["package"])
 
-    params = {"method": method, "forms": forms}
+    params = {"method": method, "forms": forms if len({*forms.values()}) > 1 else "".join({*forms.values()})}
     return Task(work, Action("convert", {"part": digest(piece.content)}, params, **tools))
