@@ -93,6 +93,9 @@ class Convert:
             description="fp16, int8, int4 (with the head in int8), or a recipe, the form of each matrix: a JSON file."
         ),
     ] = "int8"
+    embedding: Annotated[
+        Literal["fp16", "int8"], Field(description="The host's table of tokens; int8 has a scale for each row.")
+    ] = "fp16"
 
 
 @dataclass(frozen=True, config=STRICT)

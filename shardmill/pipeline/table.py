@@ -79,6 +79,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         embedding.task,
         makes={"table": TABLE},
         reads={"part": "parts/embedding.json", "record": RECORD},
+        params={"form": lambda config: config.convert.embedding},
         needs=Need(400),
         packages=("numpy", "torch"),
         delivered=True,

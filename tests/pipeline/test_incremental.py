@@ -234,3 +234,10 @@ def test_the_rule_of_thumb_leaves_the_head_alone(root: Path) -> None:
     assert "limits" not in read_json(root / "build/tiny/parity/head_0.json")
     found = read_json(root / "build/tiny/precision.json")
     assert found == {"schema": 1, "default": "int4", "matrices": {"lm_head.weight": "int8"}}
+
+
+def test_the_table_in_int8(root: Path) -> None:
+    """No program knows of it: the table is made again, and the stack compared."""
+    changed = settings(convert={"embedding": "int8"})
+    assert set(driver.run(root, changed)) == {"plan", "embedding", "parity/stack"}
+    assert driver.run(root, settings()) == []
