@@ -38,6 +38,7 @@ rule parity:
     input:
         summary="build/{model}/plan.json",
         part="build/{model}/parts/{part}.json",
+        recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
         states=ancient("build/{model}/reference.safetensors"),
         package=ancient("build/{model}/packages/{part}.mlpackage"),
@@ -74,6 +75,7 @@ rule parity_stack:
     input:
         summary="build/{model}/plan.json",
         parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
+        recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
         states=ancient("build/{model}/reference.safetensors"),
         packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),

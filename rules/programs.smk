@@ -18,6 +18,7 @@ rule embedding:
         mem_mb=MB("embedding"),
     params:
         store=STORE,
+        form=C.convert.embedding,
         tools=TOOLS["embedding"],
     script:
         "../scripts/embedding.py"

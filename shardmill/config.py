@@ -123,6 +123,9 @@ class Convert:
         Calibration | None, Field(description="The text that int4 codes are fitted to; without it they are rounded.")
     ] = None
     budget: Annotated[Budget | None, Field(description="What `precision: search` keeps to.")] = None
+    embedding: Annotated[
+        Literal["fp16", "int8"], Field(description="The host's table of tokens; int8 has a scale for each row.")
+    ] = "fp16"
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -57,7 +57,7 @@ def render(found: Preview) -> Iterator[str | Table]:
         yield f"head.slices: {found.head_slices}"
     yield _programs(found)
     yield f"weights: {found.bits_per_weight:.2f} bits each, with scales, tables and padding"
-    yield f"host: embedding table of {size(found.table_bytes)} in fp16"
+    yield f"host: embedding table of {size(found.table_bytes)}"
     if found.buckets:
         yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"
         yield "weights: the programs' weight files are the same, and are stored once"

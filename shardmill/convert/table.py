@@ -1,35 +1,61 @@
-"""The host's embedding table in fp16, streamed from the checkpoint as the weights of a program are."""
+"""The host's embedding table in fp16 or in int8, streamed from the checkpoint as the weights of a program are."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from shardmill.checkpoint.headers import ITEM_BYTES
 from shardmill.convert import blob, stream
 from shardmill.convert.rows import Band
+from shardmill.forms.form import FP16, Shape, form
 from shardmill.plan import Part
 
 HEADER_ALIGNMENT = 8
+EMBEDDING, HALF = "embedding", "F16"
 
 
-def write_table(part: Part, source: Path, file: Path, threads: int) -> None:
+def write_table(part: Part, source: Path, file: Path, threads: int, name: str = FP16) -> None:
     """Writes the tables of an embedding part, each under its path, as a safetensors file that must not exist.
 
-    Raises CheckpointError for a value that fp16 can't hold.
+    Args:
+        part: the part.
+        source: the checkpoint's folder.
+        file: where they go.
+        threads: how many round.
+        name: the form of the table of tokens, fp16 or int8; int8 has a scale for each row, under PATH.scale.
+
+    Raises:
+        CheckpointError: for a value that fp16 can't hold.
     """
-    entries, starts, end = {}, [], 0
-    for tensor in part.tensors:
-        starts.append(end)
-        end += 2 * math.prod(tensor.shape)
-        entries[tensor.path] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [starts[-1], end]}
+    forms = {tensor.path: name if tensor.path == EMBEDDING else FP16 for tensor in part.tensors}
+    entries, end = dict[str, dict[str, Any]](), 0
+    for path, dtype, shape in sorted(_held(part, forms), key=lambda held: held[1] != HALF):  # int8 last: no gap
+        start, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)
+        entries[path] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % HEADER_ALIGNMENT)
     prefix = len(header).to_bytes(8, "little") + header
     with stream.created(file) as descriptor:
         os.ftruncate(descriptor, len(prefix) + end)
         blob.write_at(descriptor, prefix, 0)
-        bands = (Band((tensor,)) for tensor in part.tensors)
-        weights = [stream.Weight(band, len(prefix) + at) for band, at in zip(bands, starts, strict=True)]
+        places = {path: len(prefix) + entry["data_offsets"][0] for path, entry in entries.items()}
+        weights = [
+            stream.Weight(Band((t,)), places[t.path], places.get(f"{t.path}.scale"), form(forms[t.path]))
+            for t in part.tensors
+        ]
         stream.stream(descriptor, weights, source, threads)
+
+
+def _held(part: Part, forms: Mapping[str, str]) -> Iterator[tuple[str, str, Shape]]:
+    """Name, type and shape of every tensor of the file."""
+    for tensor in part.tensors:
+        if forms[tensor.path] == FP16:
+            yield tensor.path, HALF, tensor.shape
+        else:
+            yield tensor.path, "I8", tensor.shape
+            yield f"{tensor.path}.scale", HALF, tensor.shape[:1]

@@ -166,7 +166,7 @@ def stack_parity(
 
 def _with_tables(encoder: Encoder, names: Mapping[str, str], stored: Callable[[str], Tensor]) -> Weights:
     """The packages' weights and the host's tables, by transformers' names."""
-    tables = {names[path]: torch.from_numpy(table) for path, table in encoder.tables.items()}
+    tables = {names[path]: torch.from_numpy(table[:]) for path, table in encoder.tables.items()}
     return lambda name: tables[name] if name in tables else stored(name)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
@@ -29,6 +28,7 @@ from shardmill.models.sources import undone
 from shardmill.plan import Part
 from shardmill.plan import Tensor as Constant
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.table import Table
 
 CLEAR_MARGIN = 0.1  # nat: below it the two best tokens are as good as equal
 POSITIONS = 32  # whose distributions are compared at a time: with a large vocabulary all of them take gigabytes
@@ -53,7 +53,7 @@ class Stored:
     head: Iterable[Tensor]  # rows [vocab, d] in blocks
     original: Callable[[Tensor], Tensor]  # gives the checkpoint's rows of the embedding for those of the host's table
 
-    def logits(self, tokens: Sequence[int], table: NDArray[np.float16]) -> Tensor:
+    def logits(self, tokens: Sequence[int], table: Table | Floats) -> Tensor:
         """Its logits [n, vocab], given the host's table [vocab, d]."""
 
         def rows(ids: Tensor) -> Tensor:

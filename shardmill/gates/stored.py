@@ -68,7 +68,7 @@ class Stored:
         if self.scale is not None:
             return self.scale[first : first + len(expected)].clamp(min=FP16_STEP)
         if self.tables is None:
-            return fp16_step(expected)
+            return _fp16_step(expected)
         return torch.stack([_second(*pair) for pair in zip(expected, self._tables(first, len(expected)), strict=True)])
 
     def _tables(self, first: int, count: int) -> Tensor:
@@ -88,6 +88,6 @@ def _second(row: Tensor, table: Tensor) -> Tensor:
     return torch.clamp(near, min=FP16_STEP)
 
 
-def fp16_step(values: Tensor) -> Tensor:
+def _fp16_step(values: Tensor) -> Tensor:
     """An upper bound of the distance between neighbouring fp16 numbers at each value."""
     return (values.abs() * 2**-10).clamp(min=FP16_STEP)

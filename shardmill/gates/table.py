@@ -15,7 +15,7 @@ import torch
 from shardmill.checkpoint.headers import TensorInfo, read_header
 from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import GateError
-from shardmill.gates.stored import ROWS, fp16_step
+from shardmill.gates.stored import ROWS, Stored
 from shardmill.gates.thresholds import Measurement
 from shardmill.models.sources import turned
 from shardmill.plan import Part, Tensor
@@ -39,16 +39,19 @@ def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
 
 def _distance(original: Tensor, source: Path, table: Path) -> tuple[float, str]:
     """The largest distance of one table's rows, and where it is; raises as `table_parity` does."""
-    stored = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}.get(original.path)
+    held = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}
+    stored = held.get(original.path)
     if stored is None or stored.shape != original.shape:
         found = "none" if stored is None else list(stored.shape)
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
     worst, where = 0.0, ""
-    pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
+    scale = _scale(held.get(f"{original.path}.scale"), table.parent)
     vectors = beside(original, source)
+    pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
     for i, (rows, plain) in enumerate(pairs):
+        kept = Stored(rows, None if scale is None else scale[i * ROWS : (i + 1) * ROWS])
         expected = turned(plain, original.source, vectors)
-        steps = rows.sub_(expected).abs_().div_(fp16_step(expected)).amax(1)  # [ROWS], NaN where any is
+        steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [ROWS], NaN where any is
         token = int(steps.argmax())  # NaN counts as the largest
         if math.isnan(steps[token]) or float(steps[token]) > worst:
             worst, where = float(steps[token]), f"{original.label}, token {i * ROWS + token}"
@@ -57,10 +60,19 @@ def _distance(original: Tensor, source: Path, table: Path) -> tuple[float, str]:
     return worst, where
 
 
+def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:
+    """The scales [rows, 1] of a table in int8, in fp32."""
+    if info is None:
+        return None
+    (rows,) = info.shape
+    held = np.fromfile(folder / info.file, np.float16, rows, offset=info.start)
+    return torch.from_numpy(held.astype(np.float32))[:, None]
+
+
 def _blocks(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
     """A matrix in fp32, ROWS rows at a time."""
     rows, columns = tensor.shape
-    dtype = DTYPES[tensor.dtype]
+    dtype = torch.int8 if tensor.dtype == "I8" else DTYPES[tensor.dtype]
     for first in range(0, rows, ROWS):
         count = min(ROWS, rows - first)
         size, offset = count * columns * dtype.itemsize, tensor.start + first * columns * dtype.itemsize

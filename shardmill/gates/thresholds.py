@@ -248,11 +248,18 @@ class NotRun:
     reason: str
 
 
-def compare(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """The rows of a verdict, passed or not: each number with its threshold and meaning."""
+def compare(
+    measurements: Iterable[Measurement], thresholds: Mapping[str, Threshold] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of a verdict, passed or not: each number with its threshold and meaning.
+
+    Args:
+        measurements: the numbers.
+        thresholds: those to hold them against; the table if there are none, see gates/limits.py.
+    """
     rows = []
     for m in measurements:
-        threshold = THRESHOLDS[m.name]
+        threshold = (thresholds or THRESHOLDS)[m.name]
         sign = ">=" if threshold.at_least else "<="
         rows.append({**asdict(m), "threshold": f"{sign} {threshold.limit:g}", "passed": threshold.holds(m.value)})
         rows[-1] |= {"question": threshold.question, "meaning": threshold.meaning}

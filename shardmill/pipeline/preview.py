@@ -15,6 +15,7 @@ from shardmill.checkpoint.expect import check_tensors
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
+from shardmill.forms.form import stored_bytes
 from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
 from shardmill.models.contract import constants, states, table_constants
@@ -132,7 +133,10 @@ def preview(config: Config) -> Preview:
         task=a.task,
         weight_file_limit=MAX_WEIGHT_BYTES,
         programs=tuple(programs),
-        table_bytes=FP16 * sum(map(prod, table_constants(a).values())),
+        table_bytes=sum(
+            stored_bytes(config.convert.embedding if path == "embedding" else "fp16", shape)
+            for path, shape in table_constants(a).items()
+        ),
         weight_bytes=weights,
         state_bytes=kept,
         bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else weights + kept,

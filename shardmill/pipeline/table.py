@@ -130,6 +130,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         embedding.task,
         makes={"table": TABLE},
         reads={"part": "parts/embedding.json", "record": RECORD},
+        params={"form": lambda config: config.convert.embedding},
         needs=Need(400),
         packages=("numpy", "torch"),
         delivered=True,
@@ -175,7 +176,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "parity": Step(
         parity.task,
         makes={"verdict": "parity/{part}.json"},
-        reads={"summary": PLAN, "part": PART, "record": RECORD},
+        reads={"summary": PLAN, "part": PART, "recipe": RECIPE, "record": RECORD},
         takes={"states": STATES, "package": PACKAGE, "bundle": BUNDLE},
         needs=Need(850, part=1.4, layer=3.5, expanded=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
@@ -185,7 +186,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "parity_stack": Step(
         parity_stack.task,
         makes={"verdict": "parity/stack.json"},
-        reads={"summary": PLAN, "parts": (PART, "parts/embedding.json"), "record": RECORD},
+        reads={"summary": PLAN, "parts": (PART, "parts/embedding.json"), "recipe": RECIPE, "record": RECORD},
         takes={"states": STATES, "packages": PACKAGE, "bundles": BUNDLE, "table": TABLE},
         needs=Need(1000, model=1.0, layer=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),

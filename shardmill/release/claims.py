@@ -11,7 +11,8 @@ from typing import Any
 from shardmill.attest.statement import read_provenance
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
-from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.gates.limits import table
+from shardmill.gates.thresholds import Threshold
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import gate_statements, verdicts
 from shardmill.pipeline.subjects import subjects
@@ -49,10 +50,11 @@ def verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
     for path in _paths(build):
         name = path.relative_to(build).as_posix()
         try:
-            rows = read_json(path)["gate"]
+            content = read_json(path)
+            rows, known = content["gate"], table(content.get("limits", ""))
             if not rows:
                 faults.append((name, "a verdict without a number"))
-            faults += [(name, fault) for fault in map(_fault, rows) if fault]
+            faults += [(name, fault) for fault in (_fault(row, known) for row in rows) if fault]
         except NO_VERDICT:
             rows, faults = [], [*faults, (name, "no verdict of a gate")]
         gates, numbers = gates + 1, numbers + len(rows)
@@ -61,8 +63,8 @@ def verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
     return gates, numbers, faults
 
 
-def _fault(row: Mapping[str, Any]) -> str:
-    threshold, value = THRESHOLDS.get(str(row.get("name"))), row.get("value")
+def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
+    threshold, value = thresholds.get(str(row.get("name"))), row.get("value")
     if threshold is None:
         return f"{row.get('name')} is no number that this shardmill knows"
     if not isinstance(value, int | float) or not math.isfinite(value) or not threshold.holds(value):

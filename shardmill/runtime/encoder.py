@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
 from shardmill.models.buckets import arrays, bucket_for, columns
 from shardmill.models.host import Floats
 from shardmill.runtime.manifest import ENCODER, read_manifest
 from shardmill.runtime.program import Program
+from shardmill.runtime.table import EMBEDDING, read_tables
 
 
 class Encoder:
@@ -27,7 +25,7 @@ class Encoder:
             root: the folder that its paths start from.
         """
         self.manifest, self.labels = manifest, tuple(manifest["labels"])
-        self.tables = _read_tables(root / manifest["embedding"]["path"])
+        self.tables = read_tables(root / manifest["embedding"]["path"])
         self.programs: dict[int, Program] = {}
         self.inputs: dict[int, list[str]] = {}
         for bucket, part in zip(manifest["buckets"], manifest["parts"], strict=True):
@@ -45,11 +43,11 @@ class Encoder:
 
     def embedded(self, tokens: Sequence[int]) -> Floats:
         """The host's rows [n, d] of tokens at positions 0 .. n - 1."""
-        rows: Floats = self.tables["embedding"][list(tokens)].astype(np.float32)
+        rows = self.tables[EMBEDDING][list(tokens)]
         if "positions" in self.tables:
-            rows += self.tables["positions"][: len(tokens)].astype(np.float32)
+            rows += self.tables["positions"][: len(tokens)]
         if "types" in self.tables:
-            rows += self.tables["types"][0].astype(np.float32)  # a single text is of the first type
+            rows += self.tables["types"][0]  # a single text is of the first type
         return rows
 
     def run(self, tokens: Sequence[int], bucket: int | None = None) -> Floats:
@@ -70,20 +68,6 @@ class Encoder:
         out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
         found: Floats = out[0, : len(self.labels) or None, : len(rows), 0].T
         return found
-
-
-def _read_tables(file: Path) -> dict[str, Any]:
-    """The host's tables by name, each [rows, d] in fp16. Raises ShardmillError for a file that holds none."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file  # maps the file, where safetensors.numpy reads all of it
-
-    try:
-        found = {name: table.numpy() for name, table in load_file(file).items()}
-        if "embedding" not in found:
-            raise KeyError("it holds no tensor 'embedding'")
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ShardmillError(f"{file} can't be read as the embedding table: {error}; build again") from error
-    return found
 
 
 def load(build: Path, precision: str = "fp16") -> Encoder:

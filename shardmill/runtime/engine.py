@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
 from shardmill.runtime.manifest import read_manifest
 from shardmill.runtime.program import Program
+from shardmill.runtime.table import EMBEDDING, read_tables
 
 
 class Engine:
@@ -34,7 +33,7 @@ class Engine:
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.tokens_max: int = manifest["tokens_max"]
-        self.table = read_table(root / manifest["embedding"]["path"])  # [vocab, d] fp16
+        self.table = read_tables(root / manifest["embedding"]["path"])[EMBEDDING]  # [vocab, d]
         self.host = Host(manifest)
         # What a token carries beside the residual stream: channels of the first part's x that the table lacks.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
@@ -76,25 +75,13 @@ class Engine:
 
     def hidden(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """The last layer's output [1, d, T, 1]."""
-        x = self.table[list(tokens)].astype(np.float32).T[None, :, :, None]  # [1, d, T, 1]
+        x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
         given = self.host.arrays(slots, positions)
         for program, names in self.layers:
             given["x"] = x
             x = program({name: given[name] for name in names})
         return x
-
-
-def read_table(file: Path) -> NDArray[np.float16]:
-    """The host's embedding table [vocab, d]. Raises ShardmillError for a file that holds none."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file  # maps the file, where safetensors.numpy reads all of it
-
-    try:
-        table: NDArray[np.float16] = load_file(file)["embedding"].numpy()
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ShardmillError(f"{file} can't be read as the embedding table: {error}; build again") from error
-    return table
 
 
 def load(build: Path, precision: str = "fp16") -> Engine:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from safetensors.torch import save_file
+from coremltools.optimize.coreml._quantization_passes import linear_quantize_weights
+from safetensors.torch import load_file, save_file
 
 from shardmill.convert import stream
 from shardmill.convert.table import write_table
@@ -28,3 +30,18 @@ def test_table_is_the_file_that_safetensors_writes(rows: int, tmp_path: Path, mo
     save_file({"embedding": values.half()}, tmp_path / "theirs")
     write_table(part, source, tmp_path / "ours", threads=2)
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_a_table_in_int8_has_coremltools_integers_and_scales(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "checkpoint")
+    part = draft(source, [[0, LAYERS]])["embedding"]
+    (values,) = PartWeights(part, source).values()
+    write_table(part, source, tmp_path / "ours", 2, "int8")
+    half = values.half().numpy()
+    made = linear_quantize_weights.blockwise_compress(half, 8, "LINEAR_SYMMETRIC", True, [1, 0])
+    found = load_file(tmp_path / "ours")
+    assert found.keys() == {"embedding", "embedding.scale"}
+    assert np.array_equal(found["embedding"].numpy(), made.data)
+    assert np.array_equal(found["embedding.scale"].numpy(), made.scale[:, 0])
+    save_file(found, tmp_path / "theirs")
+    assert (tmp_path / "theirs").stat().st_size == (tmp_path / "ours").stat().st_size

@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from shardmill.convert.table import write_table
 from shardmill.errors import GateError
-from shardmill.gates import table
+from shardmill.gates import stored, table
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.table import table_parity
 from shardmill.gates.thresholds import Measurement
+from shardmill.runtime.table import read_tables
 
 
 def compared(build: tiny.Build, file: Path, values: Tensor, factor: float = 1.0) -> Measurement:
@@ -37,7 +39,8 @@ def rows(built: tiny.Build) -> Tensor:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks, the last of them shorter."""
-    monkeypatch.setattr(table, "ROWS", 100)
+    for module in (table, stored):
+        monkeypatch.setattr(module, "ROWS", 100)
 
 
 def test_a_sound_table_is_at_most_rounded(built: tiny.Build) -> None:
@@ -89,3 +92,32 @@ def test_no_more_than_a_block_is_read_at_a_time(built: tiny.Build, monkeypatch: 
     table_parity(built.parts["embedding"], built.source, built.table)
     row = 2 * tiny.HIDDEN
     assert sizes == [100 * row] * 4 + [56 * row] * 2
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+def test_a_table_in_int8_counts_in_steps_of_its_rows(built: tiny.Build, tmp_path: Path, spoil: bool) -> None:
+    """As it is written, half a step at most; and two steps off in one row are told."""
+    part, file = built.parts["embedding"], tmp_path / "t.safetensors"
+    write_table(part, built.source, file, 1, "int8")
+    tensors = load_file(file)
+    tensors = {name: values.clone() for name, values in tensors.items()}
+    if spoil:
+        tensors["embedding"][130, 7] += 2 if tensors["embedding"][130, 7] < 0 else -2
+    save_file(tensors, file)
+    found = table_parity(part, built.source, file)
+    assert (found.value > 1) == spoil
+    assert found.value > 1.4 or 0.4 < found.value < 0.6
+    assert not spoil or found.detail == "model.embed_tokens.weight, token 130"
+
+
+def test_rows_in_int8_are_what_the_host_looks_up(built: tiny.Build, tmp_path: Path) -> None:
+    part, file = built.parts["embedding"], tmp_path / "t.safetensors"
+    write_table(part, built.source, file, 1, "int8")
+    found, plain = read_tables(file)["embedding"], read_tables(built.table)["embedding"]
+    held = load_file(file)
+    expected = held["embedding"].float() * held["embedding.scale"].float()[:, None]
+    ids = [5, 200, 5, 0]
+    assert found.shape == plain.shape == (tiny.VOCAB, tiny.HIDDEN)
+    assert np.array_equal(found[ids], expected[ids].numpy()) and np.array_equal(found[:], expected.numpy())
+    assert found[3].shape == (tiny.HIDDEN,)
+    assert 0 < float(np.abs(found[:] - plain[:]).max()) <= float(held["embedding.scale"].max()) * 0.6

@@ -48,8 +48,9 @@ def root(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def loosen(patch: pytest.MonkeyPatch) -> None:
     """What INT8 costs a random model of this size is not what these tests are about."""
-    from shardmill.gates import thresholds
+    from shardmill.gates import limits, thresholds
 
+    patch.setattr(limits, "COSTS", dict.fromkeys(limits.COSTS, {}))
     for name in ("psnr", "kl", "top1_agreement", "perplexity_ratio"):
         patch.setitem(thresholds.THRESHOLDS, name, accepting(thresholds.THRESHOLDS[name]))
 
@@ -229,5 +230,14 @@ def test_the_rule_of_thumb_leaves_the_head_alone(root: Path) -> None:
     worked = set(driver.run(root, settings(convert={"precision": "int4"})))
     parts = [part for part in config.parse(settings()).parts if part.startswith("layers")]
     assert worked == {"plan", "precision", "parity/stack"} | steps_of(*parts)
+    assert read_json(root / "build/tiny/parity/layers_02_03.json")["limits"] == "4 bits"
+    assert "limits" not in read_json(root / "build/tiny/parity/head_0.json")
     found = read_json(root / "build/tiny/precision.json")
     assert found == {"schema": 1, "default": "int4", "matrices": {"lm_head.weight": "int8"}}
+
+
+def test_the_table_in_int8(root: Path) -> None:
+    """No program knows of it: the table is made again, and the stack compared."""
+    changed = settings(convert={"embedding": "int8"})
+    assert set(driver.run(root, changed)) == {"plan", "embedding", "parity/stack"}
+    assert driver.run(root, settings()) == []

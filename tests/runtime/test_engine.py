@@ -20,6 +20,7 @@ from shardmill.errors import ShardmillError
 from shardmill.models.host import NEVER
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
+from shardmill.runtime.table import read_tables
 
 Floats = NDArray[np.float32]
 TOLERANCE = 1e-2 if sys.platform == "darwin" else 1e-4  # Core ML itself computes in fp16 only
@@ -230,4 +231,4 @@ def test_an_embedding_that_is_none_is_named(tmp_path: Path, content: bytes | Non
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ShardmillError, match=f"^{file} can't be read as the embedding table"):
-        engine.read_table(file)
+        read_tables(file)

@@ -49,6 +49,6 @@ def task(
 
             convert_plain(piece, source, forms, made["package"], file)
 
-    params = {"method": method, "forms": forms}
     inputs = {"part": digest(piece.content)} | ({"codes": codes[0].sha256} if file else {})
+    params = {"method": method, "forms": forms if len({*forms.values()}) > 1 else "".join({*forms.values()})}
     return Task(work, Action("convert", inputs, params, **tools))

@@ -1,4 +1,4 @@
-"""embedding: the host's embedding table, fp16 as the programs' inputs are."""
+"""embedding: the host's embedding table, in fp16 as the programs' inputs are, or in int8."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from shardmill.files import digest
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
-def task(part: Path, record: Path, tools: Tools, threads: int = 1) -> Task:
-    """The table depends on its tensor alone.
+def task(part: Path, record: Path, form: str, tools: Tools, threads: int = 1) -> Task:
+    """The table depends on its tensor and its form alone.
 
     Args:
         part: parts/embedding.json.
         record: source.receipt.json, beside which the checkpoint lies.
+        form: the config's `convert.embedding`.
         tools: what decides the result besides.
         threads: how many round.
     """
@@ -24,6 +25,6 @@ def task(part: Path, record: Path, tools: Tools, threads: int = 1) -> Task:
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.convert.table import write_table
 
-        write_table(piece, source_folder(record), made["table"], threads)
+        write_table(piece, source_folder(record), made["table"], threads, form)
 
-    return Task(work, Action("embedding", {"part": digest(piece.content)}, **tools))
+    return Task(work, Action("embedding", {"part": digest(piece.content)}, {"form": form}, **tools))

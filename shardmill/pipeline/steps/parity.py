@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill import plan as plans
-from shardmill.files import digest
+from shardmill.files import digest, read_json
+from shardmill.forms import recipe as recipes
+from shardmill.gates import limits
 from shardmill.models import ENCODER
 from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
@@ -24,13 +26,21 @@ if TYPE_CHECKING:
 
 
 def task(
-    summary: Path, part: Path, record: Path, states: Artifact, package: Artifact, bundle: Artifact, tools: Tools
+    summary: Path,
+    part: Path,
+    recipe: Path,
+    record: Path,
+    states: Artifact,
+    package: Artifact,
+    bundle: Artifact,
+    tools: Tools,
 ) -> Task:
     """A verdict depends on the part, its programs, what they are compared with, and the engine.
 
     Args:
         summary: plan.json.
         part: parts/P.json.
+        recipe: precision.json, for the form with the fewest bits decides by which limits the part is judged.
         record: source.receipt.json, beside which the checkpoint lies.
         states: what the reference step wrote.
         package: the .mlpackage, of which the weights are read.
@@ -38,6 +48,7 @@ def task(
         tools: what decides the result besides.
     """
     piece, plan = plans.load_part(part), json.loads(summary.read_text())
+    key = limits.bits(recipes.read(read_json(recipe), recipe.name).forms(piece.shapes).values())
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
@@ -51,7 +62,7 @@ def task(
         stored = PackageWeights(package.path, piece, plan["prefix"])
         if piece.kind == ENCODER:
             found = _encoder(encoder.Runner(bundle.path, piece, plan), known, source, stored)
-            settle(f"parity {piece.name}", report(piece.name, found), made["verdict"])
+            settle(f"parity {piece.name}", report(piece.name, found, key), made["verdict"])
             return
         reference = Reference(source, plan["context"], carry(plan))
         if piece.kind == "layers":
@@ -61,7 +72,7 @@ def task(
             hidden = known["hidden"][-1]
             both = hidden, known["logits"][: len(hidden)]
             found = parity.head_parity(bundle.path, piece, reference, both, source, stored)
-        settle(f"parity {piece.name}", report(piece.name, found), made["verdict"])
+        settle(f"parity {piece.name}", report(piece.name, found, key), made["verdict"])
 
     inputs = {
         "part": digest(piece.content),
@@ -70,7 +81,7 @@ def task(
         "reference": seen(states.path, piece),
     }
     engine = machine.engine()
-    params = {**host_side(plan), "tokens": piece.tokens, "engine": engine}
+    params = {**host_side(plan), "tokens": piece.tokens, "engine": engine, "limits": key}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
 
 
@@ -94,11 +105,13 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
 
 
-def report(name: str, found: Iterable[Measurement | NotRun]) -> dict[str, Any]:
-    """What parity/P.json holds."""
+def report(name: str, found: Iterable[Measurement | NotRun], key: str = "") -> dict[str, Any]:
+    """What parity/P.json holds. `key` says by which limits it is judged, see gates/limits.py."""
     from shardmill.gates import parity, thresholds
 
     answers = list(found)
-    gate = thresholds.compare(a for a in answers if isinstance(a, thresholds.Measurement))
+    numbers = [a for a in answers if isinstance(a, thresholds.Measurement)]
+    gate = thresholds.compare(numbers, limits.table(key))
     skipped = {a.name: a.reason for a in answers if isinstance(a, thresholds.NotRun)}
-    return {"part": name, "engine": machine.engine(), "gate": gate, "not_run": parity.not_run() | skipped}
+    said = {"limits": key} if key else {}
+    return {"part": name, "engine": machine.engine(), **said, "gate": gate, "not_run": parity.not_run() | skipped}

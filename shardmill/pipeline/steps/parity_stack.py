@@ -9,7 +9,9 @@ from pathlib import Path
 
 from shardmill import machine
 from shardmill import plan as plans
-from shardmill.files import digest
+from shardmill.files import digest, read_json
+from shardmill.forms import recipe as recipes
+from shardmill.gates import limits
 from shardmill.pipeline.steps.parity import host_side, report
 from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
@@ -19,6 +21,7 @@ from shardmill.pipeline.verdict import settle
 def task(
     summary: Path,
     parts: list[Path],
+    recipe: Path,
     record: Path,
     states: Artifact,
     packages: list[Artifact],
@@ -31,6 +34,7 @@ def task(
     Args:
         summary: plan.json.
         parts: every parts/P.json, in the order of a pass, that of the embedding last.
+        recipe: precision.json, whose default decides by which limits the stack is judged.
         record: source.receipt.json, beside which the checkpoint lies.
         states: what the reference step wrote.
         packages: the .mlpackage of every part, of which the weights are read.
@@ -39,6 +43,7 @@ def task(
         tools: what decides the result besides.
     """
     plan = json.loads(summary.read_text())
+    key = limits.bits([recipes.read(read_json(recipe), recipe.name).default])
     *pieces, embedding = [plans.load_part(part) for part in parts]
 
     def work(made: Mapping[str, Path]) -> None:
@@ -62,7 +67,7 @@ def task(
             held = PackageWeights(packages[0].path, pieces[0], plan["prefix"])  # as all hold them: parity compared each
             classes, known = EncoderReference(source, plan["task"]), load_file(states.path)
             found = encoder.stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, known)
-            settle("parity stack", report("stack", chain([whole], found)), made["verdict"])
+            settle("parity stack", report("stack", chain([whole], found), key), made["verdict"])
             return
         # Every width of question 2 is fed, not only those that a runtime uses.
         manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
@@ -70,11 +75,11 @@ def task(
         reference = Reference(source, plan["context"], carry(plan))
         stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
         found = stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states.path))
-        settle("parity stack", report("stack", chain([whole], found)), made["verdict"])
+        settle("parity stack", report("stack", chain([whole], found), key), made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
     engine = machine.engine()
-    params = {**host_side(plan), "widths": plan["widths"], "engine": engine}
+    params = {**host_side(plan), "widths": plan["widths"], "engine": engine, "limits": key}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})

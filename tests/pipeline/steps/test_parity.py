@@ -22,12 +22,17 @@ Key = Callable[..., str]
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The action key of a part's job."""
 
-    def of(plan: Any, part: Part, package: str = "p", bundle: str = "b", reference: str = "r") -> str:
+    def of(
+        plan: Any, part: Part, package: str = "p", bundle: str = "b", reference: str = "r", default: str = "int8"
+    ) -> str:
         monkeypatch.setattr(parity, "seen", lambda states, part: reference)
         write_json(tmp_path / "plan.json", dict(plan))
         write_part(tmp_path / "part.json", part)
         artifacts = (Artifact(tmp_path, sha, {}) for sha in ("states", package, bundle))
-        task = parity.task(tmp_path / "plan.json", tmp_path / "part.json", tmp_path / "record", *artifacts, {})
+        recipe = {"schema": 1, "default": default, "matrices": {"lm_head.weight": "int8"}}
+        write_json(tmp_path / "recipe.json", recipe)
+        files = (tmp_path / name for name in ("plan.json", "part.json", "recipe.json", "record"))
+        task = parity.task(*files, *artifacts, {})
         assert task.action is not None
         return task.action.key
 
@@ -49,6 +54,13 @@ def test_other_weights_are_measured_anew_even_if_they_gave_the_same_package(buil
     assert key(built.plan, replace(part, tensors=tensors)) != key(built.plan, part)
 
 
+def test_other_limits_are_measured_anew(built: tiny.Build, key: Key) -> None:
+    """The forms of the part's own matrices decide them."""
+    layers, head = built.parts["layers_02_03"], built.parts["head_0"]
+    assert key(built.plan, layers, default="int4") != key(built.plan, layers)
+    assert key(built.plan, head, default="int4") == key(built.plan, head)
+
+
 def test_where_the_weights_lie_does_not_count(built: tiny.Build, key: Key) -> None:
     part = built.parts["layers_02_03"]
     moved = replace(part, tensors=tuple(replace(tensor, file="other", start=0) for tensor in part.tensors))
@@ -67,7 +79,9 @@ def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_th
         write_part(tmp_path / "embedding.json", piece)
         known = Artifact(tmp_path, "same", {})
         parts, record = [tmp_path / "embedding.json"], tmp_path / "record"
-        task = parity_stack.task(tmp_path / "plan.json", parts, record, known, [], [], known, {})
+        write_json(tmp_path / "recipe.json", {"schema": 1, "default": "int8", "matrices": {}})
+        recipe = tmp_path / "recipe.json"
+        task = parity_stack.task(tmp_path / "plan.json", parts, recipe, record, known, [], [], known, {})
         assert task.action is not None
         keys.add(task.action.key)
     assert len(keys) == 2

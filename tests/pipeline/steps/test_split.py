@@ -197,7 +197,7 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
     files = [build / "parts" / f"{name}.json" for name in names]
     settings = snakefile.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]])))
     receipt, store = build / "plan.receipt.json", Store(build / ".store")
-    task = step.task(record, settings, store.hashes, {})
+    task = step.task(record, [], settings, store.hashes, {})
     perform(task, {"summary": build / "plan.json"} | {path.stem: path for path in files}, receipt, store)
     parts, content = tiny.split(source, topology=[[0, 2]])
     assert {path.stem: plan.load_part(path) for path in files} == parts

@@ -1,0 +1,69 @@
+"""What precision may cost, by the bits of the weights: the limits of question 3 in the table of thresholds are INT8's.
+
+Weights of fewer bits cost more whatever is done, and a gate that INT4 can't pass says nothing of a build. A build that
+names a budget is held to that instead: whoever sets it has said what the model may cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from shardmill.forms.form import form
+from shardmill.gates.thresholds import COST, THRESHOLDS, Threshold
+
+FOUR, SIX = "4 bits", "6 bits"
+APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"
+SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
+LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
+# Limits by the fewest bits of a weight, each with its reason. Where a number is not named, INT8's limit holds.
+COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
+    FOUR: {
+        "psnr": (6.0, LOUDER.format(24)),
+        "experts_agreement_fp16": (0.6, "scores move by sixteen times as much as with INT8"),
+        "kl": (0.2, SAME),
+        "top1_agreement": (0.8, SAME),
+        "perplexity_ratio": (1.2, APPLE),
+        "label_kl": (0.2, "the limit of next-token distributions"),
+        "label_agreement": (0.9, "labels are few, and their margins wide"),
+        "span_agreement": (
+            0.8,
+            "a span has several tokens, each of which may differ as the agreement of labels allows",
+        ),
+        "embedding_cosine": (0.9, "noise of a fifth of the signal's power leaves 0.9"),
+    },
+    SIX: {
+        "psnr": (18.0, LOUDER.format(12)),
+        "experts_agreement_fp16": (0.8, "scores move by four times as much as with INT8"),
+        "kl": (0.06, "between INT8's and that of 4 bits"),
+        "top1_agreement": (0.95, "between INT8's and that of 4 bits"),
+        "perplexity_ratio": (1.05, "between INT8's and that of 4 bits"),
+        "label_kl": (0.06, "the limit of next-token distributions"),
+        "label_agreement": (0.97, "between INT8's and that of 4 bits"),
+        "span_agreement": (0.94, "between INT8's and that of 4 bits"),
+        "embedding_cosine": (0.97, "between INT8's and that of 4 bits"),
+    },
+}
+
+
+def bits(forms: Iterable[str]) -> str:
+    """By which limits weights of some forms are judged: a key of COSTS, or nothing for those of the table."""
+    fewest = min((form(name).bits for name in forms), default=8)
+    return f"{fewest} bits" if fewest < 8 else ""
+
+
+def table(key: str, budget: Mapping[str, float] | None = None) -> dict[str, Threshold]:
+    """The thresholds of a build.
+
+    Args:
+        key: what `bits` gives.
+        budget: limits that somebody set, by the names of numbers of question 3; they go before all others.
+
+    Raises:
+        KeyError: for a key or a name that there is not.
+    """
+    limits = dict(COSTS[key]) if key else {}
+    limits |= {name: (limit, "the build's own budget") for name, limit in (budget or {}).items()}
+    assert all(THRESHOLDS[name].question == COST for name in limits)
+    changed = {name: replace(THRESHOLDS[name], limit=limit, why=why) for name, (limit, why) in limits.items()}
+    return THRESHOLDS | changed
