@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from shardmill.config import Config
 
 log = logging.getLogger(__name__)
-DECIDING = ("model", "context", "buckets", "pooling", "topology", "tokens", "head", "convert")  # keys of the config
+DECIDING = (
+    "model",
+    "context",
+    "buckets",
+    "pooling",
+    "topology",
+    "experts",
+    "tokens",
+    "head",
+    "convert",
+)  # keys of the config
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -66,7 +76,7 @@ def split(
     from shardmill.models.hf_config import load_hf_config
 
     hf = load_hf_config(source)
-    model = family(hf.model_type, settings.kind).describe(hf, settings.length)
+    model = topology.as_configured(settings, family(hf.model_type, settings.kind).describe(hf, settings.length))
     architecture = model.architecture
     try:
         settings = topology.settled(settings, architecture)
