@@ -19,12 +19,12 @@ those of a sliding layer, R the slots of a convolution's ring, L its taps; every
 What a token carries from part to part beside the residual stream, a router's state, lies in channels of x and hidden
 after the first d; the host gives the first part zeros there.
 
-Where the host routes to experts, a part of layers ends in the middle of a layer that has some: with the residual stream
-that lacks only what the experts add, and after the channels that x has too, in its `hidden`, the experts' input z (d
-channels) and their weights (a channel each). Parts of kind "experts" follow it, each with some of that layer's experts:
-from z, its x, and those experts' weights one makes what they add to the stream, every multiplier of the branch included. The
-host adds what the parts make whose experts some token of the pass takes; the others it need not call. The next part of
-layers gets the sum. A weight of 0 stands for an expert that the token does not take.
+Where the host routes to experts, a part of layers ends in the middle of a layer that has some. Its `hidden` then has
+the channels of x, where the residual stream lacks only what the experts add; after them the experts' input z, d
+channels; and after that the weight of each expert, 0 where the token does not take it. Parts of kind "experts" follow,
+each with some of that layer's experts, in order: from z, its x, and those experts' weights one makes what they add to
+the stream, every multiplier of the branch included. The host adds what they make to the stream and hands it to the next
+part of layers. It need not call a part whose experts no token of the pass takes.
 
 An encoder is one part of kind "encoder" for each number
 of tokens that it is built for (a bucket): there T is that number, and its tokens see one another through the masks.

@@ -152,13 +152,13 @@ class ExpertSum(nn.Module):
         self.down_bias = None if bias is None else product(bias)
 
     def total(self, x: Tensor, weight: Tensor) -> Tensor:
-        """What all of them make: x [1, d, T, 1] and weights [1, count, T, 1] -> [1, d, T, 1]."""
+        """What all of them make, without those biases: x [1, d, T, 1], weights [1, count, T, 1] -> [1, d, T, 1]."""
         out: Tensor | None = None
         for expert, share in zip(self.experts, one_by_one(weight, len(self.experts), self.group), strict=True):
             y = expert(x, share)
             out = y if out is None else out + y
         assert out is not None
-        return out if self.down_bias is None else out + multiply(self.down_bias, weight)
+        return out
 
 
 class Mixture(Choice, ExpertSum):
@@ -170,7 +170,10 @@ class Mixture(Choice, ExpertSum):
 
     def forward(self, x: Tensor, order: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         weight, state = super().forward(x, order, before)
-        return self.total(x, weight), state
+        out = self.total(x, weight)
+        if self.down_bias is not None:
+            out = out + multiply(self.down_bias, weight)
+        return out, state
 
 
 class RoutedExperts(ExpertSum):
@@ -179,11 +182,15 @@ class RoutedExperts(ExpertSum):
     def __init__(self, form: Form, weights: Weights) -> None:
         super().__init__()
         g = form.graph
-        self.g = g
+        self.g, self.count = g, form.rows
         self.hold(g, weights, "", form.rows)
         if g.residual_scales:
             self.branch_scale = nn.Parameter(weights["branch_scale"].reshape(1, -1, 1, 1), requires_grad=False)
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        out = scale(self.total(x, weights), self.g.branch_scale)
+        out = self.total(x, weights)
+        if self.down_bias is not None:  # sizes as numbers: coremltools can't read a constant's without states
+            biases = torch.matmul(self.down_bias, weights.reshape(1, 1, self.count, -1))
+            out = out + biases.reshape(1, self.g.hidden, -1, 1)
+        out = scale(out, self.g.branch_scale)
         return out * self.branch_scale if self.g.residual_scales else out

@@ -1,4 +1,4 @@
-"""Experts that the host routes to: the same tokens as with all of them in the layers' programs, and as transformers'."""
+"""Experts that the host routes to: the same tokens as with all of them in the layers' programs, and transformers'."""
 
 from __future__ import annotations
 
