@@ -24,7 +24,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe, recipe
-from shardmill.models.architecture import Architecture, Experts, Model, with_routed_experts
+from shardmill.models.architecture import Architecture, Experts, Model, with_experts
 from shardmill.models.contract import Form, constants, program_form
 from shardmill.models.layer_constants import Shape
 
@@ -39,7 +39,9 @@ Range = tuple[int, int]
 
 def as_configured(config: Config, model: Model) -> Model:
     """The model with its experts where the config wants them. Raises CheckpointError for a model without any."""
-    return model if config.experts == "dense" else with_routed_experts(model)
+    if config.experts == "dense":
+        return model
+    return replace(model, architecture=with_experts(model.architecture, routed=True))
 
 
 def settled(config: Config, a: Architecture) -> Config:

@@ -240,13 +240,15 @@ def blocks(sources: Sources) -> tuple[Source, ...]:
     return (sources,) if isinstance(sources, Source) else sources
 
 
-def with_routed_experts(model: Model) -> Model:
-    """The same model with its experts in programs of their own. Raises CheckpointError for a model without any."""
-    a = model.architecture
+def with_experts(a: Architecture, *, routed: bool) -> Architecture:
+    """The same model with its experts in programs of their own, or in the layers'.
+
+    Raises:
+        CheckpointError: for a model without any.
+    """
     if a.graph.experts is None:
-        raise CheckpointError(f"experts: {a.model_type} has none to be routed; leave `experts` out of the config")
-    graph = replace(a.graph, experts=replace(a.graph.experts, routed=True))
-    return replace(model, architecture=replace(a, graph=graph))
+        raise CheckpointError(f"experts: {a.model_type} has none; leave `experts` out of the config")
+    return replace(a, graph=replace(a.graph, experts=replace(a.graph.experts, routed=routed)))
 
 
 def renamed(source: Source, name: Callable[[str], str]) -> Source:
