@@ -28,7 +28,8 @@ from flagships import MODELS
 
 from shardmill import config, plan, topology, traffic
 from shardmill.checkpoint.headers import read_tensors
-from shardmill.convert.stamped import WEIGHT_FILE, convert_stamped
+from shardmill.convert.package import WEIGHT_FILE
+from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.table import write_table
 from shardmill.models import family
 from shardmill.models.hf_config import load_hf_config

@@ -121,6 +121,17 @@ class Part:
             return {tensor.path: tensor.shape for tensor in self.tensors}
         return constants(self.form)
 
+    def in_model(self, path: str) -> str:
+        """What the model calls a constant, as recipes do: a group of experts counts its own from 0."""
+        if self.kind != "experts" or self.graph.experts is None:
+            return path
+        return f"layers.{self.layer}.{role_in_layer(path, self.start // self.graph.experts.group)}"
+
+    @property
+    def named_shapes(self) -> dict[str, Shape]:
+        """The shapes by what the model calls the constants."""
+        return {self.in_model(path): shape for path, shape in self.shapes.items()}
+
     @property
     def parameters(self) -> list[int]:
         """How many numbers each constant holds."""
@@ -197,7 +208,7 @@ def _drafted(part: Part, path: str, shape: Shape, model: Model, tensors: Mapping
     """A constant's blocks."""
     down, across = 0, 0
     rows = (part.start, part.end) if path.startswith(SLICED) else None
-    for source in blocks(model.sources[_in_model(part, path)]):
+    for source in blocks(model.sources[part.in_model(path)]):
         beside = tuple(_placed(path, Source(name), tensors[name], None) for name in (source.plus, source.by) if name)
         block = replace(_placed(path, source, tensors[source.tensor], rows), at=(down, across), beside=beside)
         yield block
@@ -205,13 +216,6 @@ def _drafted(part: Part, path: str, shape: Shape, model: Model, tensors: Mapping
             down += block.shape[0]
         else:
             across += block.shape[1]
-
-
-def _in_model(part: Part, path: str) -> str:
-    """What the model calls a constant of a part: a group of experts calls its own by paths that no layer has."""
-    if part.kind != "experts" or part.graph.experts is None:
-        return path
-    return f"layers.{part.layer}.{role_in_layer(path, part.start // part.graph.experts.group)}"
 
 
 def _placed(path: str, source: Source, info: TensorInfo, rows: tuple[int, int] | None) -> Tensor:

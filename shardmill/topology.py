@@ -27,6 +27,7 @@ from shardmill.forms.recipe import Recipe, recipe
 from shardmill.models.architecture import Architecture, Experts, Model, with_experts
 from shardmill.models.contract import Form, constants, program_form
 from shardmill.models.layer_constants import Shape
+from shardmill.plan import empty_parts
 
 if TYPE_CHECKING:
     from shardmill.config import Config
@@ -85,7 +86,7 @@ def _expert_groups(config: Config, a: Architecture) -> int:
     """
     experts = a.graph.experts
     assert experts is not None
-    fitting = [n for n in _divisors(_units(experts)) if _group_bytes(config, a, n) >= MIN_WEIGHT_BYTES]
+    fitting = [n for n in _divisors(_units(experts)) if min(_group_bytes(config, a, n)) >= MIN_WEIGHT_BYTES]
     return max(fitting, default=1)
 
 
@@ -94,11 +95,11 @@ def _units(experts: Experts) -> int:
     return experts.count // experts.group
 
 
-def _group_bytes(config: Config, a: Architecture, count: int) -> int:
-    """Bytes of the weight file of each of `count` groups of a layer's experts."""
-    assert a.graph.experts is not None
-    form = Form("experts", a.graph, rows=a.graph.experts.count // count)
-    return file_bytes(constants(form), recipe(config.convert.precision))
+def _group_bytes(config: Config, a: Architecture, count: int) -> list[int]:
+    """Bytes of the weight file of each of `count` groups of every layer's experts."""
+    parts = empty_parts(replace(proposed(replace(config, experts=1), a), experts=count), a)
+    chosen = recipe(config.convert.precision)
+    return [file_bytes(part.named_shapes, chosen) for part in parts if part.kind == "experts"]
 
 
 def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
@@ -157,7 +158,8 @@ def _matrix_rows(config: Config, a: Architecture) -> dict[str, Shape]:
     """The constants of all programs, of the LM head those of a slice, as far as it is known how many there are."""
     count = config.head.slices
     rows = a.vocab // (count if count != "auto" else 1)
-    return constants(program_form(a)) | ({} if a.ends else constants(Form("head", a.graph, rows=rows)))
+    whole = with_experts(a, routed=False) if a.graph.experts else a
+    return constants(program_form(whole)) | ({} if a.ends else constants(Form("head", a.graph, rows=rows)))
 
 
 def _unroutable(config: Config, a: Architecture) -> str:
@@ -169,10 +171,9 @@ def _unroutable(config: Config, a: Architecture) -> str:
     if ranges != "auto" and ranges != ends:
         return f"topology: with experts routed a part ends at each layer that has them: {[list(r) for r in ends]}"
     if isinstance(config.experts, int) and _units(experts) % config.experts:
-        return (
-            f"experts: {config.experts} groups do not divide the {_units(experts)} units of {experts.group} experts "
-            f"that a layer has; {' or '.join(map(str, _divisors(_units(experts))))} would"
-        )
+        together = f", of which {experts.group} at a time share projections" if experts.group > 1 else ""
+        fitting = " or ".join(map(str, _divisors(_units(experts))))
+        return f"experts: {config.experts} does not divide a layer's {experts.count} experts{together}; {fitting} would"
     return ""
 
 
@@ -192,7 +193,7 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     slice_bytes = _slice_bytes(config, a, chosen.slices)
     if slice_bytes > MAX_WEIGHT_BYTES:
         found.append(_refusal("head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
-    if chosen.groups and (group_bytes := _group_bytes(config, a, chosen.groups)) > MAX_WEIGHT_BYTES:
+    if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > MAX_WEIGHT_BYTES:
         found.append(_refusal("experts", "a group", group_bytes, "`routed` leaves the number of groups to the plan"))
     return found
 

@@ -21,7 +21,7 @@ def checkpoint(model_type: str, folder: Path) -> Path:
 
 def build(source: Path, folder: Path, experts: int | str, weights: str = "int8", **changes: Any) -> tiny.Build:
     """A build of a checkpoint: `experts` as in a config."""
-    options = {"topology": "auto", "head": {"slices": 1}, "experts": experts, "convert": {"weights": weights}}
+    options = {"topology": "auto", "head": {"slices": 1}, "experts": experts, "convert": {"precision": weights}}
     parts, content = tiny.split(source, **options, **changes)
     packages = {}
     folder.mkdir()

@@ -196,7 +196,7 @@ def test_routed_experts_cut_the_layers_and_are_grouped_by_the_least_that_earns_a
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"experts": 3}, "experts: 3 groups do not divide the 16 units of 1 experts that a layer has; 1 or 2 or 4 or"),
+        ({"experts": 3}, "experts: 3 does not divide a layer's 16 experts; 1 or 2 or 4 or 8 or 16 would"),
         (
             {"experts": 4, "topology": [[0, 10]]},
             "topology: with experts routed a part ends at each layer that has them",

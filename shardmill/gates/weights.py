@@ -78,7 +78,7 @@ class PackageWeights:
         def weights(name: str) -> Tensor:
             if not self.made_of(name):
                 return original(name)
-            found = original(name).float().clone()
+            found = original(name).float()  # mapped privately, if it is not a copy already
             self.fill(found, name)
             return found
 

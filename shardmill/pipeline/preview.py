@@ -17,7 +17,7 @@ from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
-from shardmill.models.contract import constants, states, table_constants
+from shardmill.models.contract import states, table_constants
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
@@ -152,7 +152,7 @@ def preview(config: Config) -> Preview:
 
 
 def _program(part: Part, config: Config) -> Program:
-    chosen, held = recipe(config.convert.precision), constants(part.form)
+    chosen, held = recipe(config.convert.precision), part.named_shapes
     return Program(
         name=part.name,
         kind=part.kind,

@@ -51,3 +51,14 @@ def test_every_byte_lies_in_one_part(split: tuple[Path, dict[str, Part]]) -> Non
         return {(t.source.tensor, t.source.index) for t in once}, sum(t.end - t.start for t in once)
 
     assert read(parts) == read(dense)
+
+
+def test_a_recipe_names_experts_as_the_model_does(split: tuple[Path, dict[str, Part]]) -> None:
+    """Whichever program they are in: a recipe is for either form."""
+    source, parts = split
+    dense = tiny.split(source, topology="auto")[0]
+
+    def named(found: dict[str, Part]) -> dict[str, tuple[int, ...]]:
+        return {name: shape for part in found.values() for name, shape in part.named_shapes.items() if len(shape) == 2}
+
+    assert named(parts) == named(dense)

@@ -24,7 +24,8 @@ def task(part: Path, recipe: Path, record: Path, method: str, tools: Tools, temp
         threads: how many encode weights.
     """
     piece, source = plan.load_part(part), source_folder(record)
-    forms = recipes.read(read_json(recipe), recipe.name).forms(piece.shapes)
+    chosen = recipes.read(read_json(recipe), recipe.name).forms(piece.named_shapes)
+    forms = {path: chosen[name] for path in piece.shapes if (name := piece.in_model(path)) in chosen}
 
     def work(made: Mapping[str, Path]) -> None:
         if method == "stamped":

@@ -22,7 +22,7 @@ def task(parts: list[Path], source: list[Path], precision: str, tools: Tools) ->
         tools: what decides the result besides.
     """
     chosen = recipe(str(source[0]) if source else precision)
-    constants = {path: shape for part in parts for path, shape in plan.load_part(part).shapes.items()}
+    constants = {path: shape for part in parts for path, shape in plan.load_part(part).named_shapes.items()}
     content = chosen.within(constants)
 
     def work(made: Mapping[str, Path]) -> None:
