@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from shardmill.errors import ConfigError
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, ENCODER, local
-from shardmill.pydantic_errors import GIVEN, describe_all
+from shardmill.pydantic_errors import GIVEN, NAMED, describe_all
 from shardmill.yamlfile import read_yaml
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
@@ -38,6 +38,10 @@ def _alternative(value: object) -> str:
     return "auto" if value == "auto" else GIVEN
 
 
+def _method(value: object) -> str:
+    return NAMED if isinstance(value, str) else GIVEN
+
+
 # One that is left open is settled by what the model's config.json says, see shardmill.pipeline.settle.
 Topology = Annotated[
     Annotated[tuple[Layers, ...], Field(min_length=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")],
@@ -48,6 +52,10 @@ Slices = Annotated[
 ]
 
 
+Experts = Annotated[
+    Annotated[StrictInt, Field(ge=1), Tag(GIVEN)] | Annotated[Literal["dense", "routed"], Tag(NAMED)],
+    Discriminator(_method),
+]
 Sizes = Annotated[
     Annotated[tuple[Annotated[StrictInt, Field(ge=1, le=8192)], ...], Field(min_length=1), Tag(GIVEN)]
     | Annotated[Auto, Tag("auto")],
@@ -174,6 +182,13 @@ class Config:
     topology: Annotated[
         Topology, Field(description="Layers of each part, in order; auto: as few parts as fit, of even size.")
     ] = "auto"
+    experts: Annotated[
+        Experts,
+        Field(
+            description="dense: all of a layer's experts run in its program; routed: groups of them are programs of "
+            "their own, which the host calls for tokens that take them; a number: routed, in so many groups a layer."
+        ),
+    ] = "dense"
     tokens: Tokens = Tokens()
     head: Head = Head()
     convert: Convert = Convert()
@@ -197,8 +212,16 @@ class Config:
 
     @property
     def is_settled(self) -> bool:
-        """Whether neither topology nor head slices are left open; an encoder has neither."""
-        return self.kind == ENCODER or "auto" not in (self.topology, self.head.slices)
+        """Whether neither topology, groups of experts nor head slices are left open; an encoder has none of them."""
+        open_ones = "auto" in (self.topology, self.head.slices) or self.experts == "routed"
+        return self.kind == ENCODER or not open_ones
+
+    @property
+    def groups(self) -> int:
+        """How many programs hold the experts of a layer, once that is settled; 0 where they run in the layer's own."""
+        if self.experts == "routed":
+            raise ConfigError("experts: routed is not settled yet")
+        return 0 if self.experts == "dense" else self.experts
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -219,8 +242,11 @@ class Config:
         """Names of all parts, in the order in which a pass runs them; an encoder's pass runs one of them."""
         if self.kind == ENCODER:
             return tuple(f"encoder_{size}" for size in self.sizes)
-        layers = tuple(f"layers_{start:02d}_{end:02d}" for start, end in self.ranges)
-        return layers + tuple(f"head_{j}" for j in range(self.slices))
+        found: list[str] = []
+        for start, end in self.ranges:
+            found.append(f"layers_{start:02d}_{end:02d}")
+            found += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
+        return (*found, *(f"head_{j}" for j in range(self.slices)))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -305,7 +331,7 @@ def _kind_problems(config: Config) -> list[str]:
     if config.kind == DECODER:
         strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
         return strange if config.context else ["context: missing"]
-    neutral = {"context": None, "topology": "auto", "tokens": Tokens(), "head": Head()}
+    neutral = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens(), "head": Head()}
     strange = [key for key, value in neutral.items() if getattr(config, key) != value]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]

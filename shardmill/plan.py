@@ -29,11 +29,12 @@ from shardmill.models.contract import (
     table_constants,
     window_slots,
 )
-from shardmill.models.layer_constants import Shape
+from shardmill.models.layer_constants import Shape, role_in_layer
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
 
+SLICED = ("lm_head.", "down_bias")  # constants of which a part has the rows that it stands for
 LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp32 (portable_coreml/run/stored.py)
 
 
@@ -79,13 +80,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """One program: layers [start, end), or LM-head rows [start, end), or the embedding table (rows [start, end)).
+    """One program: layers [start, end), or of a layer the experts [start, end), or LM-head rows [start, end).
+
+    Or the host's embedding table, of rows [start, end).
 
     An encoder's programs hold all layers each.
     """
 
     name: str
-    kind: str  # "layers", "head", "encoder" or "embedding"
+    kind: str  # "layers", "experts", "head", "encoder" or "embedding"
     start: int
     end: int
     slots: int  # S
@@ -95,6 +98,7 @@ class Part:
     kinds: tuple[Kind, ...]  # of its layers
     tensors: tuple[Tensor, ...]
     ends: Ends | None = None  # of an encoder
+    layer: int = 0  # that experts belong to
 
     @property
     def form(self) -> Form:
@@ -108,8 +112,7 @@ class Part:
     def content(self) -> dict[str, Any]:
         """What decides the package: everything but where the bytes lie, and the part's own name."""
         fields = asdict(self) | {"tensors": [tensor.content for tensor in self.tensors]}
-        del fields["name"]
-        return fields
+        return {name: value for name, value in fields.items() if name not in ("name", "layer")}
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -117,6 +120,17 @@ class Part:
         if self.kind == "embedding":
             return {tensor.path: tensor.shape for tensor in self.tensors}
         return constants(self.form)
+
+    def in_model(self, path: str) -> str:
+        """What the model calls a constant, as recipes do: a group of experts counts its own from 0."""
+        if self.kind != "experts" or self.graph.experts is None:
+            return path
+        return f"layers.{self.layer}.{role_in_layer(path, self.start // self.graph.experts.group)}"
+
+    @property
+    def named_shapes(self) -> dict[str, Shape]:
+        """The shapes by what the model calls the constants."""
+        return {self.in_model(path): shape for path, shape in self.shapes.items()}
 
     @property
     def parameters(self) -> list[int]:
@@ -167,10 +181,13 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
             for name, size in zip(config.parts, config.sizes, strict=True)
         ]
         return (*programs, part("embedding", "embedding", 0, a.vocab))
-    parts = [
-        part(name, "layers", start, end, config.length)
-        for name, (start, end) in zip(config.parts, config.ranges, strict=False)
-    ]
+    parts: list[Part] = []
+    for start, end in config.ranges:
+        parts.append(part(f"layers_{start:02d}_{end:02d}", "layers", start, end, config.length))
+        size = a.graph.experts.count // config.groups if a.graph.experts and config.groups else 0
+        for j in range(config.groups):
+            group = part(f"experts_{end - 1:02d}_{j}", "experts", j * size, (j + 1) * size)
+            parts.append(replace(group, layer=end - 1))
     rows = a.vocab // config.slices
     parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.slices)]
     return (*parts, part("embedding", "embedding", 0, a.vocab))
@@ -180,23 +197,20 @@ def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo])
     """All parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
 
     def filled(part: Part) -> Part:
-        rows = (part.start, part.end) if part.kind == "head" else None
         shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
-        found = [_drafted(path, shape, model, tensors, rows) for path, shape in shapes.items()]
+        found = [_drafted(part, path, shape, model, tensors) for path, shape in shapes.items()]
         return replace(part, tensors=tuple(chain(*found)))
 
     return tuple(map(filled, empty_parts(config, model.architecture)))
 
 
-def _drafted(
-    path: str, shape: Shape, model: Model, tensors: Mapping[str, TensorInfo], rows: tuple[int, int] | None
-) -> Iterator[Tensor]:
-    """A constant's blocks. Args: rows those of the LM head that the part holds; its other constants are whole."""
+def _drafted(part: Part, path: str, shape: Shape, model: Model, tensors: Mapping[str, TensorInfo]) -> Iterator[Tensor]:
+    """A constant's blocks."""
     down, across = 0, 0
-    for source in blocks(model.sources[path]):
+    rows = (part.start, part.end) if path.startswith(SLICED) else None
+    for source in blocks(model.sources[part.in_model(path)]):
         beside = tuple(_placed(path, Source(name), tensors[name], None) for name in (source.plus, source.by) if name)
-        of_part = rows if path.startswith("lm_head.") else None
-        block = replace(_placed(path, source, tensors[source.tensor], of_part), at=(down, across), beside=beside)
+        block = replace(_placed(path, source, tensors[source.tensor], rows), at=(down, across), beside=beside)
         yield block
         if len(block.shape) == 1 or block.shape[1] == shape[-1]:
             down += block.shape[0]

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-GIVEN = "(given)"  # what pydantic calls the alternative to "auto" in the place of an error
+# What pydantic calls the alternatives of a key that takes a value or a word, in the place of an error.
+GIVEN, NAMED = "(given)", "(named)"
 
 
 def describe_all(error: ValidationError) -> str:
@@ -24,7 +25,7 @@ def _is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
 
 def _describe(error: Mapping[str, Any]) -> str:
     """One pydantic error as `key.key: what is wrong`."""
-    where = ".".join(str(part) for part in error["loc"] if part != GIVEN)
+    where = ".".join(str(part) for part in error["loc"] if part not in (GIVEN, NAMED))
     if error["type"] == "unexpected_keyword_argument":
         return f"{where}: unknown key"
     if error["type"] in ("missing", "missing_argument"):

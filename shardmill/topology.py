@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from portable_coreml.judge.placement.limits import MAX_EXTENT, MAX_WEIGHT_BYTES, STATE_WIDTH_MULTIPLE
+from portable_coreml.judge.placement.limits import (
+    MAX_EXTENT,
+    MAX_WEIGHT_BYTES,
+    MIN_WEIGHT_BYTES,
+    STATE_WIDTH_MULTIPLE,
+)
 
 from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe, recipe
-from shardmill.models.architecture import Architecture
+from shardmill.models.architecture import Architecture, Experts, Model, with_experts
 from shardmill.models.contract import Form, constants, program_form
-from shardmill.models.layer_constants import Shape, layer_constants
+from shardmill.models.layer_constants import Shape
+from shardmill.plan import empty_parts
 
 if TYPE_CHECKING:
     from shardmill.config import Config
@@ -32,8 +38,15 @@ MOST_SLICES = 64  # more programs than these cost a pass more than extents over 
 Range = tuple[int, int]
 
 
+def as_configured(config: Config, model: Model) -> Model:
+    """The model with its experts where the config wants them. Raises CheckpointError for a model without any."""
+    if config.experts == "dense":
+        return model
+    return replace(model, architecture=with_experts(model.architecture, routed=True))
+
+
 def settled(config: Config, a: Architecture) -> Config:
-    """The config with its topology and head slices as numbers.
+    """The config with its topology, groups of experts and head slices as numbers.
 
     Raises:
         ConfigError: if the model can't be built so.
@@ -51,10 +64,42 @@ def proposed(config: Config, a: Architecture) -> Config:
     if a.ends is not None:
         return replace(config, buckets=config.sizes)
     ranges = config.topology
-    if ranges == "auto":
+    if ranges == "auto" and config.experts != "dense":
+        ranges = _between_experts(a)
+    elif ranges == "auto":
         ranges = share_layers(_layer_bytes(config, a), MAX_WEIGHT_BYTES - ALIGNMENT)
     count = _head_slices(config, a) if config.head.slices == "auto" else config.head.slices
-    return replace(config, topology=ranges, head=replace(config.head, slices=count))
+    groups = _expert_groups(config, a) if config.experts == "routed" else config.experts
+    return replace(config, topology=ranges, experts=groups, head=replace(config.head, slices=count))
+
+
+def _between_experts(a: Architecture) -> tuple[Range, ...]:
+    """Ranges of layers that end with those that have experts: there the host adds what the experts make."""
+    ends = [i for i, kind in enumerate(a.kinds, start=1) if kind.ffn == "experts"]
+    return tuple(pairwise([0, *ends]))
+
+
+def _expert_groups(config: Config, a: Architecture) -> int:
+    """The most groups of which each still has the weights that earn a program its dispatch (rule W5); one if none has.
+
+    The fewer experts a group has, the more groups does a token leave out.
+    """
+    experts = a.graph.experts
+    assert experts is not None
+    fitting = [n for n in _divisors(_units(experts)) if min(_group_bytes(config, a, n)) >= MIN_WEIGHT_BYTES]
+    return max(fitting, default=1)
+
+
+def _units(experts: Experts) -> int:
+    """How many a layer's experts are, those that share their projections counted as one."""
+    return experts.count // experts.group
+
+
+def _group_bytes(config: Config, a: Architecture, count: int) -> list[int]:
+    """Bytes of the weight file of each of `count` groups of every layer's experts."""
+    parts = empty_parts(replace(proposed(replace(config, experts=1), a), experts=count), a)
+    chosen = recipe(config.convert.precision)
+    return [file_bytes(part.named_shapes, chosen) for part in parts if part.kind == "experts"]
 
 
 def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
@@ -98,6 +143,8 @@ def misfits(config: Config, a: Architecture) -> list[str]:
             f"head_dim {width}: a key/value state whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the "
             "Neural Engine (rule S8); this model can't be built"
         ]
+    if config.experts != "dense" and (problem := _unroutable(config, a)):
+        return [problem]
     if count != "auto" and a.vocab % count:
         divisors = _divisors(a.vocab)
         near = [n for n in divisors if n < count][-1:] + [n for n in divisors if n > count][:1]
@@ -111,7 +158,23 @@ def _matrix_rows(config: Config, a: Architecture) -> dict[str, Shape]:
     """The constants of all programs, of the LM head those of a slice, as far as it is known how many there are."""
     count = config.head.slices
     rows = a.vocab // (count if count != "auto" else 1)
-    return constants(program_form(a)) | ({} if a.ends else constants(Form("head", a.graph, rows=rows)))
+    whole = with_experts(a, routed=False) if a.graph.experts else a
+    return constants(program_form(whole)) | ({} if a.ends else constants(Form("head", a.graph, rows=rows)))
+
+
+def _unroutable(config: Config, a: Architecture) -> str:
+    """Says why the host can't route to the model's experts as the config wants it, or ''."""
+    experts, ranges, ends = a.graph.experts, config.topology, _between_experts(a)
+    assert experts is not None
+    if ends[-1][1] != a.layers or a.graph.post_norms or a.graph.outer_norms:
+        return f"experts: {a.model_type} has layers that the host can't end with its experts' sum; take `dense`"
+    if ranges != "auto" and ranges != ends:
+        return f"topology: with experts routed a part ends at each layer that has them: {[list(r) for r in ends]}"
+    if isinstance(config.experts, int) and _units(experts) % config.experts:
+        together = f", of which {experts.group} at a time share projections" if experts.group > 1 else ""
+        fitting = " or ".join(map(str, _divisors(_units(experts))))
+        return f"experts: {config.experts} does not divide a layer's {experts.count} experts{together}; {fitting} would"
+    return ""
 
 
 def overweight(config: Config, a: Architecture) -> list[str]:
@@ -130,6 +193,8 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     slice_bytes = _slice_bytes(config, a, chosen.slices)
     if slice_bytes > MAX_WEIGHT_BYTES:
         found.append(_refusal("head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
+    if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > MAX_WEIGHT_BYTES:
+        found.append(_refusal("experts", "a group", group_bytes, "`routed` leaves the number of groups to the plan"))
     return found
 
 
@@ -166,11 +231,9 @@ def _blob_bytes(size: int) -> int:
 
 
 def _layer_bytes(config: Config, a: Architecture) -> list[int]:
-    chosen, of_kind = recipe(config.convert.precision), {kind: layer_constants(a.graph, kind) for kind in set(a.kinds)}
-    return [
-        sum(_constant_bytes(f"layers.{i}.{role}", shape, chosen) for role, shape in of_kind[kind].items())
-        for i, kind in enumerate(a.kinds)
-    ]
+    chosen = recipe(config.convert.precision)
+    forms = [Form("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
+    return [file_bytes(constants(form), chosen) - ALIGNMENT for form in forms]
 
 
 def _slice_bytes(config: Config, a: Architecture, count: int) -> int:

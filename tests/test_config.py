@@ -62,6 +62,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no parts": ({"topology": []}, "topology: "),
     "another word": ({"topology": "even"}, "topology: input should be a valid tuple, is 'even'"),
     "slices by name": ({"head": {"slices": "few"}}, "head.slices: input should be a valid integer, is 'few'"),
+    "experts by another name": ({"experts": "sparse"}, "experts: input should be 'dense' or 'routed', is 'sparse'"),
+    "no group of experts": ({"experts": 0}, "experts: input should be greater than or equal to 1, is 0"),
     "gap": ({"topology": [[0, 2], [3, 4]]}, "topology: layer 2 is in no part"),
     "gap at the start": ({"topology": [[1, 4]]}, "topology: layer 0 is in no part"),
     "wide gap": ({"topology": [[0, 1], [3, 4]]}, "topology: layers 1..2 are in no part"),

@@ -17,7 +17,7 @@ from shardmill import config, plan, topology
 from shardmill.convert import stamped
 from shardmill.errors import ConfigError
 from shardmill.forms.recipe import recipe
-from shardmill.models.architecture import Architecture, Graph, Kind
+from shardmill.models.architecture import Architecture, Experts, Graph, Kind
 from shardmill.models.contract import constants
 
 PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (Kind(),) * 32, 200064, True, {})
@@ -173,3 +173,41 @@ def test_parts_of_a_plan_are_those_of_the_topology() -> None:
         ("layers_16_32", 16, 32),
         ("head_0", 0, 50016),
     ]
+
+
+def expert_model(**experts: Any) -> Architecture:
+    """Ten layers of the width of ZAYA1-8B, of which the first two have no experts."""
+    chosen = Experts(**{"count": 16, "chosen": 1, "ffn": 2048, "routed": True, **experts})
+    kinds = (Kind(),) * 2 + (Kind(ffn="experts"),) * 8
+    return replace(PHI, kinds=kinds, graph=replace(PHI.graph, hidden=2048, experts=chosen))
+
+
+def test_routed_experts_cut_the_layers_and_are_grouped_by_the_least_that_earns_a_dispatch() -> None:
+    """One expert has 12.6 MB, and two have more than rule W5 asks for."""
+    chosen = topology.settled(settings(experts="routed"), expert_model())
+    assert chosen.ranges == ((0, 3), *((i, i + 1) for i in range(3, 10)))
+    assert chosen.groups == 8
+    assert chosen.parts[:10] == ("layers_00_03", *(f"experts_02_{j}" for j in range(8)), "layers_03_04")
+    assert topology.settled(settings(experts="routed"), expert_model(ffn=2560)).groups == 16
+    assert topology.settled(settings(experts="routed"), expert_model(ffn=16)).groups == 1
+    assert topology.settled(settings(experts="routed"), expert_model(count=128, group=16)).groups == 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"experts": 3}, "experts: 3 does not divide a layer's 16 experts; 1 or 2 or 4 or 8 or 16 would"),
+        (
+            {"experts": 4, "topology": [[0, 10]]},
+            "topology: with experts routed a part ends at each layer that has them",
+        ),
+    ],
+)
+def test_what_routed_experts_contradict_is_named(asked: dict[str, Any], expected: str) -> None:
+    assert refusal(expert_model(), **asked).startswith(expected)
+
+
+def test_a_model_that_goes_on_after_its_experts_is_refused() -> None:
+    a = expert_model()
+    for other in (replace(a, kinds=(*a.kinds, Kind())), replace(a, graph=replace(a.graph, post_norms=True))):
+        assert refusal(other, experts="routed").endswith("can't end with its experts' sum; take `dense`")

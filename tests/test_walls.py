@@ -29,6 +29,7 @@ MAY_USE: dict[str, set[str]] = {
     "runtime": {"checkpoint", "models", "decode"},
     "convert": {"checkpoint", "forms", "models", "plan"},
     "topology": {"config", "convert", "forms", "models", "plan"},
+    "traffic": {"config", "forms", "convert", "models", "plan", "topology"},
     "gates": {"checkpoint", "convert", "decode", "forms", "models", "plan", "runtime"},
     "precision": {"convert", "forms", "gates", "models", "plan"},
     "serve": {"decode", "runtime"},
@@ -36,7 +37,7 @@ MAY_USE: dict[str, set[str]] = {
     "report": {"forms", "gates"},
     "pipeline": {
         "attest", "bench", "checkpoint", "config", "convert", "decode", "forms", "gates", "models", "plan",
-        "precision", "report", "runtime", "serve", "topology",
+        "precision", "report", "runtime", "serve", "topology", "traffic",
     },
     "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
     "doctor": {"checkpoint", "runtime"},

@@ -54,6 +54,8 @@ def render(found: Preview) -> Iterator[str | Table]:
         yield f"buckets: {list(found.buckets)}"
     else:
         yield f"topology: {[list(part) for part in found.topology]}"
+        if found.passes:
+            yield f"experts: {found.expert_groups or 'dense'}"
         yield f"head.slices: {found.head_slices}"
     yield _programs(found)
     yield f"weights: {found.bits_per_weight:.2f} bits each, with scales, tables and padding"
@@ -63,13 +65,34 @@ def render(found: Preview) -> Iterator[str | Table]:
         yield "weights: the programs' weight files are the same, and are stored once"
     else:
         yield _pass(found)
+        if found.passes:
+            yield _by_form(found)
+            yield UNIFORM
     yield f"tensors: {TENSORS[found.tensors]}"
+
+
+UNIFORM = "where experts are routed, that is expected of tokens that take any set of experts as likely as any other"
+
+
+def _by_form(found: Preview) -> Table:
+    """What passes of a model with experts take, with all of them in the layers' programs and with groups of them."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("experts", "tokens of a pass", "dispatches", "reads"):
+        table.add_column(column, justify="left" if column == "experts" else "right")
+    for p in found.passes:
+        form = f"routed, {p.groups} groups a layer" if p.groups else p.experts
+        table.add_row(form, str(p.tokens), f"{p.dispatches:.4g}", size(p.bytes))
+    return table
 
 
 def _pass(found: Preview) -> str:
     """What a decoder's pass takes."""
+    most = "at most " if found.expert_groups else ""
     return (
-        f"a pass: 1 to {found.tokens_max} tokens, {len(found.programs)} dispatches; "
+        f"a pass: 1 to {found.tokens_max} tokens, {most}{len(found.programs)} dispatches; "
         f"a pass of one token reads {size(found.bytes_per_token)}"
     )
 
@@ -93,7 +116,11 @@ def _programs(found: Preview) -> Table:
     for p in found.programs:
         share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
         table.add_row(
-            p.name, _holds(p.layers) or f"{p.end - p.start} rows", size(p.weight_bytes), share, _states(p.state_bytes)
+            p.name,
+            _holds(p.layers) or f"{p.end - p.start} {'experts' if p.kind == 'experts' else 'rows'}",
+            size(p.weight_bytes),
+            share,
+            _states(p.state_bytes),
         )
     table.add_section()
     table.add_row("all", "", size(found.weight_bytes), "", _states(found.state_bytes))

@@ -179,11 +179,20 @@ def stored_model(
 def stored_weights(packages: Mapping[str, tuple[Part, Path]], prefix: str) -> tuple[Weights, Iterator[Tensor]]:
     """Dequantised from all packages: layer and norm weights by transformers' names, and the LM head's rows."""
     stored = [(part, PackageWeights(path, part, prefix)) for part, path in packages.values()]
-    owners = {_transformers_name(t, prefix): weights for part, weights in stored for t in part.tensors}
+    owners: dict[str, list[PackageWeights]] = {}
+    for part, held in stored:
+        for name in {_transformers_name(t, prefix) for t in part.tensors}:
+            owners.setdefault(name, []).append(held)
     heads = [weights for part, weights in stored if part.kind == "head"]
 
     def weights(name: str) -> Tensor:
-        return torch.cat([one(name) for one in heads]) if name == "lm_head.bias" else owners[name](name)
+        if name == "lm_head.bias":
+            return torch.cat([one(name) for one in heads])
+        first, *others = owners[name]  # several, where a tensor has experts that lie in different programs
+        found = first(name)
+        for other in others:
+            other.fill(found, name)
+        return found
 
     return weights, (rows for one in heads for rows in one.rows("lm_head.weight"))
 

@@ -7,7 +7,7 @@ test. A tensor is in memory only while it is used, so a package of any size take
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,37 @@ class PackageWeights:
         Raises:
             GateError: if the package does not hold it.
         """
-        tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
-        made = [held for held in self.part.tensors if held.source.tensor == tensor and held.source.magnitude != "only"]
+        made = self.made_of(name)
         if not made:
             raise GateError(f"{self.package.name} does not hold {name}")
         found = torch.zeros(made[0].source.shape or made[0].stored)
-        for held in made:
-            place = found if held.source.index is None else found[held.source.index]
-            put_back(place, self.block(held), held.source, self.magnitude(held))
+        self.fill(found, name)
         return found
+
+    def made_of(self, name: str) -> list[Constant]:
+        """The blocks that are made of a checkpoint's tensor, by transformers' name of it."""
+        tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
+        return [held for held in self.part.tensors if held.source.tensor == tensor and held.source.magnitude != "only"]
+
+    def fill(self, found: Tensor, name: str) -> None:
+        """Writes what the package holds of a checkpoint's tensor to its place there: maybe only some experts."""
+        for held in self.made_of(name):
+            place = found if held.source.index is None else found[held.source.index]
+            if held.rows and held.source.shape:  # the part's rows of a tensor that is read whole
+                place = found[slice(*held.rows)]
+            put_back(place, self.block(held), held.source, self.magnitude(held))
+
+    def over(self, original: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+        """The checkpoint's tensors, `original`, with the package's values wherever it holds some."""
+
+        def weights(name: str) -> Tensor:
+            if not self.made_of(name):
+                return original(name)
+            found = original(name).float()  # mapped privately, if it is not a copy already
+            self.fill(found, name)
+            return found
+
+        return weights
 
     def block(self, tensor: Constant) -> Tensor:
         """A block of a constant in fp32."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from shardmill.errors import CheckpointError
+
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX = "model."  # of transformers' names for all that is not the LM head
 GENERATE, LABEL, CLASSIFY, EMBED = (  # tasks, as the hub calls them
@@ -54,6 +56,7 @@ class Experts:
     swiglu_alpha: float = 0.0  # gate * sigmoid(alpha * gate) * (up + 1), both within swiglu_limit; 0 for a plain one
     swiglu_limit: float = 0.0
     group: int = 1  # experts whose projections are one matrix
+    routed: bool = False  # they are programs of their own, which the host calls for the tokens that take them
 
     @property
     def classes(self) -> int:
@@ -235,6 +238,17 @@ class Model:
 def blocks(sources: Sources) -> tuple[Source, ...]:
     """The blocks of a constant, of which most have one."""
     return (sources,) if isinstance(sources, Source) else sources
+
+
+def with_experts(a: Architecture, *, routed: bool) -> Architecture:
+    """The same model with its experts in programs of their own, or in the layers'.
+
+    Raises:
+        CheckpointError: for a model without any.
+    """
+    if a.graph.experts is None:
+        raise CheckpointError(f"experts: {a.model_type} has none; leave `experts` out of the config")
+    return replace(a, graph=replace(a.graph, experts=replace(a.graph.experts, routed=routed)))
 
 
 def renamed(source: Source, name: Callable[[str], str]) -> Source:

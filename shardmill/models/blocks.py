@@ -14,7 +14,7 @@ from shardmill.models.architecture import Graph, Kind
 from shardmill.models.attention import Attention, Shared
 from shardmill.models.cca import ConvolvedAttention
 from shardmill.models.contract import ORDER, Form, computed, inputs, states
-from shardmill.models.mixture import Mixture
+from shardmill.models.mixture import Choice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
     ACTIVATIONS,
     LayerNorm,
@@ -126,6 +126,7 @@ class Layer(nn.Module):
         super().__init__()
         path = f"layers.{index}."
         self.g, self.kind = g, kind
+        self.routed = kind.ffn == "experts" and g.experts is not None and g.experts.routed
         self.input_layernorm: nn.Module = nn.Identity()
         if g.pre_norms and kind.normed and not g.outer_norms:
             self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
@@ -137,7 +138,7 @@ class Layer(nn.Module):
         eps = g.rms_norm_eps if g.post_norms else g.stream_eps
         self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
         if kind.ffn == "experts":
-            self.mlp: nn.Module = Mixture(g, kind, weights, path + "mlp.")
+            self.mlp: nn.Module = (Choice if self.routed else Mixture)(g, kind, weights, path + "mlp.")
         else:
             self.mlp = (GatedMLP if g.gated else PlainMLP)(g, weights, path + "mlp.")
         if g.post_norms:
@@ -161,7 +162,10 @@ class Layer(nn.Module):
         if self.g.post_norms:
             return self.between(x, mixer, shared, states)
         x = x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
-        x = x + scale(self.feed_forward(self.post_attention_layernorm(x), shared), self.g.branch_scale)
+        y = self.post_attention_layernorm(x)
+        if self.routed:
+            return torch.cat([x, y, self.mlp(y, shared.order)[0]], dim=1)
+        x = x + scale(self.feed_forward(y, shared), self.g.branch_scale)
         return x
 
     def feed_forward(self, x: Tensor, shared: Shared) -> Tensor:
@@ -181,7 +185,10 @@ class Layer(nn.Module):
         """The layer with scaled branches and stream, and its router's state after the stream's channels."""
         x, before = torch.split(x, [self.g.hidden, self.g.carry], dim=1)
         x = self.post_attention_residual_scale(mixer(self.input_layernorm(x), shared, *states), x)
-        y, state = self.mlp(self.post_attention_layernorm(x), shared.order, before)
+        z = self.post_attention_layernorm(x)
+        y, state = self.mlp(z, shared.order, before)
+        if self.routed:  # y are the experts' weights, and the branch holds only what is added to it
+            return torch.cat([self.post_mlp_residual_scale(z * 0, x), state, z, y], dim=1)
         return torch.cat([self.post_mlp_residual_scale(y, x), state], dim=1)
 
 
@@ -258,7 +265,12 @@ class EncoderPart(nn.Module):
         return out
 
 
-PARTS: Mapping[str, type[nn.Module]] = {"layers": LayersPart, "head": HeadPart, "encoder": EncoderPart}
+PARTS: Mapping[str, type[nn.Module]] = {
+    "layers": LayersPart,
+    "experts": RoutedExperts,
+    "head": HeadPart,
+    "encoder": EncoderPart,
+}
 
 
 def build(form: Form, weights: Weights) -> nn.Module:

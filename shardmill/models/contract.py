@@ -8,6 +8,7 @@ A model is a chain of parts, and a part has a kind:
             attn_mask [1, 1, T, S], attn_mask_sliding [1, 1, T, W]
             kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
             conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
+    experts x [1, d, T, 1], weights [1, experts, T, 1]                  none                 hidden [1, d, T, 1]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
     encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
@@ -16,7 +17,16 @@ A model is a chain of parts, and a part has a kind:
 Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, W
 those of a sliding layer, R the slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass.
 What a token carries from part to part beside the residual stream, a router's state, lies in channels of x and hidden
-after the first d; the host gives the first part zeros there. An encoder is one part of kind "encoder" for each number
+after the first d; the host gives the first part zeros there.
+
+Where the host routes to experts, a part of layers ends in the middle of a layer that has some. Its `hidden` then has
+the channels of x, where the residual stream lacks only what the experts add; after them the experts' input z, d
+channels; and after that the weight of each expert, 0 where the token does not take it. Parts of kind "experts" follow,
+each with some of that layer's experts, in order: from z, its x, and those experts' weights one makes what they add to
+the stream, every multiplier of the branch included. The host adds what they make to the stream and hands it to the next
+part of layers. It need not call a part whose experts no token of the pass takes.
+
+An encoder is one part of kind "encoder" for each number
 of tokens that it is built for (a bucket): there T is that number, and its tokens see one another through the masks.
 
 No program has an index that depends on data: the host says by masks what is written and what is seen. Token t sees slot
@@ -40,7 +50,9 @@ from shardmill.models.architecture import SLIDING_MASK, Architecture, Ends, Grap
 from shardmill.models.layer_constants import (
     Shape,
     cca_widths,
+    group_constants,
     layer_constants,
+    mixer_constants,
     norm_constants,
     projection_constants,
 )
@@ -56,12 +68,12 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 class Form:
     """All that decides the interface of a part."""
 
-    kind: str  # "layers", "head" or "encoder"
+    kind: str  # "layers", "experts", "head" or "encoder"
     graph: Graph
     layers: tuple[tuple[int, Kind], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
     window_slots: int = 0  # W where sliding layers keep rings; 0 where they keep as much as the others
-    rows: int = 0  # of the vocabulary
+    rows: int = 0  # of the vocabulary, or experts
     ends: Ends | None = None  # of an encoder
 
     @property
@@ -90,13 +102,20 @@ class Form:
         return "kv_write_mask_sliding" if mask == SLIDING_MASK and self.window_slots else "kv_write_mask"
 
     @property
+    def ends_in_experts(self) -> bool:
+        """Whether it ends in the middle of a layer, where the host routes to experts."""
+        experts = self.graph.experts
+        ends = self.kind == "layers" and bool(self.layers) and self.layers[-1][1].ffn == "experts"
+        return ends and experts is not None and experts.routed
+
+    @property
     def convolves(self) -> bool:
         """Whether any layer has convolutions."""
         return any(kind.mixer != "attention" for _, kind in self.layers)
 
     @property
     def routes(self) -> bool:
-        """Whether any layer has experts."""
+        """Whether any layer has a router."""
         return any(kind.ffn == "experts" for _, kind in self.layers)
 
 
@@ -115,6 +134,8 @@ def inputs(form: Form) -> dict[str, Shape]:
     g = form.graph
     if form.kind == "head":
         return {"hidden": (1, g.hidden + g.carry, T, 1)}
+    if form.kind == "experts":
+        return {"x": (1, g.hidden, T, 1), "weights": (1, form.rows, T, 1)}
     found: dict[str, Shape] = {"x": (1, g.hidden + g.carry, T, 1)}
     for name in form.ropes:
         cos, sin = rope_inputs(name)
@@ -156,8 +177,10 @@ def constants(form: Form) -> dict[str, Shape]:
     g = form.graph
     if form.kind == "head":
         return norm_constants("norm", g) | projection_constants("lm_head", form.rows, g.hidden, g.head_bias)
+    if form.kind == "experts":
+        return group_constants(g, form.rows)
     layers = {
-        f"layers.{i}.{role}": shape for i, kind in form.layers for role, shape in layer_constants(g, kind).items()
+        f"layers.{i}.{role}": shape for i, kind in form.layers for role, shape in mixer_constants(g, kind).items()
     }
     return layers if form.ends is None else _around(layers, form, form.ends)
 
@@ -194,7 +217,12 @@ def table_constants(a: Architecture) -> dict[str, Shape]:
 def model_constants(a: Architecture) -> dict[str, Shape]:
     """The weights of all programs and the host's tables by path, with their shapes."""
     head = {} if a.ends else constants(Form("head", a.graph, rows=a.vocab))
-    return constants(program_form(a)) | head | table_constants(a)
+    layers = {
+        f"layers.{i}.{role}": shape
+        for i, kind in enumerate(a.kinds)
+        for role, shape in layer_constants(a.graph, kind).items()
+    }
+    return constants(program_form(a)) | layers | head | table_constants(a)
 
 
 def computed(form: Form) -> dict[str, tuple[float, ...]]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from shardmill.models.architecture import Graph, Kind
+from dataclasses import replace
+
+from shardmill.models.architecture import Experts, Graph, Kind
 
 Shape = tuple[int, ...]
+EXPERT = "experts."
+# Of a group of experts, what is no expert's, by what its layer calls it.
+OF_GROUP = {"down_bias": "mlp.down_bias", "branch_scale": "post_mlp_residual_scale.hidden_states_scale"}
 
 
 def cca_widths(g: Graph) -> tuple[int, int]:
@@ -32,6 +37,35 @@ def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
     before = norm_constants("pre_feedforward_layernorm", g) if g.pre_norms else {}
     start = first if g.pre_norms else {}
     return {**start, **mixer, **second, **before, **ffn, **last}
+
+
+def mixer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
+    """Those of a layer that lie in the program of its mixer: all, but for experts that the host routes to."""
+    found = layer_constants(g, kind)
+    if g.experts is None or not g.experts.routed:
+        return found
+    elsewhere = (f"mlp.{EXPERT}", OF_GROUP["down_bias"])
+    return {path: shape for path, shape in found.items() if not path.startswith(elsewhere)}
+
+
+def group_constants(g: Graph, count: int) -> dict[str, Shape]:
+    """The weights of a program that holds `count` of a layer's experts, by their paths in it."""
+    assert g.experts is not None
+    found = _expert_matrices(g, replace(g.experts, count=count), "")
+    return found | ({"branch_scale": (g.hidden,)} if g.residual_scales else {})
+
+
+def role_in_layer(path: str, first: int) -> str:
+    """What a layer calls a constant of a group of its experts.
+
+    Args:
+        path: of the constant in the group's program, where the experts are counted from 0.
+        first: which of the layer's `experts.J` is the group's first.
+    """
+    if not path.startswith(EXPERT):
+        return OF_GROUP[path]
+    number, rest = path.removeprefix(EXPERT).split(".", 1)
+    return f"mlp.{EXPERT}{first + int(number)}.{rest}"
 
 
 def norm_constants(path: str, g: Graph) -> dict[str, Shape]:
@@ -94,14 +128,20 @@ def _mixture(g: Graph, kind: Kind) -> dict[str, Shape]:
         found["mlp.router.bias"] = (e.classes,)
     if e.choice_bias:
         found["mlp.choice_bias"] = (e.classes,)
+    return found | _expert_matrices(g, e, "mlp.")
+
+
+def _expert_matrices(g: Graph, e: Experts, prefix: str) -> dict[str, Shape]:
+    """Those of the experts themselves."""
+    found: dict[str, Shape] = {}
     wide = e.group * e.ffn
     for j in range(e.count // e.group):
-        path = f"mlp.experts.{j}."
+        path = f"{prefix}{EXPERT}{j}."
         found |= projection_constants(f"{path}gate_proj", wide, g.hidden, e.biases)
         found |= projection_constants(f"{path}up_proj", wide, g.hidden, e.biases)
         found |= {f"{path}scale": (wide,)} if e.group > 1 else {}
         found[f"{path}down_proj.weight"] = (g.hidden, wide)
-    return found | ({"mlp.down_bias": (1, g.hidden, e.count)} if e.biases else {})
+    return found | ({f"{prefix}down_bias": (1, g.hidden, e.count)} if e.biases else {})
 
 
 def _mlp_router(g: Graph, kind: Kind) -> dict[str, Shape]:

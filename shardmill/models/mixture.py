@@ -1,6 +1,7 @@
 """A mixture of experts as a block of a layer: a router, and all experts, weighed by what it gives them.
 
-Every expert runs for every token, and those that a token does not take count 0: a program can't choose which weights
+Or, where the host routes, the router alone, and groups of experts as programs of their own. Inside a program every
+expert runs for every token, and those that a token does not take count 0: a program can't choose which weights
 it reads. Experts have projections of their own, or a few of them share one: then their hidden channels lie side by
 side.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import Experts, Graph, Kind
+from shardmill.models.contract import Form
 from shardmill.models.primitives import (
     ACTIVATIONS,
     RMSNorm,
@@ -110,8 +112,8 @@ def gated(gate: Tensor, up: Tensor, experts: Experts, activation: str) -> Tensor
     return (up + 1) * (gate * torch.sigmoid(scale(gate, experts.swiglu_alpha)))
 
 
-class Mixture(nn.Module):
-    """All experts of a layer: x [1, d, T, 1] -> [1, d, T, 1], with the router's state where it has one."""
+class Choice(nn.Module):
+    """Which experts tokens take: x [1, d, T, 1] -> weights [1, experts, T, 1], and the router's state if it has one."""
 
     def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
         super().__init__()
@@ -123,10 +125,6 @@ class Mixture(nn.Module):
             self.router = Router(weights, f"{path}router.")
         choice = weights.get(f"{path}choice_bias")
         self.choice_bias = None if choice is None else vector(choice)
-        count = self.options.count // self.options.group
-        self.experts = nn.ModuleList([ExpertGroup(g, weights, f"{path}experts.{j}.") for j in range(count)])
-        bias = weights.get(f"{path}down_bias")
-        self.down_bias = None if bias is None else product(bias)
 
     def forward(self, x: Tensor, order: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         state = None
@@ -134,12 +132,65 @@ class Mixture(nn.Module):
             logits = self.router(x)
         else:
             logits, state = self.router(x, before)
-        weight = route(logits, order, self.options, self.choice_bias)
+        return route(logits, order, self.options, self.choice_bias), state
+
+
+class ExpertSum(nn.Module):
+    """Experts side by side, as `experts.J`, and the biases of their down projections, which take the same weights."""
+
+    experts: nn.ModuleList
+    down_bias: nn.Parameter | None
+    group: int
+
+    def hold(self, g: Graph, weights: Weights, path: str, count: int) -> None:
+        """Makes the modules of `count` experts."""
+        assert g.experts is not None
+        self.group = g.experts.group
+        units = range(count // self.group)
+        self.experts = nn.ModuleList([ExpertGroup(g, weights, f"{path}experts.{j}.") for j in units])
+        bias = weights.get(f"{path}down_bias")
+        self.down_bias = None if bias is None else product(bias)
+
+    def total(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What all of them make, without those biases: x [1, d, T, 1], weights [1, count, T, 1] -> [1, d, T, 1]."""
         out: Tensor | None = None
-        for expert, share in zip(self.experts, one_by_one(weight, len(self.experts), self.options.group), strict=True):
+        for expert, share in zip(self.experts, one_by_one(weight, len(self.experts), self.group), strict=True):
             y = expert(x, share)
             out = y if out is None else out + y
         assert out is not None
+        return out
+
+
+class Mixture(Choice, ExpertSum):
+    """All experts of a layer: x [1, d, T, 1] -> [1, d, T, 1], with the router's state where it has one."""
+
+    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+        super().__init__(g, kind, weights, path)
+        self.hold(g, weights, path, self.options.count)
+
+    def forward(self, x: Tensor, order: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        weight, state = super().forward(x, order, before)
+        out = self.total(x, weight)
         if self.down_bias is not None:
             out = out + multiply(self.down_bias, weight)
         return out, state
+
+
+class RoutedExperts(ExpertSum):
+    """Some of a layer's experts as a program of their own: the contract's part of kind "experts"."""
+
+    def __init__(self, form: Form, weights: Weights) -> None:
+        super().__init__()
+        g = form.graph
+        self.g, self.count = g, form.rows
+        self.hold(g, weights, "", form.rows)
+        if g.residual_scales:
+            self.branch_scale = nn.Parameter(weights["branch_scale"].reshape(1, -1, 1, 1), requires_grad=False)
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        out = self.total(x, weights)
+        if self.down_bias is not None:  # sizes as numbers: coremltools can't read a constant's without states
+            biases = torch.matmul(self.down_bias, weights.reshape(1, 1, self.count, -1))
+            out = out + biases.reshape(1, self.g.hidden, -1, 1)
+        out = scale(out, self.g.branch_scale)
+        return out * self.branch_scale if self.g.residual_scales else out

@@ -94,7 +94,7 @@ def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> S
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
     own = rows[part] if part else {"parameters": 0, "largest_tensor": 0, "expanded": every}
-    layers = sum(row["parameters"] for row in rows.values() if row["kind"] == "layers")
+    layers = sum(row["parameters"] for row in rows.values() if row["kind"] in ("layers", "experts"))
     layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
     table = rows["embedding"]["parameters"]
     return Sizes(

@@ -18,24 +18,25 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
 from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
-from shardmill.models.contract import constants, states, table_constants
+from shardmill.models.contract import states, table_constants
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
+from shardmill.traffic import Pass, passes
 
 FP16 = 2  # bytes
 
 
 @dataclass(frozen=True)
 class Program:
-    """One program: layers, or rows of the vocabulary, [start, end).
+    """One program: layers, or a layer's experts, or rows of the vocabulary, [start, end).
 
     Attributes:
         name: of the part.
-        kind: "layers", "head" or "encoder".
-        start: the first layer or row.
+        kind: "layers", "experts", "head" or "encoder".
+        start: the first layer, expert or row.
         end: the one after the last.
         layers: how many there are of each kind of layer.
         matrices: the form of each matrix.
@@ -68,6 +69,7 @@ class Preview:
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
         topology: layers of each part, the proposal where the config leaves it open; an encoder has none.
+        expert_groups: how many programs hold a layer's experts; 0 where they run in the layer's own.
         head_slices: how many programs hold the LM head, likewise.
         buckets: tokens of each of an encoder's programs; none for a decoder.
         task: what the model is for, as the hub calls it.
@@ -76,7 +78,9 @@ class Preview:
         table_bytes: of the host's embedding table.
         weight_bytes: of all programs.
         state_bytes: of all programs.
-        bytes_per_token: that a pass of one token reads: all weights and all states; of an encoder, what any pass reads.
+        bytes_per_token: that a pass of one token reads: all weights and all states, but for groups of experts that are
+            not to be expected in a pass; of an encoder, what any pass reads.
+        passes: of a model with experts, what passes take in both forms, see traffic.py.
         tensors: "match", "differ", or "unknown" for a checkpoint that is not here.
         refused: why it can't be built; empty if it can.
     """
@@ -89,6 +93,7 @@ class Preview:
     weights: str
     bits_per_weight: float
     topology: tuple[tuple[int, int], ...]
+    expert_groups: int
     head_slices: int
     buckets: tuple[int, ...]
     task: str
@@ -98,6 +103,7 @@ class Preview:
     weight_bytes: int
     state_bytes: int
     bytes_per_token: int
+    passes: tuple[Pass, ...]
     tensors: str
     refused: tuple[str, ...]
 
@@ -118,6 +124,8 @@ def preview(config: Config) -> Preview:
         raise ConfigError(problem)
     programs = [_program(part, config) for part in empty_parts(chosen, a) if part.kind != "embedding"]
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
+    each = passes(config, a)
+    expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), weights + kept)
     fault = _tensor_fault(config, model)
     return Preview(
         model=config.model,
@@ -128,6 +136,7 @@ def preview(config: Config) -> Preview:
         weights=config.convert.precision,
         bits_per_weight=_bits_per_weight(programs[:1] if a.ends else programs),
         topology=() if a.ends else chosen.ranges,
+        expert_groups=chosen.groups,
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
         task=a.task,
@@ -139,14 +148,15 @@ def preview(config: Config) -> Preview:
         ),
         weight_bytes=weights,
         state_bytes=kept,
-        bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else weights + kept,
+        bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else expected,
+        passes=each,
         tensors="unknown" if fault is None else "differ" if fault else "match",
         refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault])),
     )
 
 
 def _program(part: Part, config: Config) -> Program:
-    chosen, held = recipe(config.convert.precision), constants(part.form)
+    chosen, held = recipe(config.convert.precision), part.named_shapes
     return Program(
         name=part.name,
         kind=part.kind,

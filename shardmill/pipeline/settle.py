@@ -29,9 +29,9 @@ CODE = ("shardmill.topology", *(m for kind in FOLDERS for name in supported(kind
 
 
 def settle(config: Config, name: str, store: Path = STORE) -> Config:
-    """The config with its topology and head slices as numbers, or its buckets, held against the model.
+    """The config with its topology, expert groups and head slices as numbers, or its buckets, held against the model.
 
-    A config that names both and whose checkpoint lies on the hub is left as it is: the split step holds it against the
+    A config that names all and whose checkpoint lies on the hub is left as it is: the split step holds it against the
     model, right after the download. Otherwise config.json alone is fetched.
 
     Args:
@@ -49,12 +49,13 @@ def settle(config: Config, name: str, store: Path = STORE) -> Config:
         found = json.loads(kept.read_text(encoding="utf-8"))
         if config.kind == ENCODER:
             return replace(config, buckets=found["buckets"])
-        return replace(config, topology=found["topology"], head=replace(config.head, slices=found["slices"]))
+        head = replace(config.head, slices=found["slices"])
+        return replace(config, topology=found["topology"], experts=found["experts"], head=head)
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
         settled = _settled(config, name)
     chosen: dict[str, Any] = {"buckets": settled.sizes}
     if config.kind != ENCODER:
-        chosen = {"topology": settled.ranges, "slices": settled.slices}
+        chosen = {"topology": settled.ranges, "experts": settled.experts, "slices": settled.slices}
     write_json(kept, chosen)
     return settled
 
@@ -68,11 +69,12 @@ def describe(config: Config) -> Model:
     from shardmill.models import family
     from shardmill.models.hf_config import load_hf_config
     from shardmill.quiet import quiet_transformers
+    from shardmill.topology import as_configured
 
     with quiet_transformers():
         found = load_hf_config(_config_folder(config))
         model: Model = family(found.model_type, config.kind).describe(found, config.length)
-    return model
+    return as_configured(config, model)
 
 
 def _config_folder(config: Config) -> Path:
@@ -106,6 +108,7 @@ def _key(config: Config) -> str:
             "length": config.length,
             "buckets": config.sizes,
             "topology": config.topology,
+            "experts": config.experts,
             "slices": config.head.slices,
             "precision": asdict(recipe(config.convert.precision)),
             "code": code_digest(CODE),

@@ -71,6 +71,8 @@ def context(build: Build) -> dict[str, Any]:
         "dag": drawings(steps(build), build.pipeline),
         "states": STATES,
         "pieces": build.pieces,
+        "passes": build.plan["passes"],
+        "worth": worth(build.plan["passes"]),
         "limit": build.plan["weight_file_limit"],
         "state_bytes": {piece.name: state_bytes(piece, build) for piece in build.pieces},
         "placement": placement(build.residency),
@@ -88,6 +90,20 @@ def weighed(build: Build) -> dict[str, Any]:
     read = programs[:1] if build.encodes else programs  # an encoder's pass is one program
     size, count = sum(piece.weight_file or 0 for piece in read), sum(piece.parameters for piece in read)
     return {"called": called(build.settings["convert"]), "bits": 8 * size / count, "bytes": size}
+
+
+def worth(passes: Sequence[Json]) -> dict[int, float]:
+    """By the tokens of a pass, the bytes that routing saves for each program that it calls more, if it saves any.
+
+    Where the Neural Engine takes longer to read that many than to start a program, routing is the faster form.
+    """
+    dense, routed = ({p["tokens"]: p for p in passes if p["experts"] == form} for form in ("dense", "routed"))
+    found = {}
+    for tokens in dense.keys() & routed.keys():
+        saved = dense[tokens]["bytes"] - routed[tokens]["bytes"]
+        if saved > 0:
+            found[tokens] = saved / (routed[tokens]["dispatches"] - dense[tokens]["dispatches"])
+    return dict(sorted(found.items()))
 
 
 def decoding(speed: Json) -> dict[str, Any]:

@@ -6,7 +6,9 @@ chaining of parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,17 @@ from shardmill.models.host import Floats, Host
 from shardmill.runtime.manifest import read_manifest
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
+
+Call = Callable[[Mapping[str, Floats]], Floats]  # a program
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A part of layers, and the groups of experts that the host routes to after it."""
+
+    program: Program
+    inputs: Sequence[str]
+    experts: list[tuple[Program, int]]  # and how many of the layer's experts each holds
 
 
 class Engine:
@@ -37,19 +50,22 @@ class Engine:
         self.host = Host(manifest)
         # What a token carries beside the residual stream: channels of the first part's x that the table lacks.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
-        self.layers: list[tuple[Program, list[str]]] = []  # each with the names of its inputs
+        self.layers: list[Layers] = []
         self.heads: list[Program] = []
         for part in manifest["parts"]:
-            path = root / part["program"]["path"]
+            program = Program(root / part["program"]["path"], stateful=bool(part["states"]))
             if part["kind"] == "layers":
-                self.layers.append((Program(path, stateful=True), list(part["inputs"])))
+                self.layers.append(Layers(program, list(part["inputs"]), []))
+            elif part["kind"] == "experts":
+                self.layers[-1].experts.append((program, part["inputs"]["weights"][1]))
             else:
-                self.heads.append(Program(path, stateful=False))
+                self.heads.append(program)
 
     @property
     def programs(self) -> list[Program]:
         """All programs in the order of a pass."""
-        return [*(program for program, _ in self.layers), *self.heads]
+        layers = ([part.program, *(program for program, _ in part.experts)] for part in self.layers)
+        return [*chain.from_iterable(layers), *self.heads]
 
     def reset(self) -> None:
         """Forgets every slot. What the states hold is masked until it is overwritten."""
@@ -78,10 +94,30 @@ class Engine:
         x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
         given = self.host.arrays(slots, positions)
-        for program, names in self.layers:
-            given["x"] = x
-            x = program({name: given[name] for name in names})
+        for part in self.layers:
+            width, given["x"] = x.shape[1], x
+            hidden = part.program({name: given[name] for name in part.inputs})
+            x = joined(hidden, width, self.table.shape[1], part.experts) if part.experts else hidden
         return x
+
+
+def joined(hidden: Floats, width: int, stream: int, experts: Sequence[tuple[Call, int]]) -> Floats:
+    """The next part's x [1, width, T, 1] from what a part gave that ends where the host routes to experts.
+
+    Args:
+        hidden: that, see models/contract.py.
+        width: channels of x.
+        stream: of them, those of the residual stream.
+        experts: each group's program, in order, and how many experts it holds. Of those that no token takes none runs.
+    """
+    x, z, weights = np.split(hidden, [width, width + stream], axis=1)
+    x, first = x.copy(), 0
+    for program, count in experts:
+        share = weights[:, first : first + count]
+        if share.any():
+            x[:, :stream] += program({"x": z, "weights": share})
+        first += count
+    return x
 
 
 def load(build: Path, precision: str = "fp16") -> Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from shardmill.gates import parity, reference, stack, thresholds
+from shardmill.gates import group, parity, reference, stack, thresholds
 from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline.steps.reference import carry
@@ -54,6 +54,9 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
         runner = parity.Runner(program, piece, build.plan)
         few = {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
         found = parity.layers_parity(runner, known_model, few, build.source, stored)
+    elif piece.kind == "experts":
+        few = {"hidden": states["hidden"][:, :POSITIONS]}
+        found = group.group_parity(program, piece, known_model, few, build.source, stored)
     else:
         pair = states["hidden"][-1], states["logits"]
         found = parity.head_parity(program, piece, known_model, pair, build.source, stored)
@@ -63,22 +66,31 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
 def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt: Path | None = None) -> Rows:
     """The rows of parity/stack.json, with other packages or a spoilt embedding table. Raises GateError."""
     table = spoilt or build.table
-    programs = {**build.packages, **(packages or {})}
-    pieces = {name: (build.parts[name], path) for name, path in programs.items()}
     states = known(build.source, carry(build.plan))
     short = {
         "tokens": torch.tensor(text(build.source)),
         "hidden": states["hidden"][:, :POSITIONS],
         "logits": states["logits"],
     }
-
-    def load() -> engine.Engine:
-        return engine.Engine(in_place(build.plan, programs, table), Path("/"))
-
-    known_model = reference.Reference(build.source, tiny.CONTEXT, carry(build.plan))
-    stored = stack.stored_model(known_model, pieces, build.parts["embedding"], build.source, build.plan["prefix"])
+    load, stored = chained(build, {**build.packages, **(packages or {})}, table)
     row = table_parity(build.parts["embedding"], build.source, table)
     return judge("stack", [row, *stack.stack_parity(load, stored, short)])
+
+
+def undisturbed(build: tiny.Build) -> Rows:
+    """Those of them that no rounding disturbs: in fp16 and INT8 a random model may choose any other expert."""
+    load, stored = chained(build, build.packages, build.table)
+    return judge("stack", stack.program_and_widths(load, stored, text(build.source)[:POSITIONS]))
+
+
+def chained(
+    build: tiny.Build, programs: Mapping[str, Path], table: Path
+) -> tuple[Callable[[], engine.Engine], stack.Stored]:
+    """What makes an engine of a build's programs, and transformers' model with the weights that they hold."""
+    pieces = {name: (build.parts[name], path) for name, path in programs.items()}
+    known_model = reference.Reference(build.source, tiny.CONTEXT, carry(build.plan))
+    stored = stack.stored_model(known_model, pieces, build.parts["embedding"], build.source, build.plan["prefix"])
+    return lambda: engine.Engine(in_place(build.plan, programs, table), Path("/")), stored
 
 
 def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:

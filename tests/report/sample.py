@@ -147,6 +147,7 @@ def plan() -> dict[str, Any]:
         "tokens_max": 4,
         "widths": [1, 4],
         "weight_file_limit": 2**31,
+        "passes": [],
         "window": None,
         "parts": [{"name": PARTS[0], "states": states}, {"name": PARTS[1]}, {"name": "embedding"}],
         "architecture": {

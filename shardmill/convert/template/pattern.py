@@ -2,7 +2,7 @@
 
 coremltools numbers what it names (`var_209`, `x_9_cast_fp16`, `transpose_5`). In programs made of like stretches every
 such number is affine in the stretch's place k and their number n, and every extent is a constant or a multiple of a
-width, plus the channels that a token carries. So the forms are read off two sample programs, of n and n + 1 stretches
+width, plus the channels of what lies beside it. So the forms are read off two sample programs, of n and n + 1 stretches
 and of different widths, and evaluated for the program wanted. What does not fit raises StampError.
 """
 
@@ -39,7 +39,7 @@ class Place:
     stretches: int  # how many there are
     absolute: int  # index in the model of the stretch's first layer
     widths: Mapping[str, int]
-    carry: int = 0  # channels that lie after those of a width, whatever it is
+    beside: tuple[int, ...] = ()  # how many channels may lie after those of a width, whatever it is
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent |
         return None
     if not all(isinstance(value, int) for value in values):
         raise StampError(f"{values[0]} and {values[-1]}: constants that depend on a width; {REMEDY}")
-    for plus, width in product(sorted({0, places[0].carry}), places[0].widths):
+    for plus, width in product(sorted({0, *places[0].beside}), places[0].widths):
         factors = {Fraction(value - plus, place.widths[width]) for value, place in zip(values, places, strict=True)}
         if len(factors) == 1 and next(iter(factors)).denominator == 1:
             return Extent(width, int(factors.pop()), plus)

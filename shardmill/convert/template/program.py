@@ -21,11 +21,11 @@ class Sample:
     spec: Any  # Model_pb2.Model
     stretches: int
     widths: Mapping[str, int]
-    carry: int = 0  # channels that a token carries beside the residual stream
+    beside: tuple[int, ...] = ()  # channels that a token may have beside the residual stream
 
     def at(self, index: int) -> Place:
         """Where a stretch stands."""
-        return Place(index, self.stretches, FIRST + index, self.widths, self.carry)
+        return Place(index, self.stretches, FIRST + index, self.widths, self.beside)
 
 
 @dataclass(frozen=True)

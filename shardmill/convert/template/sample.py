@@ -33,7 +33,7 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
     """The Model_pb2.Model of a part, composed from templates; its weights have no place yet.
 
     Args:
-        part: layers, a head or an encoder.
+        part: layers, experts, a head or an encoder.
         quantization: "int8" or "fp16".
         cache: a folder in which samples are kept between processes, or None.
 
@@ -41,7 +41,7 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
         StampError: for a graph that can't be stamped.
     """
     if not has_normal_form(part):
-        start = 0 if part.kind == "head" else part.start
+        start = part.start if part.kind in ("layers", "encoder") else 0
         return template(part, quantization, cache).compose(start, stretches(part), widths(part))
     of_kind = {kind: layer_template(_bare(part, (kind,)), quantization, cache) for kind in set(part.kinds)}
     return compose([of_kind[kind] for kind in part.kinds], part.start, list(inputs(part.form)), widths(part))
@@ -56,7 +56,7 @@ def template(part: Part, quantization: str, cache: Path | None) -> Template:
 def stretches(part: Part) -> int:
     """Of how many stretches a program that is not in normal form consists: of one for each of its layers.
 
-    A head is one, too, and so is an encoder, which has something before its layers and after them.
+    A head is one, too, and so are experts, and an encoder, which has something before its layers and after them.
     """
     return len(part.kinds) if part.kind == "layers" else 1
 
@@ -64,18 +64,15 @@ def stretches(part: Part) -> int:
 def _bare(part: Part, kinds: tuple[Kind, ...]) -> Part:
     """What a sample of layers of `kinds` depends on: the part without its place, widths and tensors."""
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
-    return replace(part, name="sample", start=0, end=0, graph=graph, kinds=kinds, tensors=())
+    count = part.end - part.start if part.kind == "experts" else 0  # which decides the graph
+    return replace(part, name="sample", start=0, end=count, layer=0, graph=graph, kinds=kinds, tensors=())
 
 
 def widths(part: Part) -> dict[str, int]:
     """The part's own widths."""
     g = part.graph
-    return {
-        "hidden": g.hidden,
-        "ffn": g.ffn,
-        "rows": part.end - part.start,
-        "expert": g.experts.ffn if g.experts else 0,
-    }
+    found = {"hidden": g.hidden, "ffn": g.ffn, "expert": g.experts.ffn if g.experts else 0}
+    return found | ({"rows": part.end - part.start} if part.kind == "head" else {})
 
 
 def _shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:
@@ -111,9 +108,17 @@ def _samples(bare: Part, counts: tuple[int, int], quantization: str, cache: Path
 
     wanted = asdict(bare) | {"counts": counts, "quantization": quantization}
     specs = shared(cache, wanted, make) if cache else make()
-    carry = bare.graph.carry
-    a, b = (Sample(parse(spec), n, small, carry) for spec, n, small in zip(specs, counts, WIDTHS, strict=True))
+    a, b = (
+        Sample(parse(spec), n, {name: small[name] for name in widths(bare)}, _beside(bare.graph))
+        for spec, n, small in zip(specs, counts, WIDTHS, strict=True)
+    )
     return a, b
+
+
+def _beside(graph: Graph) -> tuple[int, ...]:
+    """How many channels may lie after the residual stream's: a router's state, the weights of experts, or both."""
+    routed = graph.experts.count if graph.experts and graph.experts.routed else 0
+    return graph.carry, routed, graph.carry + routed
 
 
 def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str) -> bytes:
@@ -123,7 +128,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     from shardmill.convert import package, trace
 
     kinds = bare.kinds * times
-    start, end = (0, small["rows"]) if bare.kind == "head" else (FIRST, FIRST + len(kinds))
+    start, end = {"head": (0, small["rows"]), "experts": (0, bare.end)}.get(bare.kind, (FIRST, FIRST + len(kinds)))
     part = replace(bare, start=start, end=end, kinds=kinds, graph=_shrunk(bare.graph, small))
     random = torch.Generator().manual_seed(0)  # like weights would be merged by coremltools
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}

@@ -35,7 +35,8 @@ def task(
         threads: how many encode weights.
     """
     piece, source = plan.load_part(part), source_folder(record)
-    forms = recipes.read(read_json(recipe), recipe.name).forms(piece.shapes)
+    chosen = recipes.read(read_json(recipe), recipe.name).forms(piece.named_shapes)
+    forms = {path: chosen[name] for path in piece.shapes if (name := piece.in_model(path)) in chosen}
     calibrated = INT4 in forms.values()  # no other form has codes of its own
     file = codes[0].path if codes and calibrated else None
 

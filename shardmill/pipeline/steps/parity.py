@@ -53,7 +53,7 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
-        from shardmill.gates import encoder, parity
+        from shardmill.gates import encoder, group, parity
         from shardmill.gates.reference import Reference
         from shardmill.gates.weights import PackageWeights
 
@@ -68,6 +68,8 @@ def task(
         if piece.kind == "layers":
             runner = parity.Runner(bundle.path, piece, plan)
             found = parity.layers_parity(runner, reference, known, source, stored)
+        elif piece.kind == "experts":
+            found = group.group_parity(bundle.path, piece, reference, known, source, stored)
         else:
             hidden = known["hidden"][-1]
             both = hidden, known["logits"][: len(hidden)]

@@ -26,7 +26,7 @@ def task(parts: list[Path], source: list[Path], chosen: list[Artifact], precisio
     wanted = recipe(str(source[0]) if source else precision)
     if chosen:
         wanted = replace(wanted, matrices=read_json(chosen[0].path)["forms"])
-    constants = {path: shape for part in parts for path, shape in plan.load_part(part).shapes.items()}
+    constants = {path: shape for part in parts for path, shape in plan.load_part(part).named_shapes.items()}
     content = wanted.within(constants)
 
     def work(made: Mapping[str, Path]) -> None:

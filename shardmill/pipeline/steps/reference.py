@@ -83,6 +83,8 @@ def positions(parity: Mapping[str, Any], context: int) -> int:
 def seen(states: Path, part: Part) -> str:
     """Content hash of what a part is compared with: the hidden states at its own edges; the last and logits for a head.
 
+    The edges of experts are those of their layer.
+
     So what changes in one layer leaves the parts before it alone.
 
     Args:
@@ -96,9 +98,11 @@ def seen(states: Path, part: Part) -> str:
         return _hashed(states, [(tokens.start, tokens.end), (output.start, output.end)], repr(output.shape))
     hidden, logits = held["hidden"], held["logits"]
     edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes
-    first, last = (part.start, part.end) if part.kind == "layers" else (hidden.shape[0] - 1,) * 2
+    end = hidden.shape[0] - 1
+    edges = {"layers": (part.start, part.end), "experts": (part.layer, part.layer + 1)}
+    first, last = edges.get(part.kind, (end, end))
     spans = [(hidden.start + first * edge, hidden.start + (last + 1) * edge)]
-    spans += [] if part.kind == "layers" else [(logits.start, logits.end)]
+    spans += [] if part.kind in edges else [(logits.start, logits.end)]
     if "experts" in held and part.kind == "layers":
         row = (held["experts"].end - held["experts"].start) // held["experts"].shape[0]
         spans.append((held["experts"].start + first * row, held["experts"].start + last * row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     from shardmill.config import Config
 
 log = logging.getLogger(__name__)
-DECIDING = ("model", "context", "buckets", "pooling", "topology", "tokens", "head", "convert")  # keys of the config
+DECIDING = (
+    "model",
+    "context",
+    "buckets",
+    "pooling",
+    "topology",
+    "experts",
+    "tokens",
+    "head",
+    "convert",
+)  # keys of the config
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -58,7 +69,7 @@ def split(
     source: Path, settings: Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
     """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
-    from shardmill import topology
+    from shardmill import topology, traffic
     from shardmill.checkpoint.expect import check_tensors
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import read_tensors
@@ -66,7 +77,7 @@ def split(
     from shardmill.models.hf_config import load_hf_config
 
     hf = load_hf_config(source)
-    model = family(hf.model_type, settings.kind).describe(hf, settings.length)
+    model = topology.as_configured(settings, family(hf.model_type, settings.kind).describe(hf, settings.length))
     architecture = model.architecture
     try:
         settings = topology.settled(settings, architecture)
@@ -83,8 +94,11 @@ def split(
     scan = scan_checkpoint(source, wanted, hashes, threads)
     parts = plan.with_hashes(drafts, scan.tensors)
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
-    limit = {"weight_file_limit": topology.MAX_WEIGHT_BYTES}
-    return parts, plan.plan_json(settings, model, parts) | host | limit
+    derived = {
+        "weight_file_limit": topology.MAX_WEIGHT_BYTES,
+        "passes": [asdict(one) for one in traffic.passes(settings, architecture)],
+    }
+    return parts, plan.plan_json(settings, model, parts) | host | derived
 
 
 def prefix_of(tensors: Iterable[str], usual: str) -> str:

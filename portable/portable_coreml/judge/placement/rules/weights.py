@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.limits import MAX_OUTPUT_CHANNELS, MAX_WEIGHT_BYTES
+from portable_coreml.judge.placement.limits import MAX_OUTPUT_CHANNELS, MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
 
 _MAX_IOS_WEIGHT_BYTES = 1 << 30
 _LARGE_WEIGHT_BYTES = 1_400_000_000
-_SMALL_WEIGHT_BYTES = 14_000_000
 _QUANTIZATION_DOC = Source("apple/coremltools", "docs-guides/source/opt-quantization-perf.md")
 
 
@@ -37,7 +36,7 @@ def _large_file(subject: Subject) -> Iterator[Breach]:
 
 
 def _small_file(subject: Subject) -> Iterator[Breach]:
-    if subject.weight_bytes < _SMALL_WEIGHT_BYTES:
+    if subject.weight_bytes < MIN_WEIGHT_BYTES:
         size = _size(subject.weight_bytes) if subject.weight_bytes else "no file"
         yield Breach("", f"the weights take {size}: too little work to win back the dispatch")
 

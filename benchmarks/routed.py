@@ -1,0 +1,138 @@
+"""What routing experts by the host saves and costs on the portable engine: both forms of a model, side by side.
+
+    python benchmarks/routed.py --scratch /somewhere [--model zaya1-8b] [--layers 2] [--groups 2 8 16] [--threads 1]
+
+A synthetic checkpoint of the first layers of a model, at their real width but with a small vocabulary, is converted
+with dense experts and with so many groups a layer. Each form is fed the same random tokens, with T = 1 and with T = 4.
+For each it prints the time of a pass, the programs that it called, and the bytes of the weight files that those read,
+beside what shardmill plan expects. The portable engine reads weights at the speed of the memory and calls a program
+within microseconds, so it shows what is saved; what a call costs on the Neural Engine, only a Mac can tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import portable_coreml
+import torch
+from convert import machine
+from flagships import MODELS
+
+from shardmill import config, plan, topology, traffic
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.convert.package import WEIGHT_FILE
+from shardmill.convert.stamped import convert_stamped
+from shardmill.convert.table import write_table
+from shardmill.models import family
+from shardmill.models.hf_config import load_hf_config
+from shardmill.models.synthetic import synth_checkpoint
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
+
+VOCAB, CONTEXT, TOKENS, WIDTHS = 4096, 256, 96, (1, 4)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the model, converted and loaded."""
+
+    name: str
+    engine: Engine
+    weights: dict[str, int]  # bytes of each part's weight file
+    called: list[str]  # names of the programs that ran, in order
+    expected: dict[int, traffic.Pass]
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, help="where to write")
+    parser.add_argument("--model", choices=MODELS, default="zaya1-8b")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--groups", type=int, nargs="+", default=[2, 8, 16])
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    portable_coreml.install("fp32")
+    with tempfile.TemporaryDirectory(dir=args.scratch) as name:
+        folder, content = Path(name), {**MODELS[args.model][1], "num_hidden_layers": args.layers, "vocab_size": VOCAB}
+        synth_checkpoint(content, folder / "checkpoint", seed=0)
+        forms = [built(folder, form, args.threads) for form in ("dense", *args.groups)]
+        threads = f"{args.threads} thread{'s' * (args.threads > 1)}"
+        print(f"{args.model}, {args.layers} layers, INT8, fp32 arithmetic, {threads}; {machine()}")
+        print("| experts | T | ms a pass | programs called | expected | MB of weights | expected, with states |")
+        print("|---|---|---|---|---|---|---|")
+        for width in WIDTHS:
+            for form in forms:
+                print(row(form, width))
+
+
+def built(folder: Path, experts: str | int, threads: int) -> Form:
+    """A form of the checkpoint in a folder."""
+    source, made = folder / "checkpoint", folder / f"experts-{experts}"
+    made.mkdir()
+    asked = config.checked(
+        {"model": "m", "source": {"path": str(source)}, "context": CONTEXT, "experts": experts, "head": {"slices": 1}}
+    )
+    hf = load_hf_config(source)
+    model = topology.as_configured(asked, family(hf.model_type).describe(hf, CONTEXT))
+    settings = topology.settled(asked, model.architecture)
+    parts = plan.draft_parts(settings, model, read_tensors(source))
+    paths = {part.name: made / f"{part.name}.mlpackage" for part in parts if part.kind != "embedding"}
+    for part in parts[:-1]:
+        convert_stamped(part, source, "int8", paths[part.name], folder / "templates", threads)
+    write_table(parts[-1], source, made / "embedding.safetensors", threads)
+    said = plan.plan_json(settings, model, parts) | {"eos_token_ids": []}
+    engine = Engine(in_place(said, paths, made / "embedding.safetensors"), Path("/"))
+    called: list[str] = []
+    for program in engine.programs:
+        watch(program, called)
+    weights = {name: (path / WEIGHT_FILE).stat().st_size for name, path in paths.items()}
+    form = "dense" if experts == "dense" else "routed"
+    expected = {p.tokens: p for p in traffic.passes(settings, model.architecture) if p.experts == form}
+    return Form(str(experts), engine, weights, called, expected)
+
+
+def watch(program: Any, called: list[str]) -> None:
+    """Takes down every call of a program."""
+    around = program.around
+
+    def noted() -> Any:
+        called.append(program.name)
+        return around()
+
+    program.around = noted
+
+
+def row(form: Form, width: int) -> str:
+    """A line of the table: the median of passes that follow each other."""
+    times, counts, read = measured(form, width)
+    expected = form.expected[width]
+    figures = (f"{statistics.median(times):.1f}", f"{counts:.1f}", f"{expected.dispatches:.1f}")
+    return f"| {form.name} | {width} | {' | '.join(figures)} | {read / 1e6:.1f} | {expected.bytes / 1e6:.1f} |"
+
+
+def measured(form: Form, width: int) -> tuple[Sequence[float], float, float]:
+    """Milliseconds of each pass; and on average how many programs it called, and the bytes of their weights."""
+    tokens = np.random.default_rng(0).integers(0, VOCAB, TOKENS).tolist()
+    form.engine.reset()
+    times: list[float] = []
+    form.called.clear()
+    for at in range(0, TOKENS, width):
+        places, start = range(at, at + width), time.perf_counter()
+        form.engine.forward(tokens[at : at + width], places, places)
+        times.append(1e3 * (time.perf_counter() - start))
+    passes = len(times)
+    return times[2:], len(form.called) / passes, sum(form.weights[name] for name in form.called) / passes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Parity of a group of experts: what its program adds to the residual stream, against transformers' layer.
+
+There every token takes experts of the group only, in turn, so that all of them are compared, whatever the router would
+choose; which it chooses is compared where the router lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from shardmill.gates.naming import Weights
+from shardmill.gates.nonfinite import explained
+from shardmill.gates.parity import psnr, relative_error, width_measure
+from shardmill.gates.passes import cut
+from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
+from shardmill.gates.thresholds import Measurement
+from shardmill.gates.weights import PackageWeights, weight_steps
+from shardmill.machine import is_portable, load_programs_as
+from shardmill.models.host import Floats
+from shardmill.plan import Part
+from shardmill.runtime.program import Program
+
+
+def added(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
+    """What the layer's experts are called with, and what those of the group add to its output [n, d].
+
+    The latter is a difference of two outputs, for only the layer knows what its branch is multiplied with.
+
+    Args:
+        reference: transformers' model.
+        part: the group.
+        x: the layer's input, [n, d].
+        weights: of the whole layer.
+    """
+
+    def run() -> Tensor:
+        return reference.layers(x, [part.layer], weights)[-1]
+
+    with choosing(reference.model, part.layer, none_taken):
+        without = run()
+    with choosing(reference.model, part.layer, taken_in_turn(part.start, part.end)) as calls:
+        difference = run() - without
+    return calls[0], difference[:, : part.graph.hidden]
+
+
+def group_parity(
+    program: Path, part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Iterator[Measurement]:
+    """All measurements of a group of experts.
+
+    Args:
+        program: the compiled bundle.
+        part: what it was made from.
+        reference: transformers' model.
+        known: what transformers makes of the text with the original weights: hidden [layers + 1, n, d].
+        source: the checkpoint's folder.
+        stored: the package's weights.
+    """
+    yield Measurement("weight_steps", *weight_steps(stored, source))
+    original = checkpoint_weights(source, stored.prefix)
+    call, exact = added(reference, part, known["hidden"][part.layer], original)
+    index, values = taken_in_turn(part.start, part.end)(call)
+    z, shares = call.hidden.numpy(), Call(call.hidden, index, values).share(part.start, part.end).numpy()
+
+    def run(width: int) -> Floats:
+        experts = Program(program, stateful=False)
+        passes = [list(p.tokens) for p in cut(len(z), [width])]
+        given = [{"x": _columns(z[rows]), "weights": _columns(shares[rows])} for rows in passes]
+        return np.concatenate([experts(one)[0, :, :, 0].T for one in given])
+
+    with load_programs_as("fp32"):
+        plain = run(1)
+        if is_portable():
+            _, expected = added(reference, part, known["hidden"][part.layer], stored.over(original))
+            error = Measurement("program_error", relative_error(plain, expected))
+            yield explained(error, partial(run, 1), program)
+        for width in range(2, part.tokens + 1):
+            name = f"T={width}"
+            error = Measurement(width_measure(name), relative_error(run(width), plain), name)
+            yield explained(error, partial(run, width), program)
+    with load_programs_as("fp16"):
+        yield explained(Measurement("psnr", psnr(run(part.tokens), exact)), partial(run, part.tokens), program)
+
+
+def _columns(rows: Floats) -> Floats:
+    """[T, channels] as programs take it: [1, channels, T, 1]."""
+    return rows.T[None, :, :, None]

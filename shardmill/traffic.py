@@ -1,0 +1,71 @@
+"""What a pass of a model with experts calls and reads: where all experts run in the layers' programs, and where not.
+
+By the plan's numbers and one assumption: a token takes any set of experts as likely as any other, whatever the other
+tokens of the pass take. A trained router comes close on the whole, for it was trained to; on one text it may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import comb, prod
+
+from shardmill.config import Config
+from shardmill.forms.recipe import recipe
+from shardmill.models.architecture import Architecture, Experts, with_experts
+from shardmill.models.contract import states
+from shardmill.plan import Part, empty_parts
+from shardmill.topology import file_bytes, misfits, proposed
+
+FP16 = 2  # bytes
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of so many tokens, as is to be expected of one."""
+
+    experts: str  # "dense" or "routed"
+    groups: int  # of a layer's experts, each a program; 0 where they are dense
+    tokens: int
+    dispatches: float  # programs that are called
+    bytes: int  # of weights and states that are read
+
+
+def passes(config: Config, a: Architecture) -> tuple[Pass, ...]:
+    """A pass of every width in both forms, that of the config and the other as the plan would choose it.
+
+    Nothing for a model without experts, for an encoder, and in a form that the model can't have.
+    """
+    return tuple(_passes(config, a)) if a.graph.experts is not None and a.ends is None else ()
+
+
+def _passes(config: Config, a: Architecture) -> Iterator[Pass]:
+    own = "dense" if config.experts == "dense" else "routed"
+    for form in ("dense", "routed"):
+        wanted = config if form == own else replace(config, experts=form, topology="auto")
+        built = with_experts(a, routed=form == "routed")
+        if misfits(wanted, built):
+            continue
+        chosen = proposed(wanted, built)
+        parts = [part for part in empty_parts(chosen, built) if part.kind != "embedding"]
+        for tokens in config.widths:
+            called = [1.0 if part.kind != "experts" else _share(part, tokens) for part in parts]
+            read = sum(share * _bytes(part, config) for share, part in zip(called, parts, strict=True))
+            yield Pass(form, chosen.groups, tokens, sum(called), round(read))
+
+
+def _share(part: Part, tokens: int) -> float:
+    """Of how many passes some token takes one of a part's experts."""
+    assert part.graph.experts is not None
+    return 1 - missed(part.graph.experts, part.end - part.start) ** tokens
+
+
+def missed(e: Experts, count: int) -> float:
+    """The probability that a token takes none of `count` experts."""
+    return comb(e.classes - count, e.chosen) / comb(e.classes, e.chosen)
+
+
+def _bytes(part: Part, config: Config) -> int:
+    """Of a part's weights and states."""
+    weights = file_bytes(part.named_shapes, recipe(config.convert.precision))
+    return weights + sum(FP16 * prod(shape) for shape in states(part.form).values())

@@ -1,0 +1,68 @@
+"""A model whose experts the host routes to, under the real Snakemake: every rule, and what is served in the end."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+from models import tiny_families
+
+from shardmill.pipeline.audit import audit
+
+from .project import ROOT, Project
+
+pytestmark = pytest.mark.pipeline
+GROUPS = 3
+SETTINGS = {
+    "model": "tiny",
+    "source": {"path": "checkpoint"},
+    "context": 64,
+    "experts": GROUPS,
+    "parity": {"text": "text.txt", "positions": 16, "perplexity_positions": 32},
+    "benchmark": {
+        **{"text": "text.txt", "prompt_tokens": [16], "tasks": []},
+        **{"new_tokens": 8, "repetitions": 1, "drafters": ["ngram"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A build of everything."""
+    folder = tmp_path_factory.mktemp("routed")
+    changes = {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2}
+    checkpoint = tiny_families.write_tiny("zaya", folder / "checkpoint", **changes)
+    project = Project(folder / "project").create(checkpoint)
+    (project.folder / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS))
+    done = project.run("all")
+    assert done.returncode == 0, done.stdout
+    return project
+
+
+def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
+    """And docs/model-json.md: groups follow their layer's part, and divide its experts among them."""
+    content = json.loads((finished.build / "model.json").read_text())
+    jsonschema.validate(content, json.loads((ROOT / "docs/model.schema.json").read_text()))
+    layer = ["layers", *["experts"] * GROUPS]
+    assert [part["kind"] for part in content["parts"]] == [*layer, *layer, "head"]
+    assert [(part["start"], part["end"]) for part in content["parts"][1:4]] == [(0, 4), (4, 8), (8, 12)]
+    assert all(part["inputs"]["weights"] == [1, 4, "T", 1] for part in content["parts"][1:4])
+
+
+def test_every_operation_is_predicted_to_run_on_the_neural_engine(finished: Project) -> None:
+    for name in ("layers_00_01", "experts_00_0", "experts_01_2"):
+        content = json.loads((finished.build / f"residency/{name}.json").read_text())
+        assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 10
+
+
+def test_the_build_verifies(finished: Project) -> None:
+    found = audit(finished.build)
+    assert (found.wrong, found.checked > 10) == ((), True)
+
+
+def test_the_report_compares_both_forms(finished: Project) -> None:
+    page = (finished.build / "report.html").read_text()
+    assert "experts_01_2" in page
+    assert "What a pass reads" in page and f"{GROUPS} groups a layer" in page and "what a Mac must measure" in page

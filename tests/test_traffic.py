@@ -1,0 +1,52 @@
+"""What passes of models with experts are said to read: by the plan's numbers, and as drawn choices come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from models import tiny_families
+
+from shardmill import config, models, traffic
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import Architecture, Experts, with_experts
+
+
+def architecture(model_type: str, **changes: Any) -> Architecture:
+    """That of a tiny model."""
+    found = tiny_families.tiny_config(model_type, **changes)
+    described: Architecture = models.family(model_type).describe(found, 64).architecture
+    return described
+
+
+def settings(**changes: Any) -> config.Config:
+    return config.checked({"model": "m", "source": {"path": "."}, "context": 64, **changes})
+
+
+@pytest.mark.parametrize(("count", "chosen", "size", "skips"), [(16, 1, 2, True), (32, 4, 4, False), (12, 3, 6, False)])
+def test_a_group_is_missed_as_often_as_drawn_choices_miss_it(count: int, chosen: int, size: int, skips: bool) -> None:
+    experts = Experts(count, chosen, 8, skips=skips)
+    rng = np.random.default_rng(0)
+    drawn = rng.random((40_000, experts.classes)).argsort(axis=1)[:, :chosen]
+    assert traffic.missed(experts, size) == pytest.approx(float((drawn >= size).all(axis=1).mean()), abs=0.01)
+
+
+def test_both_forms_are_told_whichever_is_built() -> None:
+    """A pass of one token calls every layer's part, as many groups as it takes at most, and the head."""
+    a = architecture("granitemoe")
+    dense = traffic.passes(settings(), a)
+    routed = traffic.passes(settings(experts=4), with_experts(a, routed=True))
+    assert [(p.experts, p.tokens) for p in routed] == [(e, t) for e in ("dense", "routed") for t in (1, 4)]
+    assert [(p.experts, p.groups) for p in dense] == [("dense", 0)] * 2 + [("routed", 1)] * 2  # too small to divide
+    assert dense[0] == routed[0]
+    one, four = routed[2:]
+    assert dense[0].dispatches == dense[1].dispatches == 2
+    assert 2 + 1 + 2 < one.dispatches < 2 + 1 + 2 * 3 < four.dispatches < 2 + 1 + 2 * 4
+    assert one.bytes < four.bytes < dense[0].bytes * 1.1
+
+
+def test_a_model_without_experts_has_no_choice() -> None:
+    assert traffic.passes(settings(), architecture("llama")) == ()
+    with pytest.raises(CheckpointError, match="experts: llama has none; leave `experts` out of the config"):
+        with_experts(architecture("llama"), routed=True)
