@@ -66,7 +66,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1100, layer=4, table=2),
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
         wanted=configured.calibrates,
-        lane=1,
+        lane=2.25,
         amount="in fp32",
     ),
     "codes": Step(
@@ -86,7 +86,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         reads={"part": PART, "summary": PLAN, "record": RECORD},
         takes={"edges": "calibration.safetensors", "codes": "codes/{part}.safetensors"},
         needs=Need(1700, layer=8, largest=12, table=4),
-        packages=("numpy", "safetensors", "torch", "transformers"),
+        packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=configured.searches,
         lane=2.5,
         amount="# list of costs",

@@ -50,12 +50,16 @@ def matrices(part: Part, source: Path, model: Original, seen: list[Tensor], held
         held: the same of the windows that are held out.
     """
     constants, found = PartWeights(part, source), observe.sites(part)
+    if part.kind == "experts":  # a router decides what reaches them
+        for path, blocks in found.items():
+            yield Matrix(path, blocks, constants[path], None, [], part.start)
+        return
     if part.kind == "head":
         inputs = observe.Sums()
         for states in seen:
             inputs.add("head", model.reference.normed(states, model.weights))
         for path, blocks in found.items():
-            yield Matrix(path, blocks, constants[path], inputs.of["head"], held, model.layers)
+            yield Matrix(path, blocks, constants[path], inputs.of.get("head"), held, model.layers)
         return
     for index in range(part.start, part.end):
         own = {path: blocks for path, blocks in found.items() if _layer(path) == index}

@@ -28,6 +28,8 @@ def part_costs(part: Part, source: Path, model: Original, edges: Path, codes: Pa
         edges: the calibration's file.
         codes: the part's file of codes.
     """
+    if part.kind == "experts":
+        return {}
     index = part.start if part.kind == "layers" else model.layers
     edge = read_edges(edges, index)
     costs, found = Costs(model, edge.held, index), dict[str, Any]()

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from report import sample
+from shardmill.config import Convert
 from shardmill.report.dag import drawings, edges, places
 from shardmill.report.stages import Step, steps
 
@@ -19,6 +20,12 @@ def test_every_rule_of_the_workflow_is_drawn() -> None:
     rules = {NAMES.get(name, name) for name in re.findall(r"^rule (\w+):", text, re.MULTILINE)}
     assert rules == set(places(sample.pipeline())) == set(steps(sample.build()))
     assert {name for edge in edges(sample.pipeline()) for name in edge} == rules
+
+
+def test_steps_that_a_build_has_no_use_for_are_not_drawn() -> None:
+    plain = set(places(sample.pipeline(Convert())))
+    assert set(places(sample.pipeline())) - plain == {"calibration", "codes", "sensitivity", "search"}
+    assert {"precision", "convert"} <= plain
 
 
 def test_steps_come_after_those_that_they_read_from_and_no_box_lies_on_another() -> None:

@@ -33,7 +33,7 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
         from shardmill.precision.original import original
 
         source = source_folder(record)
-        tokenizer = read_tokenizer(source)
+        tokenizer = read_tokenizer(source / "tokenizer.json")
         opening = tokenizer.encode("").ids
         tokens = tokenizer.encode(file.read_text(encoding="utf-8"), add_special_tokens=False).ids
         half, size = len(tokens) // 2, min(settings["window"], plan["context"])
