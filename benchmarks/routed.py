@@ -4,6 +4,7 @@
 
 A synthetic checkpoint of the first layers of a model, at their real width but with a small vocabulary, is converted
 with dense experts and with so many groups a layer. Each form is fed the same random tokens, with T = 1 and with T = 4.
+A router of random weights takes much the same experts for all of them, so each token's experts are drawn instead.
 For each it prints the time of a pass, the programs that it called, and the bytes of the weight files that those read,
 beside what shardmill plan expects. The portable engine reads weights at the speed of the memory and calls a program
 within microseconds, so it shows what is saved; what a call costs on the Neural Engine, only a Mac can tell.
@@ -16,9 +17,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import portable_coreml
@@ -32,10 +33,12 @@ from shardmill.convert.package import WEIGHT_FILE
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.table import write_table
 from shardmill.models import family
+from shardmill.models.architecture import Experts
 from shardmill.models.hf_config import load_hf_config
 from shardmill.models.synthetic import synth_checkpoint
-from shardmill.runtime.engine import Engine
+from shardmill.runtime.engine import Engine, Layers
 from shardmill.runtime.manifest import in_place
+from shardmill.runtime.program import Program
 
 VOCAB, CONTEXT, TOKENS, WIDTHS = 4096, 256, 96, (1, 4)
 
@@ -92,13 +95,32 @@ def built(folder: Path, experts: str | int, threads: int) -> Form:
     write_table(parts[-1], source, made / "embedding.safetensors", threads)
     said = plan.plan_json(settings, model, parts) | {"eos_token_ids": []}
     engine = Engine(in_place(said, paths, made / "embedding.safetensors"), Path("/"))
+    programs = engine.programs
+    if model.architecture.graph.experts is not None:
+        engine.layers = [drawing(layer, model.architecture.graph.experts) for layer in engine.layers]
     called: list[str] = []
-    for program in engine.programs:
+    for program in programs:
         watch(program, called)
     weights = {name: (path / WEIGHT_FILE).stat().st_size for name, path in paths.items()}
     form = "dense" if experts == "dense" else "routed"
     expected = {p.tokens: p for p in traffic.passes(settings, model.architecture) if p.experts == form}
     return Form(str(experts), engine, weights, called, expected)
+
+
+def drawing(layer: Layers, experts: Experts) -> Layers:
+    """A part of layers that gives other weights of experts, where it gives any: each token takes some at random."""
+    rng = np.random.default_rng(0)
+
+    def drawn(given: Any) -> Any:
+        hidden = layer.program(given)
+        tokens = hidden.shape[2]
+        weights = np.zeros((experts.classes, tokens), np.float32)
+        for t in range(tokens):
+            weights[rng.permutation(experts.classes)[: experts.chosen], t] = 1 / experts.chosen
+        hidden[0, -experts.count :, :, 0] = weights[: experts.count]
+        return hidden
+
+    return replace(layer, program=cast(Program, drawn)) if layer.experts else layer
 
 
 def watch(program: Any, called: list[str]) -> None:

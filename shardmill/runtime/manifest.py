@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,6 +30,7 @@ ENCODER: Keys = {
 }  # what that of an encoder reads
 MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
+KINDS = ("layers", "experts", "head", "encoder")
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
 INSTEAD = {  # for who takes the one for the other
@@ -92,6 +93,8 @@ def faults(content: Any, kinds: Keys) -> Iterator[str]:
         if not isinstance(part, dict) or not set(PART) <= part.keys():
             yield f"a part lacks one of {', '.join(PART)}"
             return
+    if not _follow(content["parts"]):
+        yield f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers"
     if not all(_names_files(entry) for entry in entries(content)):
         yield "an entry does not say where its file lies"
 
@@ -101,6 +104,18 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
     yield from (manifest[key] for key in ("embedding", "tokenizer", "texts") if key in manifest)
     yield from (part["program"] for part in manifest["parts"])
     yield from manifest.get("packages", {}).values()
+
+
+def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether parts are of the kinds that there are, and groups of experts say whose input they get and how many."""
+    before = ""
+    for part in parts:
+        if part["kind"] not in KINDS:
+            return False
+        if part["kind"] == "experts" and (before not in KINDS[:2] or "weights" not in part["inputs"]):
+            return False
+        before = part["kind"]
+    return True
 
 
 def _names_files(entry: Any) -> bool:

@@ -14,7 +14,7 @@ from shardmill.pipeline.audit import audit
 from .project import ROOT, Project
 
 pytestmark = pytest.mark.pipeline
-GROUPS = 3
+GROUPS = 2
 SETTINGS = {
     "model": "tiny",
     "source": {"path": "checkpoint"},
@@ -32,8 +32,7 @@ SETTINGS = {
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A build of everything."""
     folder = tmp_path_factory.mktemp("routed")
-    changes = {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2}
-    checkpoint = tiny_families.write_tiny("zaya", folder / "checkpoint", **changes)
+    checkpoint = tiny_families.write_tiny("granitemoe", folder / "checkpoint", num_hidden_layers=1)
     project = Project(folder / "project").create(checkpoint)
     (project.folder / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS))
     done = project.run("all")
@@ -45,14 +44,14 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     """And docs/model-json.md: groups follow their layer's part, and divide its experts among them."""
     content = json.loads((finished.build / "model.json").read_text())
     jsonschema.validate(content, json.loads((ROOT / "docs/model.schema.json").read_text()))
-    layer = ["layers", *["experts"] * GROUPS]
-    assert [part["kind"] for part in content["parts"]] == [*layer, *layer, "head"]
-    assert [(part["start"], part["end"]) for part in content["parts"][1:4]] == [(0, 4), (4, 8), (8, 12)]
-    assert all(part["inputs"]["weights"] == [1, 4, "T", 1] for part in content["parts"][1:4])
+    assert [part["kind"] for part in content["parts"]] == ["layers", "experts", "experts", "head"]
+    groups = content["parts"][1:3]
+    assert [(part["start"], part["end"]) for part in groups] == [(0, 6), (6, 12)]
+    assert all(part["inputs"]["weights"] == [1, 6, "T", 1] and not part["states"] for part in groups)
 
 
 def test_every_operation_is_predicted_to_run_on_the_neural_engine(finished: Project) -> None:
-    for name in ("layers_00_01", "experts_00_0", "experts_01_2"):
+    for name in ("layers_00_01", "experts_00_0", "experts_00_1"):
         content = json.loads((finished.build / f"residency/{name}.json").read_text())
         assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 10
 
@@ -64,5 +63,5 @@ def test_the_build_verifies(finished: Project) -> None:
 
 def test_the_report_compares_both_forms(finished: Project) -> None:
     page = (finished.build / "report.html").read_text()
-    assert "experts_01_2" in page
+    assert "experts_00_1" in page
     assert "What a pass reads" in page and f"{GROUPS} groups a layer" in page and "what a Mac must measure" in page

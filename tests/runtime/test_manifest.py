@@ -31,6 +31,10 @@ WRONG: dict[str, Any] = {
         f"a part without {key}": manifest(parts=[{k: v for k, v in manifest()["parts"][0].items() if k != key}])
         for key in PART
     },
+    "a part of a kind that is not known": manifest(parts=[manifest()["parts"][0] | {"kind": "mixer"}]),
+    "experts that no layers go before": manifest(
+        parts=[manifest()["parts"][0] | {"kind": "experts", "inputs": {"weights": [1, 4, "T", 1]}}]
+    ),
     "an embedding without a path": manifest(embedding={"sha256": "1" * 64}),
     "a program that is a text": manifest(parts=[manifest()["parts"][0] | {"program": "head_0.mlmodelc"}]),
     "a sha256 that is a number": manifest(tokenizer={"path": "a", "sha256": 5}),
