@@ -65,6 +65,7 @@ rule parity:
         mem_mb=MB("parity"),
     params:
         store=STORE,
+        calibrated=sm.calibrates(C),
         tools=TOOLS["parity"],
     script:
         "../scripts/parity.py"
@@ -81,11 +82,13 @@ rule parity_stack:
         packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
         bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
         table=ancient("build/{model}/embedding.safetensors"),
+        chosen=ancient(sm.made_by("search", C)),
         waits=[
             "build/{model}/reference.receipt.json",
             expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
             expand("build/{{model}}/compiled/{part}.receipt.json", part=C.parts),
             "build/{model}/embedding.receipt.json",
+            sm.receipts_of("search", C),
         ],
     output:
         verdict=report(

@@ -6,8 +6,10 @@ names a budget is held to that instead: whoever sets it has said what the model 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from shardmill.forms.form import form
 from shardmill.gates.thresholds import COST, THRESHOLDS, Threshold
@@ -58,6 +60,19 @@ def bits(forms: Iterable[str]) -> str:
     """By which limits weights of some forms are judged: a key of COSTS, or nothing for those of the table."""
     fewest = min((form(name).bits for name in forms), default=8)
     return f"{fewest} bits" if fewest < 8 else ""
+
+
+def budget(growth: float) -> dict[str, float]:
+    """Limits of a build whose perplexity was allowed to grow by a factor, as the calibration text foresees it.
+
+    A parity text is another one, and short: some hundred tokens know the growth to within as much again.
+    """
+    return {"perplexity_ratio": 1 + 2 * (growth - 1), "kl": 2 * math.log(growth)}
+
+
+def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
+    """The thresholds of a verdict that says by which it was judged."""
+    return table(judged.get("limits", ""), judged.get("budget"), judged.get("calibrated", False))
 
 
 def table(key: str, budget: Mapping[str, float] | None = None, calibrated: bool = False) -> dict[str, Threshold]:

@@ -13,6 +13,7 @@ from shardmill.errors import ConfigError, ShardmillError
 from shardmill.pipeline import dag, fingerprint, memory
 from shardmill.pipeline.configured import (
     budget,
+    calibrates,
     calibration_files,
     calibration_settings,
     recipe_files,
@@ -35,6 +36,7 @@ __all__ = [
     "all_receipts",
     "artifacts",
     "budget",
+    "calibrates",
     "calibration_files",
     "calibration_settings",
     "checked",

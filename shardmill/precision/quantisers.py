@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 RATIOS = 48  # scales that are tried for each row
-LEAST_RATIO = 0.4  # of the largest weight of a row; what is over it is cut off
+LEAST_RATIO = 0.5  # of the largest weight of a row; what is over it is cut off
 LEAST_SCALE = 2.0**-24  # the smallest number that fp16 holds
 DAMPING = 0.01  # of the mean of H's diagonal, added to it: directions that calibration has not seen keep their weights
 

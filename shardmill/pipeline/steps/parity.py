@@ -33,6 +33,7 @@ def task(
     states: Artifact,
     package: Artifact,
     bundle: Artifact,
+    calibrated: bool,
     tools: Tools,
 ) -> Task:
     """A verdict depends on the part, its programs, what they are compared with, and the engine.
@@ -45,10 +46,12 @@ def task(
         states: what the reference step wrote.
         package: the .mlpackage, of which the weights are read.
         bundle: the .mlmodelc, which runs.
+        calibrated: whether a quantiser chose codes of four bits.
         tools: what decides the result besides.
     """
     piece, plan = plans.load_part(part), json.loads(summary.read_text())
     key = limits.bits(recipes.read(read_json(recipe), recipe.name).forms(piece.shapes).values())
+    judged = {"limits": key} | ({"calibrated": True} if calibrated and key == limits.FOUR else {}) if key else {}
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
@@ -62,7 +65,7 @@ def task(
         stored = PackageWeights(package.path, piece, plan["prefix"])
         if piece.kind == ENCODER:
             found = _encoder(encoder.Runner(bundle.path, piece, plan), known, source, stored)
-            settle(f"parity {piece.name}", report(piece.name, found, key), made["verdict"])
+            settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
             return
         reference = Reference(source, plan["context"], carry(plan))
         if piece.kind == "layers":
@@ -74,7 +77,7 @@ def task(
             hidden = known["hidden"][-1]
             both = hidden, known["logits"][: len(hidden)]
             found = parity.head_parity(bundle.path, piece, reference, both, source, stored)
-        settle(f"parity {piece.name}", report(piece.name, found, key), made["verdict"])
+        settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
 
     inputs = {
         "part": digest(piece.content),
@@ -83,7 +86,7 @@ def task(
         "reference": seen(states.path, piece),
     }
     engine = machine.engine()
-    params = {**host_side(plan), "tokens": piece.tokens, "engine": engine, "limits": key}
+    params = {**host_side(plan), "tokens": piece.tokens, "engine": engine, **judged}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
 
 
@@ -107,13 +110,12 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
 
 
-def report(name: str, found: Iterable[Measurement | NotRun], key: str = "") -> dict[str, Any]:
-    """What parity/P.json holds. `key` says by which limits it is judged, see gates/limits.py."""
+def report(name: str, found: Iterable[Measurement | NotRun], judged: Mapping[str, Any]) -> dict[str, Any]:
+    """What parity/P.json holds. `judged` says by which limits, see gates/limits.py; nothing by those of INT8."""
     from shardmill.gates import parity, thresholds
 
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, thresholds.Measurement)]
-    gate = thresholds.compare(numbers, limits.table(key))
+    gate = thresholds.compare(numbers, limits.of(judged))
     skipped = {a.name: a.reason for a in answers if isinstance(a, thresholds.NotRun)}
-    said = {"limits": key} if key else {}
-    return {"part": name, "engine": machine.engine(), **said, "gate": gate, "not_run": parity.not_run() | skipped}
+    return {"part": name, "engine": machine.engine(), **judged, "gate": gate, "not_run": parity.not_run() | skipped}

@@ -27,6 +27,7 @@ def task(
     packages: list[Artifact],
     bundles: list[Artifact],
     table: Artifact,
+    chosen: list[Artifact],
     tools: Tools,
 ) -> Task:
     """A verdict depends on all programs, on what they are compared with, and the engine.
@@ -40,10 +41,15 @@ def task(
         packages: the .mlpackage of every part, of which the weights are read.
         bundles: the .mlmodelc of every part, which runs.
         table: embedding.safetensors.
+        chosen: what the search chose, if there was one: then the stack is held to what that foresaw.
         tools: what decides the result besides.
     """
     plan = json.loads(summary.read_text())
-    key = limits.bits([recipes.read(read_json(recipe), recipe.name).default])
+    held_to = read_json(chosen[0].path)["estimate"] if chosen else None
+    followed = recipes.read(read_json(recipe), recipe.name)
+    key = limits.bits([followed.default, *(followed.matrices.values() if held_to else ())])
+    judged = {"limits": key} if key else {}
+    judged |= {"budget": limits.budget(held_to["perplexity"])} if held_to else {}
     *pieces, embedding = [plans.load_part(part) for part in parts]
 
     def work(made: Mapping[str, Path]) -> None:
@@ -67,7 +73,7 @@ def task(
             held = PackageWeights(packages[0].path, pieces[0], plan["prefix"])  # as all hold them: parity compared each
             classes, known = EncoderReference(source, plan["task"]), load_file(states.path)
             found = encoder.stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, known)
-            settle("parity stack", report("stack", chain([whole], found), key), made["verdict"])
+            settle("parity stack", report("stack", chain([whole], found), judged), made["verdict"])
             return
         # Every width of question 2 is fed, not only those that a runtime uses.
         manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
@@ -75,11 +81,11 @@ def task(
         reference = Reference(source, plan["context"], carry(plan))
         stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
         found = stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states.path))
-        settle("parity stack", report("stack", chain([whole], found), key), made["verdict"])
+        settle("parity stack", report("stack", chain([whole], found), judged), made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
     engine = machine.engine()
-    params = {**host_side(plan), "widths": plan["widths"], "engine": engine, "limits": key}
+    params = {**host_side(plan), "widths": plan["widths"], "engine": engine, **judged}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})
