@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import encoders
 import pytest
+from models import tiny_encoders, tiny_families
+from portable_coreml.judge.lint import lint
 
+from shardmill.convert import package, stream
 from shardmill.convert.plain import convert_plain
 from shardmill.convert.stamped import convert_stamped
 from shardmill.forms.form import matrices
+from shardmill.forms.recipe import Recipe, recipe
+from shardmill.gates.weights import PackageWeights
 from shardmill.plan import Part
+from shardmill.topology import file_bytes
 
 from .small import described, draft, head_part, layers_part, write_checkpoint, write_family
+
+EXPERTS = "granitemoe"
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +86,60 @@ def test_layers_of_other_kinds_are_plain_coremltools_byte_for_byte(family: Path,
     mix = in_turn(part, "int8", "int4", "palette4/8", "fp16")
     plain, stamped = both(part, family, mix, cache, tmp_path)
     assert files(stamped) == files(plain)
+
+
+def test_encoders_are_plain_coremltools_byte_for_byte(cache: Path, tmp_path: Path) -> None:
+    checkpoint = tiny_encoders.write_tiny("bert", tmp_path / "checkpoint")
+    source, parts, _ = encoders.parts_of(checkpoint, tmp_path, buckets=[32])
+    mix = in_turn(parts["encoder_32"], "int4", "int8", "palette6", "fp16")
+    plain, stamped = both(parts["encoder_32"], source, mix, cache, tmp_path)
+    assert files(stamped) == files(plain)
+
+
+def test_routers_of_experts_stay_in_fp16(cache: Path, tmp_path: Path) -> None:
+    """They choose among experts; a form would be refused, and the rule of thumb leaves them alone."""
+    source = tiny_families.write_tiny(EXPERTS, tmp_path / "checkpoint")
+    layers = described(source).architecture.layers
+    part = draft(source, [[0, layers]])[f"layers_00_{layers:02d}"]
+    routers = [path for path in part.shapes if "router.weight" in path]
+    chosen = recipe("int4").forms(part.shapes)
+    assert routers and not chosen.keys() & routers and set(chosen.values()) == {"int4"}
+    plain, stamped = both(part, source, chosen, cache, tmp_path)
+    assert files(stamped) == files(plain)
+    stored = PackageWeights(stamped, part)
+    assert all(stored.op(path).type == "const" for path in routers)
+    assert all(stored.op(path).type == "constexpr_blockwise_shift_scale" for path in chosen)
+
+
+def test_threads_and_blocks_do_not_decide_bytes(
+    checkpoint: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A palette is one thread's work, in blocks of whatever size; INT4 rows are packed in whole bytes."""
+    part = layers_part(checkpoint, 1, 3)
+    mix = in_turn(part, "palette4", "int4", "palette6/16", "palette8")
+    convert_stamped(part, checkpoint, mix, tmp_path / "one.mlpackage", cache, threads=1)
+    for name, size in (("small", 300), ("large", 1 << 20)):
+        monkeypatch.setattr(stream, "BLOCK", size)
+        convert_stamped(part, checkpoint, mix, tmp_path / f"{name}.mlpackage", cache, threads=4)
+        assert files(tmp_path / f"{name}.mlpackage") == files(tmp_path / "one.mlpackage")
+
+
+@pytest.mark.parametrize("forms", ["int4", "palette6/16"])
+def test_the_size_of_a_program_is_that_of_its_weight_file(
+    forms: str, checkpoint: Path, cache: Path, tmp_path: Path
+) -> None:
+    """To the byte, for it is the file that the Neural Engine takes or refuses."""
+    part = layers_part(checkpoint, 1, 3)
+    convert_stamped(part, checkpoint, forms, tmp_path / "p.mlpackage", cache)
+    size = (tmp_path / "p.mlpackage" / package.WEIGHT_FILE).stat().st_size
+    assert 0 <= file_bytes(part.shapes, Recipe(forms)) - size < 64  # the last blob need not be filled up
+
+
+def test_programs_of_every_form_are_lint_free_but_for_palettes(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+    """W6 is about scales along the inputs, which no form has; W9 tells what is known of palettes."""
+    part, found = layers_part(checkpoint, 1, 3), dict[str, set[str]]()
+    for forms in ("int8", "int4", "palette4/16"):
+        convert_stamped(part, checkpoint, forms, tmp_path / f"{forms[:4]}.mlpackage", cache)
+        found[forms] = {row.rule for row in lint(tmp_path / f"{forms[:4]}.mlpackage")}
+    assert found["int4"] == found["int8"]
+    assert found["palette4/16"] - found["int8"] == {"W9"}

@@ -1,4 +1,4 @@
-"""INT8 levels and scales are coremltools', bit for bit."""
+"""Codes and scales of INT8 and INT4 are coremltools', bit for bit."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from hypothesis.extra.numpy import arrays
 from shardmill.convert.quantize import fits_fp16, to_fp16, to_integers
 
 
-def reference(rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+BITS = {4: 7, 8: 127}  # with their levels
+
+
+def reference(rows: torch.Tensor, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """coremltools' own quantisation of the fp16 weights."""
     weights = rows.float().numpy().astype(np.float16)[:, :, None, None]
     with np.errstate(all="ignore"):
-        made = linear_quantize_weights.blockwise_compress(weights, 8, "LINEAR_SYMMETRIC", True, [1, 0, 0, 0])
+        made = linear_quantize_weights.blockwise_compress(weights, bits, "LINEAR_SYMMETRIC", True, [1, 0, 0, 0])
     return made.data[:, :, 0, 0], made.scale[:, 0, 0, 0]
 
 
 def assert_same(rows: torch.Tensor) -> None:
-    levels, scale, magnitude = to_integers(rows)
-    wanted_levels, wanted_scale = reference(rows)
-    assert magnitude == float(rows.abs().max())
-    assert np.array_equal(scale.numpy().view(np.uint16), wanted_scale.view(np.uint16))
-    assert np.array_equal(levels.numpy(), wanted_levels)
+    for bits, levels in BITS.items():
+        codes, scale, magnitude = to_integers(rows, levels)
+        wanted_codes, wanted_scale = reference(rows, bits)
+        assert magnitude == float(rows.abs().max())
+        assert np.array_equal(scale.numpy().view(np.uint16), wanted_scale.view(np.uint16))
+        assert np.array_equal(codes.numpy(), wanted_codes)
 
 
 finite = arrays(np.uint16, (4, 24)).map(lambda bits: np.where((bits & 0x7C00) == 0x7C00, bits & 0x83FF, bits))
