@@ -57,7 +57,7 @@ def _nearest(entries: NDArray[np.float16], values: NDArray[np.float16]) -> NDArr
 
 def _sorted(counts: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The numbers that occur, in units and ascending, and how often each does."""
-    present = np.flatnonzero(np.where(_FINITE, counts, 0))
+    present = np.flatnonzero(counts)
     units, places = np.unique(_UNITS[present], return_inverse=True)  # 0 and -0 are one
     weights = np.zeros(len(units), np.int64)
     np.add.at(weights, places, counts[present])

@@ -57,3 +57,19 @@ def test_every_number_gets_the_nearest_entry(bits: list[int], entries: int) -> N
     assert np.array_equal(indices(found, np.tile(values, 70_000 // len(values) + 1))[: len(values)], chosen)
     if len(np.unique(values)) <= entries:  # 0 and -0 are one
         assert not distances.min(1).any()
+
+
+def test_of_two_entries_at_one_distance_the_smaller_is_taken() -> None:
+    entries = np.array([0, 1, 3], np.float16)
+    values = np.array([-5, 0.5, 0.501, 2, 9], np.float16)
+    assert indices(entries, values).tolist() == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("entries", [16, 64])
+def test_every_entry_is_the_mean_of_its_numbers(entries: int) -> None:
+    """What k-means ends with, to the rounding of entries to fp16."""
+    values = drawn("normal", 20_000)
+    found = table(histogram(values), entries)
+    chosen, exact = indices(found, values), values.astype(np.float64)
+    means = np.array([exact[chosen == i].mean() for i in range(entries)])
+    assert np.abs(means - found.astype(np.float64)).max() < 4e-3 * exact.std()

@@ -205,3 +205,12 @@ def test_codes_of_every_form_are_within_a_step(
     monkeypatch.setattr(PackageWeights, "stored", spoilt)
     worst, where = weight_steps(mixed, built.source)
     assert worst > 1 and where == f"model.{path}"
+
+
+def test_a_palette_s_step_reaches_to_the_second_entry_by_distance() -> None:
+    """Within the table, beyond its ends, and of each row's own table."""
+    tables = torch.tensor([[0.0, 1.0, 4.0, 4.0], [8.0, 8.0, 8.0, 8.0]])
+    kept = Stored(torch.zeros(2, 4, dtype=torch.uint8), tables=tables)
+    steps = kept.steps(torch.tensor([[0.4, 3.0, 9.0, -2.0], [8.0, 7.0, 9.0, 0.0]]), 0)
+    expected = torch.tensor([[0.6, 2.0, 8.0, 3.0], [2**-24, 1.0, 1.0, 8.0]])
+    torch.testing.assert_close(steps, expected)
