@@ -49,6 +49,7 @@ rule manifest:
         mem_mb=MB("manifest"),
     params:
         store=STORE,
+        form=C.convert.embedding,
         tools=TOOLS["manifest"],
     script:
         "../scripts/manifest.py"

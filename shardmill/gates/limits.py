@@ -45,6 +45,14 @@ COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
     },
 }
 
+# Question 1 asks for the nearest code, or the one beside it. A calibrated quantiser chooses others on purpose.
+CALIBRATED: Mapping[str, tuple[float, str]] = {
+    "weight_steps": (
+        8.0,
+        "codes make up for each other's errors, and half a range is 7 steps of INT4 short",
+    ),
+}
+
 
 def bits(forms: Iterable[str]) -> str:
     """By which limits weights of some forms are judged: a key of COSTS, or nothing for those of the table."""
@@ -52,12 +60,13 @@ def bits(forms: Iterable[str]) -> str:
     return f"{fewest} bits" if fewest < 8 else ""
 
 
-def table(key: str, budget: Mapping[str, float] | None = None) -> dict[str, Threshold]:
+def table(key: str, budget: Mapping[str, float] | None = None, calibrated: bool = False) -> dict[str, Threshold]:
     """The thresholds of a build.
 
     Args:
         key: what `bits` gives.
         budget: limits that somebody set, by the names of numbers of question 3; they go before all others.
+        calibrated: whether a quantiser chose the codes, and not the distance from the checkpoint's weights alone.
 
     Raises:
         KeyError: for a key or a name that there is not.
@@ -65,5 +74,6 @@ def table(key: str, budget: Mapping[str, float] | None = None) -> dict[str, Thre
     limits = dict(COSTS[key]) if key else {}
     limits |= {name: (limit, "the build's own budget") for name, limit in (budget or {}).items()}
     assert all(THRESHOLDS[name].question == COST for name in limits)
+    limits |= CALIBRATED if calibrated else {}
     changed = {name: replace(THRESHOLDS[name], limit=limit, why=why) for name, (limit, why) in limits.items()}
     return THRESHOLDS | changed

@@ -197,6 +197,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"manifest": MODEL},
         reads={"summary": PLAN, "record": RECORD},
         takes={"packages": PACKAGE, "bundles": BUNDLE, "table": TABLE},
+        params={"form": lambda config: config.convert.embedding},
         needs=Need(300),
         kept=False,
         on_the_side=True,

@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 
 from shardmill.convert.quantize import fits_fp16, to_fp16, to_integers
 
-
 BITS = {4: 7, 8: 127}  # with their levels
 
 

@@ -39,3 +39,10 @@ def test_a_budget_goes_before_them() -> None:
     assert compare([Measurement("perplexity_ratio", 1.04)], table(FOUR))[0]["passed"]
     with pytest.raises(AssertionError):
         table("", {"program_error": 1.0})
+
+
+def test_codes_of_a_quantiser_may_be_further_away() -> None:
+    """And nothing else may: all of question 1 and 2 but the distance of codes stays as it is."""
+    changed = {name for name, row in table("", calibrated=True).items() if row != THRESHOLDS[name]}
+    assert changed == {"weight_steps"}
+    assert THRESHOLDS["weight_steps"].limit < table(FOUR, calibrated=True)["weight_steps"].limit <= 8

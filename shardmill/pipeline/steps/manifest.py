@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardmill.checkpoint.headers import read_header
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
 from shardmill.pipeline.subjects import check_files
@@ -16,7 +15,9 @@ from shardmill.runtime.manifest import runtime_manifest
 TOKENIZER = "tokenizer.json"
 
 
-def task(summary: Path, record: Path, packages: list[Artifact], bundles: list[Artifact], table: Artifact) -> Task:
+def task(
+    summary: Path, record: Path, packages: list[Artifact], bundles: list[Artifact], table: Artifact, form: str = "fp16"
+) -> Task:
     """model.json. Its hashes are those that the receipts record, and every file is compared with them.
 
     Args:
@@ -25,12 +26,14 @@ def task(summary: Path, record: Path, packages: list[Artifact], bundles: list[Ar
         packages: the .mlpackage of every part.
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
+        form: the config's `convert.embedding`; a runtime is told of any but fp16.
     """
     root = summary.parent
 
     def work(made: Mapping[str, Path]) -> None:
         plan, source = read_json(summary), read_json(record)
-        content = runtime_manifest(plan, _by_part(bundles, root), _described(table, root) | _form(table.path))
+        held = _described(table, root) | ({"form": form} if form != "fp16" else {})
+        content = runtime_manifest(plan, _by_part(bundles, root), held)
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
@@ -43,12 +46,6 @@ def task(summary: Path, record: Path, packages: list[Artifact], bundles: list[Ar
         write_json(made["manifest"], content)
 
     return Task(work)
-
-
-def _form(table: Path) -> dict[str, str]:
-    """What a runtime has to know of the table's numbers, unless they are fp16."""
-    kinds = {tensor.name: tensor.dtype for tensor in read_header(table.parent, table.name)}
-    return {"form": "int8"} if kinds["embedding"] == "I8" else {}
 
 
 def _by_part(artifacts: list[Artifact], root: Path) -> dict[str, dict[str, Any]]:
