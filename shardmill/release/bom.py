@@ -20,6 +20,7 @@ from shardmill.attest.packages import installed
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import write_json
+from shardmill.forms.recipe import called
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.extra import signing_libraries
@@ -81,7 +82,7 @@ def _model(statement: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], lice
         name=config["model"],
         bom_ref="model",
         licenses=_license(license),
-        pedigree=Pedigree(ancestors=[ancestor], notes=f"Core ML programs, {config['convert']['weights']} weights"),
+        pedigree=Pedigree(ancestors=[ancestor], notes=f"Core ML programs, {called(config['convert']).lower()} weights"),
     )
 
 
