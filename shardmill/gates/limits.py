@@ -65,14 +65,17 @@ def bits(forms: Iterable[str]) -> str:
 def budget(growth: float) -> dict[str, float]:
     """Limits of a build whose perplexity was allowed to grow by a factor, as the calibration text foresees it.
 
-    A parity text is another one, and short: some hundred tokens know the growth to within as much again.
+    A parity text is another one, and short: some hundred tokens know the growth to within as much again. No budget is
+    looser than what INT4 throughout may cost.
     """
-    return {"perplexity_ratio": 1 + 2 * (growth - 1), "kl": 2 * math.log(growth)}
+    wide = {"perplexity_ratio": 1 + 2 * (growth - 1), "kl": 2 * math.log(growth)}
+    return {name: min(limit, COSTS[FOUR][name][0]) for name, limit in wide.items()}
 
 
 def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
-    """The thresholds of a verdict that says by which it was judged."""
-    return table(judged.get("limits", ""), judged.get("budget"), judged.get("calibrated", False))
+    """The thresholds of a verdict that says by which it was judged. Nobody may set a budget that any build would keep."""
+    named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
+    return table(judged.get("limits", ""), named, bool(judged.get("calibrated")))
 
 
 def table(key: str, budget: Mapping[str, float] | None = None, calibrated: bool = False) -> dict[str, Threshold]:

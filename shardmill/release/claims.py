@@ -11,7 +11,7 @@ from typing import Any
 from shardmill.attest.statement import read_provenance
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
-from shardmill.gates.limits import table
+from shardmill.gates.limits import of
 from shardmill.gates.thresholds import Threshold
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import gate_statements, verdicts
@@ -51,7 +51,7 @@ def verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
         name = path.relative_to(build).as_posix()
         try:
             content = read_json(path)
-            rows, known = content["gate"], table(content.get("limits", ""))
+            rows, known = content["gate"], of(content)
             if not rows:
                 faults.append((name, "a verdict without a number"))
             faults += [(name, fault) for fault in (_fault(row, known) for row in rows) if fault]

@@ -65,7 +65,9 @@ def test_what_is_no_json_and_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(ConfigError, match=r"a\.json: no JSON"):
         recipe(str(tmp_path / "a.json"))
-    with pytest.raises(ConfigError, match=r"convert\.precision: int16 is none of fp16, int8, int4, search, and no file"):
+    with pytest.raises(
+        ConfigError, match=r"convert\.precision: int16 is none of fp16, int8, int4, search, and no file"
+    ):
         recipe("int16")
 
 
