@@ -73,7 +73,7 @@ def budget(growth: float) -> dict[str, float]:
 
 
 def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
-    """The thresholds of a verdict that says by which it was judged. Nobody may set a budget that any build would keep."""
+    """The thresholds of a verdict that says by which it was judged; no budget in it loosens those of four bits."""
     named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
     return table(judged.get("limits", ""), named, bool(judged.get("calibrated")))
 
