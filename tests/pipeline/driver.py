@@ -24,16 +24,16 @@ def run(root: Path, content: dict[str, Any], leave_out: Collection[str] = AFTER)
     """Builds a config under `root`/build; names of the jobs that worked, of those whose results are kept, in order."""
     settings = config.parse(content)
     build, store = root / "build" / settings.model, Store(root / "build/.store")
-    worked = []
-    for name, part in dag.jobs(STEPS, settings):
+    worked, steps = [], dag.wanted(STEPS, settings)
+    for name, part in dag.jobs(steps, settings):
         if name in leave_out:
             continue
-        step, job = STEPS[name], (name, part)
+        step, job = steps[name], (name, part)
         tools = fingerprint.tools(step, "" if name == "fetch" else fingerprint.model_type(build / RECORD))
-        given = arguments(STEPS, job, settings, build)
+        given = arguments(steps, job, settings, build)
         task = describe(step.task, given, store, tools)
         receipt = build / dag.expanded(step.receipt, settings.parts, part)[0] if step.receipt else None
-        if perform(task, dag.outputs(STEPS, job, settings, build), receipt, store, taken(given)) and receipt:
+        if perform(task, dag.outputs(steps, job, settings, build), receipt, store, taken(given)) and receipt:
             worked.append(receipt.relative_to(build).as_posix().removesuffix(RECEIPT))
     return worked
 

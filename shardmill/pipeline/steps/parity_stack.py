@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from shardmill import machine
 from shardmill import plan as plans
@@ -48,7 +49,7 @@ def task(
     held_to = read_json(chosen[0].path)["estimate"] if chosen else None
     followed = recipes.read(read_json(recipe), recipe.name)
     key = limits.bits([followed.default, *(followed.matrices.values() if held_to else ())])
-    judged = {"limits": key} if key else {}
+    judged: dict[str, Any] = {"limits": key} if key else {}
     judged |= {"budget": limits.budget(held_to["perplexity"])} if held_to else {}
     *pieces, embedding = [plans.load_part(part) for part in parts]
 
