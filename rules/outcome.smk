@@ -96,6 +96,7 @@ rule report:
         verdicts=sm.verdicts(C),
         speed="build/{model}/benchmark/speed.json",
         receipts=sm.all_receipts(C),
+        search=sm.made_by("search", C),
     output:
         page=report(
             "build/{model}/report.html",

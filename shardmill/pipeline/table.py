@@ -260,6 +260,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "verdicts": dag.verdicts,
             "speed": SPEED,
             "receipts": dag.receipts,
+            "search": dag.made_by("search"),
         },
         params={"settings": configured.settings, "pipeline": lambda config: dag.drawn(STEPS, config)},
         needs=Need(500),

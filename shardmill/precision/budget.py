@@ -43,7 +43,7 @@ def searched(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], budget: 
         return None
     points = [described(choice) for choice in front(losses, sizes, POINTS)]
     found = {"budget": dict(budget), "forms": chosen.forms, "estimate": described(chosen)}
-    return found | {"front": points, "costs": losses}
+    return found | {"front": points, "costs": losses, "sizes": sizes}
 
 
 def _tables(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]]) -> tuple[Table, Table]:

@@ -11,6 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from shardmill.forms.recipe import called
 from shardmill.report import wording
 from shardmill.report.dag import drawings
+from shardmill.report.forms import costliest, front_plot
+from shardmill.report.forms import steps as front_steps
 from shardmill.report.gates import questions
 from shardmill.report.plots import plots
 from shardmill.report.provenance import origin
@@ -80,8 +82,15 @@ def context(build: Build) -> dict[str, Any]:
         "speed": build.speed,
         "origin": origin(build),
         "encodes": build.encodes,
+        "search": build.search,
+        **(searched(build.search) if build.search else {}),
         **({"types": _label_types(build.model["labels"])} if build.encodes else decoding(build.speed)),
     }
+
+
+def searched(search: Json) -> dict[str, Any]:
+    """What the templates show of a search."""
+    return {"front": front_plot(search), "front_steps": front_steps(search), "costliest": costliest(search)}
 
 
 def weighed(build: Build) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Build:
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
     settings: Json  # the config
     pipeline: Sequence[Json]  # the steps, see pipeline.dag.drawn
+    search: Json | None = None  # what the search for forms found, of a build that has one
 
     @property
     def encodes(self) -> bool:

@@ -77,6 +77,7 @@ def build_folder(root: Path) -> dict[str, Any]:
             for file in files
         ],
         "speed": write(root / "benchmark" / "speed.json", build.speed),
+        "search": [],
         "receipts": [write(root / f"{name}.receipt.json", content) for name, content in build.receipts.items()],
         "settings": build.settings,
         "pipeline": build.pipeline,

@@ -21,6 +21,7 @@ def task(
     verdicts: list[Path],
     speed: Path,
     receipts: list[Path],
+    search: list[Path],
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
@@ -35,6 +36,7 @@ def task(
         verdicts: what the gates said.
         speed: benchmark/speed.json.
         receipts: of all steps up to the gates.
+        search: what the search for forms found, if there was one.
         settings: the config as plain data.
         pipeline: the steps as `dag.drawn` has them.
     """
@@ -54,11 +56,12 @@ def task(
             receipts=read_receipts(receipts, root),
             settings=settings,
             pipeline=pipeline,
+            search=read_json(search[0]) if search else None,
         )
         shown = context(build)
         write_text(made["page"], filled(shown))
         made["plots"].mkdir(parents=True, exist_ok=True)
-        for plot in shown.get("plots", ()):
+        for plot in (*shown.get("plots", ()), *([shown["front"]] if search else ())):
             write_text(made["plots"] / f"{plot.name}.svg", alone(plot.svg))
         write_json(made["receipt"], sealed(_receipt(made, speed)))
 
