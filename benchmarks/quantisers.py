@@ -1,0 +1,86 @@
+"""What quantisers of four bits leave of the error of each matrix' outputs in one layer.
+
+    python benchmarks/quantisers.py build/MODEL TEXT_FILE [--layer 0] [--windows 16] [--window 512]
+
+Squared error of the outputs over their squares, on inputs that transformers' original model has on the text's windows.
+Compared are rounding to nearest, scales that cut off, and coremltools' GPTQ with its own scales and with those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ, ModuleGPTQConfig
+from torch import Tensor, nn, zeros
+
+from shardmill import plan
+from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.convert.quantize import to_integers
+from shardmill.forms.form import INT4, form
+from shardmill.machine import machine
+from shardmill.precision.calibration import windows
+from shardmill.precision.matrices import matrices
+from shardmill.precision.original import original
+from shardmill.precision.quantisers import Codes, clipped, error, gptq
+
+BITS = form(INT4).bits
+
+
+def nearest(weight: Tensor, hessian: Tensor) -> float:
+    """As conversion rounds."""
+    codes, scale, _ = to_integers(weight, form(INT4).levels)
+    return error(weight, Codes(codes, scale), hessian)
+
+
+def own_scales(weight: Tensor, hessian: Tensor) -> float:
+    """coremltools' GPTQ as it is."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    algorithm = GPTQ(layer, ModuleGPTQConfig(weight_dtype=f"uint{BITS}", use_activation_order_heuristic=True))
+    algorithm.add_batch(zeros(1, weight.shape[1]), zeros(1, weight.shape[0]))
+    algorithm._hessian = hessian.clone()
+    algorithm.compress()
+    off = weight - layer.weight.data
+    return float(((off @ hessian) * off).sum() / ((weight @ hessian) * weight).sum())
+
+
+QUANTISERS: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "to nearest": nearest,
+    "scales that cut off": lambda w, h: error(w, clipped(w, BITS, h.diagonal()), h),
+    "GPTQ, its own scales": own_scales,
+    "GPTQ with those scales": lambda w, h: error(w, gptq(w, BITS, h), h),
+}
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--layer", type=int, default=0)
+    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--window", type=int, default=512)
+    args = parser.parse_args()
+    summary, source = json.loads((args.build / "plan.json").read_text()), args.build / "source"
+    parts = [plan.load_part(args.build / "parts" / f"{row['name']}.json") for row in summary["parts"]]
+    part = next(part for part in parts if part.kind == "layers" and part.start <= args.layer < part.end)
+    tokenizer, model = read_tokenizer(source / "tokenizer.json"), original(source, summary)
+    ids = tokenizer.encode(args.text.read_text(encoding="utf-8"), add_special_tokens=False).ids
+    cut = windows(ids, tokenizer.encode("").ids, args.window, args.windows)
+    states = [model.reference.first(window, lambda ids: model.table[ids], model.weights) for window in cut]
+    for index in range(part.start):
+        states = [model.reference.layers(one, [index], model.weights)[0] for one in states]
+    rows = {}
+    for matrix in matrices(part, source, model, states, []):
+        if matrix.index == args.layer and matrix.hessian is not None:
+            rows[matrix.path] = {name: find(matrix.weight, matrix.hessian) for name, find in QUANTISERS.items()}
+        elif matrix.index > args.layer:
+            break
+    print(json.dumps({"machine": machine(), "tokens": sum(map(len, cut)), "errors": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
