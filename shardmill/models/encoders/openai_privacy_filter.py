@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import LABEL, ROPE, SLIDING_MASK, Ends, Experts, Graph, Kind, Model, Source, Sources
+from shardmill.models.architecture import LABEL, ROPE, SLIDING_MASK, Ends, Graph, Kind, Model, Source, Sources
 from shardmill.models.encoder import Names, encoder, task_of
-from shardmill.models.experts import checked, transposed
+from shardmill.models.experts import transposed
+from shardmill.models.families.gpt_oss import experts_of
 from shardmill.models.rope import rope
 
 HONOURED = (
@@ -32,17 +33,7 @@ def describe(config: Any, length: int) -> Model:
     """The description of a transformers OpenAIPrivacyFilterConfig for passes of at most `length` tokens."""
     if task_of(config) != LABEL:
         raise CheckpointError(f"architectures: {config.architectures[0]!r}: this family only labels tokens")
-    experts = checked(
-        Experts(
-            config.num_local_experts,
-            config.num_experts_per_tok,
-            config.intermediate_size,
-            router_bias=True,
-            biases=True,
-            swiglu_alpha=config.swiglu_alpha,
-            swiglu_limit=config.swiglu_limit,
-        )
-    )
+    experts = experts_of(config)
     bias = bool(config.attention_bias)
     graph = Graph(
         hidden=config.hidden_size,

@@ -27,17 +27,7 @@ HONOURED = (
 def describe(config: Any, context: int) -> Model:
     """The description of a transformers GptOssConfig for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
-    experts = checked(
-        Experts(
-            config.num_local_experts,
-            config.num_experts_per_tok,
-            config.intermediate_size,
-            router_bias=True,
-            biases=True,
-            swiglu_alpha=config.swiglu_alpha,
-            swiglu_limit=config.swiglu_limit,
-        )
-    )
+    experts = experts_of(config)
     tensors: dict[str, Sources] = {
         "mlp.router.weight": Source("mlp.router.weight", shape=(experts.count, config.hidden_size)),
         **transposed(experts, config.hidden_size, "mlp.experts.", interleaved=True),
@@ -53,4 +43,19 @@ def describe(config: Any, context: int) -> Model:
         o_bias=bias,
         sinks=True,
         experts=experts,
+    )
+
+
+def experts_of(config: Any) -> Experts:
+    """The experts of a config that names them as gpt_oss does."""
+    return checked(
+        Experts(
+            config.num_local_experts,
+            config.num_experts_per_tok,
+            config.intermediate_size,
+            router_bias=True,
+            biases=True,
+            swiglu_alpha=config.swiglu_alpha,
+            swiglu_limit=config.swiglu_limit,
+        )
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill import plan as plans
@@ -17,6 +17,9 @@ from shardmill.pipeline.steps.parity import host_side, report
 from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
+
+if TYPE_CHECKING:
+    from shardmill.gates.thresholds import Measurement, NotRun
 
 
 def task(
@@ -54,34 +57,20 @@ def task(
     *pieces, embedding = [plans.load_part(part) for part in parts]
 
     def work(made: Mapping[str, Path]) -> None:
-        from safetensors.torch import load_file
-
-        from shardmill.gates import encoder, stack
-        from shardmill.gates.encoder_reference import EncoderReference
-        from shardmill.gates.reference import Reference
         from shardmill.gates.table import table_parity
-        from shardmill.gates.weights import PackageWeights
-        from shardmill.runtime.encoder import Encoder
-        from shardmill.runtime.engine import Engine
         from shardmill.runtime.manifest import in_place
 
         paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
         programs = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
         manifest = in_place(plan, programs, table.path)
         source = source_folder(record)
-        whole = table_parity(embedding, source, table.path)
         if plan["buckets"]:
-            held = PackageWeights(packages[0].path, pieces[0], plan["prefix"])  # as all hold them: parity compared each
-            classes, known = EncoderReference(source, plan["task"]), load_file(states.path)
-            found = encoder.stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, known)
-            settle("parity stack", report("stack", chain([whole], found), judged), made["verdict"])
-            return
-        # Every width of question 2 is fed, not only those that a runtime uses.
-        manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
-        packed = {p.name: (p, paths[p.name]) for p in pieces}
-        reference = Reference(source, plan["context"], carry(plan))
-        stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
-        found = stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states.path))
+            found = _encoder(manifest, pieces[0], packages[0].path, plan, source, states.path)
+        else:
+            found = _decoder(
+                manifest, {p.name: (p, paths[p.name]) for p in pieces}, embedding, plan, source, states.path
+            )
+        whole = table_parity(embedding, source, table.path)
         settle("parity stack", report("stack", chain([whole], found), judged), made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
@@ -90,3 +79,40 @@ def task(
     engine = machine.engine()
     params = {**host_side(plan), "widths": plan["widths"], "engine": engine, **judged}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})
+
+
+def _encoder(
+    manifest: dict[str, Any], part: plans.Part, package: Path, plan: Mapping[str, Any], source: Path, states: Path
+) -> Iterable[Measurement | NotRun]:
+    """The measurements of an encoder. All packages hold the weights of one, as each part's parity has seen."""
+    from safetensors.torch import load_file
+
+    from shardmill.gates import encoder
+    from shardmill.gates.encoder_reference import EncoderReference
+    from shardmill.gates.weights import PackageWeights
+    from shardmill.runtime.encoder import Encoder
+
+    held = PackageWeights(package, part, plan["prefix"])
+    classes = EncoderReference(source, plan["task"])
+    return encoder.stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, load_file(states))
+
+
+def _decoder(
+    manifest: dict[str, Any],
+    packed: Mapping[str, tuple[plans.Part, Path]],
+    embedding: plans.Part,
+    plan: Mapping[str, Any],
+    source: Path,
+    states: Path,
+) -> Iterable[Measurement | NotRun]:
+    """The measurements of a decoder, at every width and not only at those that a runtime uses."""
+    from safetensors.torch import load_file
+
+    from shardmill.gates import stack
+    from shardmill.gates.reference import Reference
+    from shardmill.runtime.engine import Engine
+
+    manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
+    reference = Reference(source, plan["context"], carry(plan))
+    stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
+    return stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states))
