@@ -55,6 +55,32 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"convert": {"precision": "int3"}},
         "convert.precision: int3 is none of fp16, int8, int4, search, and no file",
     ),
+    "search without a text": (
+        {"convert": {"precision": "search", "budget": {"perplexity": 1.03}}},
+        "convert.calibration: missing; the search measures on its text what each form costs",
+    ),
+    "search without a budget": (
+        {"convert": {"precision": "search", "calibration": {"text": "a.txt"}}},
+        "convert.budget: give one of perplexity, bytes_per_token, bits_per_weight",
+    ),
+    "two budgets": (
+        {
+            "convert": {
+                "precision": "search",
+                "calibration": {"text": "a.txt"},
+                "budget": {"perplexity": 1.03, "bits_per_weight": 5.0},
+            }
+        },
+        "convert.budget: give one of perplexity, bytes_per_token, bits_per_weight",
+    ),
+    "a budget without a search": (
+        {"convert": {"budget": {"perplexity": 1.03}}},
+        "convert.budget: is for precision: search",
+    ),
+    "a perplexity that shrinks": (
+        {"convert": {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 0.9}}},
+        "convert.budget.perplexity: input should be greater than 1, is 0.9",
+    ),
     "both names of the precision": (
         {"convert": {"weights": "int8", "precision": "int4"}},
         "convert.weights: is the old name of convert.precision; keep that alone",

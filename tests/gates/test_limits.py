@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.gates.limits import COSTS, FOUR, SIX, bits, table
+from shardmill.gates.limits import COSTS, FOUR, SIX, bits, budget, of, table
 from shardmill.gates.thresholds import COST, THRESHOLDS, Measurement, compare
 
 
@@ -46,3 +46,19 @@ def test_codes_of_a_quantiser_may_be_further_away() -> None:
     changed = {name for name, row in table("", calibrated=True).items() if row != THRESHOLDS[name]}
     assert changed == {"weight_steps"}
     assert THRESHOLDS["weight_steps"].limit < table(FOUR, calibrated=True)["weight_steps"].limit <= 8
+
+
+def test_a_verdict_says_by_which_limits_it_was_judged() -> None:
+    assert of({}) == THRESHOLDS
+    assert of({"limits": FOUR, "calibrated": True}) == table(FOUR, calibrated=True)
+    found = of({"limits": FOUR, "budget": budget(1.03)})
+    assert found["perplexity_ratio"].limit == pytest.approx(1.06)
+    assert found["kl"].limit == pytest.approx(0.0591, abs=1e-4)
+
+
+@pytest.mark.parametrize("growth", [1.01, 1.2, 3.0])
+def test_no_budget_is_looser_than_four_bits(growth: float) -> None:
+    """Neither one that a build sets, nor one that somebody writes into a verdict."""
+    loosest, written = table(FOUR), {"perplexity_ratio": 100.0, "kl": 50.0}
+    for found in (table(FOUR, budget(growth)), of({"limits": FOUR, "budget": written})):
+        assert all(found[name].limit <= loosest[name].limit for name in written)
