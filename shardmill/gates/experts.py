@@ -96,9 +96,20 @@ def agreement(name: str, found: Choices, indices: list[Tensor], precision: str) 
     if chosen < count:  # else there is nothing to choose; NaN is no close call
         close = (ordered[..., chosen - 1] - ordered[..., chosen]) <= RESOLUTION[precision] * size
     same = (truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2)
-    counted = same[~close] if bool((~close).any()) else same
+    apart = close | _after(close & ~same)
+    counted = same[~apart] if bool((~apart).any()) else same
     detail = f"{int(close.sum())} of {close.numel()} choices are close calls"
+    if later := int((apart & ~close).sum()):
+        detail += f", {later} come after one that fell otherwise"
     return Measurement(name, float(counted.float().mean()), detail)
+
+
+def _after(fell: Tensor) -> Tensor:
+    """The choices [layers, n] of a token in the layers after one in which a close call fell otherwise.
+
+    There the token is another one, and may well take other experts.
+    """
+    return (fell.int().cumsum(dim=0) - fell.int()) > 0
 
 
 def _sets(index: Tensor, count: int) -> Tensor:

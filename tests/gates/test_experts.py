@@ -68,3 +68,16 @@ def test_tokens_that_take_every_expert_choose_nothing() -> None:
     everything = torch.ones(1, 1, 2)
     found = experts.agreement("experts_agreement", Choices(everything, everything), [torch.tensor([[1, 0]])], "fp32")
     assert (found.value, found.detail) == (1.0, "0 of 1 choices are close calls")
+
+
+def test_what_a_token_takes_after_a_close_call_that_fell_otherwise_is_counted_apart() -> None:
+    """Its next layers are fed with another value. A close call that fell the same, or another token, excuses nothing."""
+    close, clear = [1.0, 1.0, 0.0], [2.0, 1.0, 0.0]
+    scores = torch.tensor([[close, close, clear], [clear, clear, clear]])  # [layers, tokens, classes]
+    first = [1.0, 0.0, 0.0]
+    found = Choices(torch.tensor([[first] * 3, [first] * 3]), scores)
+    fell, wrong = torch.tensor([[1], [0], [0]]), torch.tensor([[1], [0], [0]])
+    one = experts.agreement("experts_agreement", found, [fell, wrong], "fp32")
+    assert (one.value, one.detail) == (1.0, "2 of 6 choices are close calls, 1 come after one that fell otherwise")
+    wrong[1] = 1  # the token whose close call fell the same
+    assert experts.agreement("experts_agreement", found, [fell, wrong], "fp32").value == pytest.approx(2 / 3)
