@@ -71,7 +71,7 @@ def test_tokens_that_take_every_expert_choose_nothing() -> None:
 
 
 def test_what_a_token_takes_after_a_close_call_that_fell_otherwise_is_counted_apart() -> None:
-    """Its next layers are fed with another value. A close call that fell the same, or another token, excuses nothing."""
+    """Its next layers get another value. A close call that fell the same excuses nothing, nor does another token's."""
     close, clear = [1.0, 1.0, 0.0], [2.0, 1.0, 0.0]
     scores = torch.tensor([[close, close, clear], [clear, clear, clear]])  # [layers, tokens, classes]
     first = [1.0, 0.0, 0.0]
