@@ -20,6 +20,7 @@ from shardmill.gates.thresholds import Measurement
 
 # Scores that are closer than this share of the largest are as good as equal to an engine that rounds so.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}
+FEW = 0.01  # of all choices: of a sound router no more are close calls in fp32
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,33 @@ def _maker(op: Op, side: str, made: Mapping[str, Op]) -> Op | None:
     return made.get(name) if isinstance(name, str) else None
 
 
-def agreement(name: str, found: Choices, indices: list[Tensor], precision: str) -> Measurement:
-    """The share of tokens and layers whose set of experts is transformers', where the scores decide it.
+@dataclass(frozen=True)
+class Compared:
+    """A program's choices beside transformers', each field [layers, n]."""
+
+    same: Tensor  # whether the sets of experts are equal
+    close: Tensor  # whether the scores leave it open
+
+    @property
+    def fell(self) -> Tensor:
+        """Close calls that fell otherwise."""
+        return self.close & ~self.same
+
+    @property
+    def decided(self) -> int:
+        """How many tokens come before the first with a close call that fell otherwise; all where many calls are close.
+
+        From there on the two models run on different values, and neither is wrong.
+        """
+        tokens = torch.nonzero(self.fell.any(dim=0))
+        few = float(self.close.float().mean()) <= FEW
+        return int(tokens[0]) if len(tokens) and few else self.same.shape[1]
+
+
+def compared(found: Choices, indices: list[Tensor], precision: str) -> Compared:
+    """A program's choices beside transformers'.
 
     Args:
-        name: of the measurement.
         found: what the program chose.
         indices: of each layer, as gates/routed.py gives them.
         precision: what the program computed in.
@@ -95,8 +118,13 @@ def agreement(name: str, found: Choices, indices: list[Tensor], precision: str) 
     close = torch.zeros_like(size, dtype=torch.bool)
     if chosen < count:  # else there is nothing to choose; NaN is no close call
         close = (ordered[..., chosen - 1] - ordered[..., chosen]) <= RESOLUTION[precision] * size
-    same = (truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2)
-    apart = close | _after(close & ~same)
+    return Compared((truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2), close)
+
+
+def agreement(name: str, found: Compared) -> Measurement:
+    """The share of tokens and layers whose set of experts is transformers', where the scores decide it."""
+    same, close = found.same, found.close
+    apart = close | _after(found.fell)
     counted = same[~apart] if bool((~apart).any()) else same
     detail = f"{int(close.sum())} of {close.numel()} choices are close calls"
     if later := int((apart & ~close).sum()):

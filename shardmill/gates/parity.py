@@ -104,9 +104,14 @@ def layers_parity(
         if is_portable():
             with routed.observed(reference.model) as chosen:
                 expected = at_end(reference, part, x, stored.over(original) if split else stored)
-            error = Measurement("program_error", _worst(np.max, relative_error, plain, expected))
+            choices = _choices(runner, x.numpy(), 1, chosen, "fp32")
+            count = choices.decided if choices else len(x)
+            before = "" if count == len(x) else f"of {count} tokens, before a close call of experts that fell otherwise"
+            worst = _worst(np.max, relative_error, plain[:count], [piece[:count] for piece in expected])
+            error = Measurement("program_error", worst, before)
             yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
-            yield from _chosen_experts("experts_agreement", runner, x.numpy(), 1, chosen)
+            if choices:
+                yield experts.agreement("experts_agreement", choices)
         yield from width_measurements(runner, x.numpy(), plain, states)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
@@ -116,7 +121,9 @@ def layers_parity(
         yield explained(ratio, lambda: runner.run(x.numpy(), cut(len(x), [part.tokens])), runner.program)
         if is_portable() and "experts" in known:
             rows = dict(zip(indices, known["experts"][part.start : part.end], strict=True))
-            yield from _chosen_experts("experts_agreement_fp16", runner, x.numpy(), part.tokens, rows)
+            choices = _choices(runner, x.numpy(), part.tokens, rows, "fp16")
+            if choices:
+                yield experts.agreement("experts_agreement_fp16", choices)
 
 
 def _worst(
@@ -133,24 +140,23 @@ def _worst(
     return float(extreme(list(map(measure, np.split(rows, edges, axis=1), expected))))
 
 
-def _chosen_experts(
-    name: str, runner: Runner, x: Floats, width: int, truth: Mapping[int, Tensor]
-) -> Iterator[Measurement]:
-    """How often the part's layers take transformers' experts, if any of them has some.
+def _choices(
+    runner: Runner, x: Floats, width: int, truth: Mapping[int, Tensor], precision: str
+) -> experts.Compared | None:
+    """The experts that the part's layers take beside transformers'; None where no layer has any.
 
     Args:
-        name: of the measurement.
         runner: runs the part's program.
         x: the part's input, [n, d].
         width: tokens of a pass.
         truth: indices of the experts by layer, [n, chosen].
+        precision: what the program computes in.
     """
     routed = [i for i, kind in runner.part.form.layers if kind.ffn == "experts"]
     if not routed:
-        return
+        return None
     found = experts.chosen_by(runner.program, len(routed), lambda: runner.run(x, cut(len(x), [width])))
-    precision = "fp32" if name == "experts_agreement" else "fp16"
-    yield experts.agreement(name, found, [truth[i] for i in routed], precision)
+    return experts.compared(found, [truth[i] for i in routed], precision)
 
 
 def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:

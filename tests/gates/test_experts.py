@@ -48,25 +48,30 @@ def test_a_program_that_takes_another_expert_too_is_told(mixed: tiny.Build, tmp_
         judged.part(mixed, FIRST, package)
 
 
+def measured(found: Choices, indices: list[torch.Tensor]) -> thresholds.Measurement:
+    """What the gate says of choices in fp32."""
+    return experts.agreement("experts_agreement", experts.compared(found, indices, "fp32"))
+
+
 def test_close_calls_are_counted_apart() -> None:
     """Another expert of an equal score is no mistake, and another of a lower score is."""
     scores = torch.tensor([[[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]]])
     chosen = torch.tensor([[[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]])
-    found = experts.agreement("experts_agreement", Choices(chosen, scores), [torch.tensor([[0], [1]])], "fp32")
+    found = measured(Choices(chosen, scores), [torch.tensor([[0], [1]])])
     assert (found.value, found.detail) == (1.0, "1 of 2 choices are close calls")
-    found = experts.agreement("experts_agreement", Choices(chosen, scores), [torch.tensor([[1], [1]])], "fp32")
+    found = measured(Choices(chosen, scores), [torch.tensor([[1], [1]])])
     assert found.value == 0.0
 
 
 def test_nan_is_no_close_call() -> None:
     scores = torch.full((1, 1, 3), float("nan"))
-    found = experts.agreement("experts_agreement", Choices(torch.zeros(1, 1, 3), scores), [torch.tensor([[0]])], "fp32")
+    found = measured(Choices(torch.zeros(1, 1, 3), scores), [torch.tensor([[0]])])
     assert (found.value, found.detail) == (0.0, "0 of 1 choices are close calls")
 
 
 def test_tokens_that_take_every_expert_choose_nothing() -> None:
     everything = torch.ones(1, 1, 2)
-    found = experts.agreement("experts_agreement", Choices(everything, everything), [torch.tensor([[1, 0]])], "fp32")
+    found = measured(Choices(everything, everything), [torch.tensor([[1, 0]])])
     assert (found.value, found.detail) == (1.0, "0 of 1 choices are close calls")
 
 
@@ -77,7 +82,22 @@ def test_what_a_token_takes_after_a_close_call_that_fell_otherwise_is_counted_ap
     first = [1.0, 0.0, 0.0]
     found = Choices(torch.tensor([[first] * 3, [first] * 3]), scores)
     fell, wrong = torch.tensor([[1], [0], [0]]), torch.tensor([[1], [0], [0]])
-    one = experts.agreement("experts_agreement", found, [fell, wrong], "fp32")
+    one = measured(found, [fell, wrong])
     assert (one.value, one.detail) == (1.0, "2 of 6 choices are close calls, 1 come after one that fell otherwise")
     wrong[1] = 1  # the token whose close call fell the same
-    assert experts.agreement("experts_agreement", found, [fell, wrong], "fp32").value == pytest.approx(2 / 3)
+    assert measured(found, [fell, wrong]).value == pytest.approx(2 / 3)
+
+
+def test_a_program_is_compared_up_to_a_close_call_that_fell_otherwise() -> None:
+    """But not where many calls are close: then the scores themselves are in doubt."""
+    scores = torch.tensor([2.0, 1.0, 0.0]).repeat(1, 200, 1)
+    scores[0, 150] = torch.tensor([1.0, 1.0, 0.0])
+    chosen = torch.tensor([1.0, 0.0, 0.0]).repeat(1, 200, 1)
+    truth = torch.zeros(200, 1, dtype=torch.long)
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 200
+    truth[150] = 1
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 150
+    truth[20] = 1  # no close call: it counts as it is
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 150
+    scores[0, 100:] = torch.tensor([1.0, 1.0, 0.0])
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 200
