@@ -32,12 +32,7 @@ class Vocabulary:
         kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))}
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else None
         self._added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
-        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         self._tokenizer = tokenizer
-
-    def is_special(self, token: int) -> bool:
-        """Whether the token is left out of texts."""
-        return token in self._special
 
     def bytes(self, token: int) -> bytes:
         """UTF-8 bytes of the token; empty if the tokenizer does not know the number."""
