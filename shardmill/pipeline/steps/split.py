@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.checkpoint.headers import printable
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, write_json
 from shardmill.models.architecture import PREFIX, Model
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
+from shardmill.printable import printable
 
 if TYPE_CHECKING:
     from shardmill.config import Config
