@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ConfigError
+from shardmill.files import load_json
 from shardmill.models import DECODER, FOLDERS, family, supported
 from shardmill.yamlfile import read_yaml
 
@@ -52,7 +52,7 @@ def model_type(file: Path) -> str:
         return ""
     for folder in folders:
         try:
-            return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
+            return str(load_json(folder / "config.json")["model_type"])
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return ""

@@ -39,6 +39,7 @@ from shardmill.commands import (
     verify,
     why,
 )
+from shardmill.printable import one_line
 
 HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
 INTERRUPTED = "shardmill: interrupted"
@@ -62,7 +63,7 @@ class Commands(TyperGroup):
             if ctx.params["traceback"] or _belongs_to_typer(error):
                 raise
             sys.stdout.flush()  # text streamed so far comes first, also where both streams are one file
-            typer.echo(f"shardmill: {one_line(error)}", err=True)
+            typer.echo(f"shardmill: {_described(error)}", err=True)
             raise typer.Exit(1) from error
 
 
@@ -70,13 +71,13 @@ def _belongs_to_typer(error: Exception) -> bool:
     return isinstance(error, typer.Exit | typer.Abort | TyperException | BrokenPipeError)
 
 
-def one_line(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """What a person should read of an error."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if _is_expected(error):
         return text
     if isinstance(error, PermissionError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        return one_line(f"{error.filename}: {error.strerror}")
     return f"{type(error).__name__}: {text} {HINT}" if text else f"{type(error).__name__} {HINT}"
 
 

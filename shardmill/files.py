@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shardmill import regular
 from shardmill.errors import UnreadableError
 
 SEAL = "shardmill_seal"  # the key under which a record holds the digest of all else in it
@@ -28,13 +29,29 @@ def digest(content: Any) -> str:
     return hashlib.sha256(dumps(content).encode()).hexdigest()
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value that JSON stands for. Raises ValueError where it is none, also where it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def load_json(path: Path) -> Any:
+    """The value in a JSON file, whoever wrote it.
+
+    Raises:
+        OSError: it is no regular file, or can't be read.
+        ValueError: it holds no JSON.
+    """
+    return parse_json(regular.read_bytes(path).decode("utf-8"))
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file of our own. Raises UnreadableError for whatever keeps it from being read."""
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("not a file")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return load_json(path)
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else f"damaged: {error}"
         raise UnreadableError(f"{path}: can't be read ({why}); remove it and build again") from error
 

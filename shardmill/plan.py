@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import TensorInfo
-from shardmill.files import write_json
+from shardmill.files import read_json, write_json
 from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
 from shardmill.models.contract import (
     Form,
@@ -140,9 +140,7 @@ class Part:
 
 def load_part(path: Path) -> Part:
     """A part from its parts/P.json."""
-    import json
-
-    fields = json.loads(path.read_text())
+    fields = read_json(path)
     kinds = tuple(Kind(**kind) for kind in fields["kinds"])
     experts = fields["graph"]["experts"]
     graph = Graph(**fields["graph"] | {"experts": Experts(**experts) if experts else None})

@@ -7,13 +7,14 @@ from typing import Any
 
 import yaml
 
+from shardmill import regular
 from shardmill.errors import ConfigError
 
 
 def read_yaml(path: Path) -> Any:
     """What a YAML file holds; raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular.read_text(path)
         repeated = _repeated_key(yaml.compose(text, yaml.SafeLoader))
         if repeated:
             raise ConfigError(f"{path}: {repeated}")

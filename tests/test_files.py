@@ -78,9 +78,10 @@ def test_what_can_not_be_read_is_one_line_with_the_remedy(tmp_path: Path, raw: b
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A FIFO has no end, a folder no content."""
+    """A FIFO and a device have no end, a folder no content."""
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
-    for name in ("fifo", "folder", "absent"):
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("fifo", "folder", "absent", "device"):
         with pytest.raises(UnreadableError, match=f"{name}: can't be read"):
             read_json(tmp_path / name)

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.action(options))
     except (PortableError, OSError) as error:
-        print(f"portable-coreml: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"portable-coreml: {_line(error)}", file=sys.stderr)
         return 1
 
 
@@ -102,7 +102,7 @@ def _compile(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     contents = read(options.model)
-    print(json.dumps(asdict(contents), indent=2) if options.json else "\n".join(_described(contents)))
+    print(json.dumps(asdict(contents), indent=2) if options.json else "\n".join(map(_printable, _described(contents))))
     return 0
 
 
@@ -116,6 +116,16 @@ def _described(contents: Contents) -> Sequence[str]:
     return lines + [f"weights: {row.tensors} of {row.dtype}, {row.bytes} bytes" for row in contents.weights]
 
 
+def _line(said: object) -> str:
+    """All that is said, in one line."""
+    return _printable(" ".join(str(said).split()))
+
+
+def _printable(text: str) -> str:
+    """Text with names of a model's author in it, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def _lint(options: argparse.Namespace) -> int:
     rows = lint(options.model, Target(options.chip, options.ios))
     errors = sum(row.severity == "error" for row in rows)
@@ -123,7 +133,7 @@ def _lint(options: argparse.Namespace) -> int:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return int(errors > 0)
     for row in rows:
-        print(f"{row.severity}: {row.rule}: {row.function}: {row.operation}: {row.why}; {row.remedy}")
+        print(_line(f"{row.severity}: {row.rule}: {row.function}: {row.operation}: {row.why}; {row.remedy}"))
     print(f"{options.model}: {errors} errors, {len(rows) - errors} remarks, all predicted")
     return int(errors > 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,8 @@ from typing import Any
 from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from shardmill.files import parse_json
 
 OURS = ("shardmill", "portable-coreml")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -83,7 +84,7 @@ def _wheel_hash(name: str) -> str:
     """sha256 of the archive that a package was installed from, where the installer wrote it down (PEP 610)."""
     text = metadata.distribution(name).read_text("direct_url.json")
     try:
-        found = str(json.loads(text or "{}")["archive_info"]["hashes"]["sha256"])
+        found = str(parse_json(text or "{}")["archive_info"]["hashes"]["sha256"])
     except (ValueError, LookupError, TypeError):
         return ""
     return found if SHA256.fullmatch(found) else ""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardmill import regular
 from shardmill.errors import UnreadableError
 from shardmill.files import SEAL, digest, dumps, read_json
 
@@ -59,7 +60,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
     """
     content = read_json(path)
     try:
-        whole = with_seal(content) == content and dumps(content) == path.read_text(encoding="utf-8")
+        whole = with_seal(content) == content and dumps(content) == regular.read_text(path)
     except (ValueError, LookupError, TypeError, AttributeError):
         whole = False
     if not whole:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardmill import regular
 from shardmill.errors import ShardmillError
 
 Encode = Callable[[str], Sequence[int]]
@@ -69,7 +70,7 @@ def read(path: Path) -> str:
         ShardmillError: it can't be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return regular.read_text(path)
     except OSError as error:
         raise ShardmillError(f"{path}: {error.strerror}; run from the project's folder or name another") from error
     except UnicodeDecodeError as error:

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Mapping
 
-from shardmill.checkpoint.headers import TensorInfo, printable
+from shardmill.checkpoint.headers import TensorInfo
 from shardmill.errors import CheckpointError
+from shardmill.printable import printable
 
 WEIGHT_DTYPES = ("BF16", "F16", "F32")
 SHOWN = 3

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.checkpoint.cache import HashCache, Span, file_state
-from shardmill.checkpoint.headers import TensorInfo, printable
+from shardmill.checkpoint.headers import TensorInfo
 from shardmill.checkpoint.paths import opened
 from shardmill.errors import CheckpointError
+from shardmill.printable import printable
 
 CHUNK_BYTES = 1 << 20
 THREADS = 4

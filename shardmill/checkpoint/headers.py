@@ -22,6 +22,7 @@ from shardmill.checkpoint.paths import (
     opened,
 )
 from shardmill.errors import CheckpointError
+from shardmill.printable import printable
 
 # The hub's own limit (huggingface_hub.constants.SAFETENSORS_MAX_HEADER_LENGTH). Real headers stay under 3 MB
 # and real indices under 10 MB; parsing takes some ten times the text in memory.
@@ -185,9 +186,3 @@ def _check_cover(infos: list[TensorInfo], data_start: int, size: int, path: Path
 
 def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path}: {what}; fetch the checkpoint again")
-
-
-def printable(text: str, limit: int = 80) -> str:
-    """Text from a file, fit for an error line: printable and not long."""
-    clean = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
-    return clean if len(clean) <= limit else clean[:limit] + "..."

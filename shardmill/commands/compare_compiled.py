@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from shardmill.printable import one_line
+
 
 def compare_compiled(
     first: Annotated[Path, typer.Argument(help="A compiled bundle, .mlmodelc.")],
@@ -20,7 +22,7 @@ def compare_compiled(
 
         differences = compare(first, second)  # coremltools is imported when a description is read
     for difference in differences:
-        typer.echo(f"{difference.file}: {difference.what}")
+        typer.echo(one_line(f"{difference.file}: {difference.what}"))
     typer.echo(f"{len(differences)} files differ")
     if differences:
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.build import Build
+from shardmill.printable import one_line
 
 if TYPE_CHECKING:
     from shardmill.release.compare import Difference
@@ -52,7 +53,7 @@ def diff(
     if why:
         typer.echo("why:")
     for line in why if everything else why[:SHOWN]:
-        typer.echo(f"  {line}")
+        typer.echo(f"  {one_line(line)}")
     typer.echo(f"{len(found)} differences" if found else "no difference")
 
 
@@ -61,7 +62,7 @@ def _tell(words: str, found: list[Difference], everything: bool) -> None:
     if found:
         typer.echo(f"{words}:")
     for each in found if everything else found[:SHOWN]:
-        typer.echo(f"  {each.name}: {_shown(each.before)} -> {_shown(each.after)}")
+        typer.echo(f"  {one_line(each.name)}: {_shown(each.before)} -> {_shown(each.after)}")
     if len(found) > SHOWN and not everything:
         typer.echo(f"  ... and {len(found) - SHOWN} more (--all shows them)")
 
@@ -72,5 +73,5 @@ def _shown(value: Any) -> str:
         return "none"
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = str(value)
+    text = one_line(value)
     return f"{text[:12]}..." if len(text) == 64 and text.isalnum() else text

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from shardmill.printable import one_line
+
 
 def diff_residency(
     predicted: Annotated[Path, typer.Argument(help="residency/P.json of a build on Linux.")],
@@ -23,7 +25,7 @@ def diff_residency(
     differences = compare(read_report(predicted, "predicted"), rows)
     for d in differences:
         because = f" ({', '.join(d.rules)})" if d.rules else ""
-        typer.echo(f"{d.function} {d.output}: predicted {d.predicted}{because}, measured {d.measured}")
+        typer.echo(one_line(f"{d.function} {d.output}: predicted {d.predicted}{because}, measured {d.measured}"))
     left = sum(row.get("status") == "not_chosen" for row in rows)
     aside = f"; {left} were measured eligible, and given to another device" if left else ""
     typer.echo(f"{len(differences)} operations differ{aside}")

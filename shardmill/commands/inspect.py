@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmill.printable import one_line
+
 if TYPE_CHECKING:
     from portable_coreml.files.contents import Contents, Feature, Function, Weights
     from rich.table import Table
@@ -44,7 +46,7 @@ def render(contents: Contents) -> Iterable[str | Table]:
     yield f"{contents.path}: ML Program, specification {contents.specification}, {size(contents.bytes)}"
     for function in contents.functions:
         yield ""
-        yield f"function {function.name} ({function.opset})"
+        yield one_line(f"function {function.name} ({function.opset})")
         yield _features(function)
         yield _operations(function)
     yield _weights(contents.weights) if contents.weights else "no weight files"
@@ -59,14 +61,14 @@ def _features(function: Function) -> Table:
     )
     for kind, features in groups:
         for feature in features:
-            table.add_row(kind, feature.name, feature.dtype, feature.shape)
+            table.add_row(kind, one_line(feature.name), feature.dtype, feature.shape)
     return table
 
 
 def _operations(function: Function) -> Table:
     table = _table("operation", "count")
     for name, count in function.operations:
-        table.add_row(name, str(count))
+        table.add_row(one_line(name), str(count))
     table.add_section()
     table.add_row("all", str(sum(count for _, count in function.operations)))
     return table

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from shardmill.printable import one_line
+
 STYLES = {"error": "red", "warn": "yellow", "info": "dim"}
 
 
@@ -41,7 +43,7 @@ def lint(
         for row in rows:
             mark = Text(row.severity, style=STYLES[row.severity])
             where = f"{row.function}: {row.operation}" if several else row.operation
-            table.add_row(mark, row.rule, where, row.why, row.remedy)
+            table.add_row(mark, *map(one_line, (row.rule, where, row.why, row.remedy)))
         console = Console(markup=False, highlight=False)
         if rows:
             console.print(table)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from shardmill import regular
 from shardmill.errors import ShardmillError
 
 
@@ -35,7 +36,7 @@ def read_text(file: Path) -> str:
         ShardmillError: it cannot be read or is not UTF-8.
     """
     try:
-        return file.read_text(encoding="utf-8")
+        return regular.read_text(file)
     except OSError as error:
         raise ShardmillError(f"{file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from shardmill.files import load_json
+
 
 def synth_checkpoint(
     folder: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
@@ -15,7 +17,6 @@ def synth_checkpoint(
     layers: Annotated[int | None, typer.Option(min=1, help="Another number of layers.")] = None,
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
-    import json
 
     from shardmill.errors import ConfigError
     from shardmill.models.hf_config import content_fault
@@ -28,7 +29,7 @@ def synth_checkpoint(
         raise ConfigError(f"{like}: no config of a model, see configs/README.md")
     home = Path(source["path"]) if source.get("path") else Path("resources") / content["model"]
     try:
-        shapes = json.loads((home / "config.json").read_text(encoding="utf-8"))
+        shapes = load_json(home / "config.json")
     except OSError as error:
         raise ConfigError(f"{like}: the model's config.json is not at {home}; put it there") from error
     except ValueError as error:

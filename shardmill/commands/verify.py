@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmill.commands.build import Build
+from shardmill.printable import one_line
 
 if TYPE_CHECKING:
     from shardmill.release.proof import Proof
@@ -33,7 +34,7 @@ def verify(
 
     proof = prove(build, [read_public(file) for file in key or ()])
     for name, what in proof.wrong[:SHOWN]:
-        typer.echo(f"{printable(name)}: {printable(what)}", err=True)
+        typer.echo(f"{one_line(name)}: {one_line(what)}", err=True)
     if len(proof.wrong) > SHOWN:
         typer.echo(f"... and {len(proof.wrong) - SHOWN} more", err=True)
     found = proof.audit
@@ -58,8 +59,3 @@ def _tell(proof: Proof) -> None:
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
     for what, by, result in lines:
         typer.echo(f"{what:{widths[0]}}  {by:{widths[1]}}  {result}")
-
-
-def printable(name: str) -> str:
-    """A file's name without what a terminal would obey."""
-    return "".join(character if character.isprintable() else "?" for character in name)

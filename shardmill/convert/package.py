@@ -14,6 +14,8 @@ from typing import Any
 
 from coremltools.proto import Model_pb2
 
+from shardmill.files import load_json
+
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 VARYING = "com.github.apple.coremltools.conversion_date"
@@ -30,7 +32,7 @@ def canonicalize(path: Path) -> None:
     spec = load_spec(path)
     spec.description.metadata.userDefined.pop(VARYING, None)
     (path / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
-    manifest = json.loads((path / "Manifest.json").read_text())
+    manifest = load_json(path / "Manifest.json")
     entries = sorted(manifest["itemInfoEntries"].values(), key=lambda entry: entry["path"])
     names = {entry["path"]: str(uuid.uuid5(uuid.NAMESPACE_URL, entry["path"])).upper() for entry in entries}
     manifest["itemInfoEntries"] = {names[entry["path"]]: entry for entry in entries}

@@ -23,6 +23,9 @@ class TokenEvent:
         text: text that became final with it; empty without a detokeniser, or while text is held back.
         logprob: the model's log-probability of it, before temperature and filters; None unless asked for.
         top: the model's likeliest tokens and their log-probabilities.
+        start: characters of the text before it.
+        end: characters of the text up to its end, with what it begins of one, and of a stop string. A later token may
+            have a lower one: then this one's is no higher.
     """
 
     token: int
@@ -30,6 +33,8 @@ class TokenEvent:
     text: str = ""
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    start: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True)

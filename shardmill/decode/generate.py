@@ -211,9 +211,8 @@ def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, 
     """Yields a pass's tokens, up to one that ends the request; returns why it is over, if it is."""
     for i, (token, row) in enumerate(zip(verified.tokens, verified.rows, strict=True)):
         request.context.append(token)
-        text = request.stream.push(token) if request.stream and token not in request.eos else ""
-        request.text += text
-        event = TokenEvent(token, i < verified.accepted, text)
+        event = _told(request, TokenEvent(token, i < verified.accepted))
+        request.text += event.text
         if request.options.top_logprobs is not None:
             logprob, top = log_probabilities(row, token, request.options.top_logprobs)
             event = replace(event, logprob=logprob, top=top)
@@ -222,6 +221,16 @@ def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, 
         if reason is not None:
             return reason
     return None
+
+
+def _told(request: _Request, event: TokenEvent) -> TokenEvent:
+    """The event with the token's text and its place in the whole."""
+    stream = request.stream
+    if stream is None:
+        return event
+    start = stream.final
+    text = stream.push(event.token) if event.token not in request.eos else ""
+    return replace(event, text=text, start=start, end=stream.length)
 
 
 def _finish_reason(request: _Request, token: int, *, last: bool) -> FinishReason | None:

@@ -39,6 +39,7 @@ class TextStream:
         self._detokenize = detokenize
         self._stop = tuple(stop)
         self._held = ""  # final, but it may begin a stop string
+        self._released = 0  # characters that `push` has returned
         self.stopped = False
         self._tokens = _seam(detokenize, prompt)  # the window: the last tokens
         self._text = detokenize(self._tokens) if self._tokens else ""  # theirs
@@ -62,6 +63,16 @@ class TextStream:
         if len(self._tokens) > 2 * _WINDOW:
             self._shorten()
         return self._release()
+
+    @property
+    def final(self) -> int:
+        """Characters that no further token can change, those of a stop string included."""
+        return self._released + len(self._held)
+
+    @property
+    def length(self) -> int:
+        """Characters of all tokens so far. It falls where several of them turn out to be one character."""
+        return self.final + len(self._text) - self._done
 
     def flush(self) -> str:
         """What was held back, at the end of the request."""
@@ -115,6 +126,7 @@ class TextStream:
         else:
             end = len(self._held) - self._pending_stop()
         out, self._held = self._held[:end], self._held[end:]
+        self._released += len(out)
         return out
 
     def _pending_stop(self) -> int:

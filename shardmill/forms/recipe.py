@@ -9,13 +9,13 @@ A matrix is called by its path in the programs; the LM head has one name, which 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ConfigError
+from shardmill.files import load_json
 from shardmill.forms.form import FP16, INT4, INT8, Shape, form, matrices, misfit, stored_bytes
 
 SCHEMA = 1
@@ -75,7 +75,7 @@ def recipe(precision: str) -> Recipe:
     if not file.is_file():
         raise ConfigError(f"convert.precision: {precision} is none of {', '.join(RULES)}, and no file")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = load_json(file)
     except ValueError as error:
         raise ConfigError(f"{file}: no JSON: {error}") from error
     return read(content, str(file))

@@ -6,12 +6,12 @@ both, so nothing here interprets the file itself. A multimodal model's config ho
 
 from __future__ import annotations
 
-import json
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
+from shardmill.files import load_json
 from shardmill.models import type_fault
 
 SIZES = {  # name -> the most that is believed: several times what any decoder has
@@ -95,7 +95,7 @@ def load_hf_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = load_json(folder / "config.json")
         fault = content_fault(content) or type_fault(content.get("model_type")) or _quantization_fault(content)
         if fault:
             raise ValueError(fault)

@@ -5,10 +5,10 @@ What is left out has a default that only transformers knows, so nothing here int
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
+from shardmill.files import load_json
 from shardmill.models import DECODER, type_fault
 from shardmill.models.hf_config import content_fault
 
@@ -25,12 +25,12 @@ def problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[st
     file = root / path / "config.json"
     try:
         os.listdir(file.parent)  # as the build does
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = load_json(file)
     except (FileNotFoundError, NotADirectoryError):
         return [f"source.path: {path} holds no config.json; give a folder in Hugging Face layout"]
     except OSError as error:
         return [f"source.path: {error.filename} can't be read: {error.strerror}"]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return [f"{file}: not JSON: {error}"]
     wrong = content_fault(content) or (type_fault(content["model_type"], kind) if "model_type" in content else "")
     if wrong:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmill.files import parse_json
 from shardmill.forms.recipe import RULES, SEARCH
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def settings(config: Config) -> dict[str, Any]:
     """The config as plain data, as Snakemake compares and passes parameters."""
     from pydantic import TypeAdapter
 
-    plain: dict[str, Any] = json.loads(TypeAdapter(type(config)).dump_json(config))
+    plain: dict[str, Any] = parse_json(TypeAdapter(type(config)).dump_json(config))
     return plain
 
 

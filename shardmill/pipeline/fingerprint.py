@@ -15,13 +15,13 @@ from __future__ import annotations
 import ast
 import errno
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from shardmill.files import load_json
 from shardmill.machine import package_versions
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.task import Tools, source_folder
@@ -84,7 +84,7 @@ def model_type(record: Path) -> str:
         FileNotFoundError: nothing was fetched; it names the record, as Snakemake wants to have it.
     """
     try:
-        content = json.loads((source_folder(record) / "config.json").read_text(encoding="utf-8"))
+        content = load_json(source_folder(record) / "config.json")
     except OSError as error:
         raise FileNotFoundError(errno.ENOENT, f"no checkpoint yet: {error}", str(record)) from error
     except ValueError:

@@ -24,6 +24,7 @@ from shardmill.pipeline.perform import describe, perform, read_artifact, receipt
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Artifact, Task
+from shardmill.printable import one_line
 
 log = logging.getLogger("shardmill")
 
@@ -59,7 +60,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         if isinstance(error, KeyboardInterrupt) or interrupt.happened():
             log.error("interrupted")
             sys.exit(interrupt.EXIT_CODE)
-        log.error("%s", one_line(error, Path(snakemake.log[0])))
+        log.error("%s", described(error, Path(snakemake.log[0])))
         sys.exit(1)
     finally:
         log.debug("peak memory %d MB, declared %s MB", peak_mb(), snakemake.resources.get("mem_mb"))
@@ -138,13 +139,17 @@ def as_paths(value: str | Iterable[str]) -> Path | list[Path]:
     return Path(value) if isinstance(value, str) else [Path(item) for item in value]
 
 
-def one_line(error: Exception, logfile: Path) -> str:
-    """What a person should read."""
+def described(error: Exception, logfile: Path) -> str:
+    """What a person should read, in one line."""
+    return one_line(_said(error, logfile))
+
+
+def _said(error: Exception, logfile: Path) -> str:
     full = full_at(error)
     if full is not None:
         return f"{full}: the disk is full; free some space and run the same command again"
     if isinstance(error, ShardmillError):
-        return " ".join(str(error).split())
+        return str(error)
     if isinstance(error, OSError) and error.errno in FORBIDDEN and error.filename:
         return f"{error.filename}: {error.strerror}; allow it and run the same command again"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]

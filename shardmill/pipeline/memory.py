@@ -8,7 +8,6 @@ numbers stand in the step table: upper bounds of what jobs log as their peak, fo
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from math import ceil
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
+from shardmill.files import load_json
 
 MILLION = 1_000_000
 Resource = Callable[[Any, Any], int]
@@ -72,7 +72,7 @@ def declared(build: Path, step: str, need: Need, limit: int | None, positions: i
     def mem_mb(wildcards: Any, input: Any) -> int:
         part = wildcards.get("part")
         try:
-            mb = need.mb(sizes(json.loads((build / "plan.json").read_text()), positions, part))
+            mb = need.mb(sizes(load_json(build / "plan.json"), positions, part))
         except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
             raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
         check(f"{step} {part}" if part else step, mb, limit)

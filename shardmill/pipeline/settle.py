@@ -7,7 +7,6 @@ decides it, and a Snakefile that is parsed again imports nothing for it.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
-from shardmill.files import digest, write_json
+from shardmill.files import digest, load_json, write_json
 from shardmill.forms.recipe import recipe
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.pipeline.fingerprint import code_digest
@@ -46,7 +45,7 @@ def settle(config: Config, name: str, store: Path = STORE) -> Config:
         return config
     kept = store / KEPT / f"{_key(config)}.json"
     try:
-        found = json.loads(kept.read_text(encoding="utf-8"))
+        found = load_json(kept)
         if config.kind == ENCODER:
             return replace(config, buckets=found["buckets"])
         head = replace(config.head, slices=found["slices"])

@@ -30,6 +30,7 @@ from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.steps import reference
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
+from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
 
 __all__ = [
@@ -68,7 +69,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Config:
             raise ConfigError(f"{name}: {problem}")
         return settle(found, name)
     except ConfigError as error:
-        sys.exit(f"shardmill: {error}")
+        sys.exit(f"shardmill: {one_line(error)}")
 
 
 def file_problems(config: Config) -> list[str]:
@@ -164,4 +165,4 @@ def only_build(build: str) -> None:
     try:
         hold_lock(build)
     except (ShardmillError, OSError) as error:
-        sys.exit(f"shardmill: {error}")
+        sys.exit(f"shardmill: {one_line(error)}")

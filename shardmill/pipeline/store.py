@@ -9,7 +9,6 @@ is hashed and compared with the record first; an entry that does not match is dr
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -22,7 +21,7 @@ from typing import Any
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.files import digest, dumps, read_json, replacing, sealed, write_json
+from shardmill.files import digest, dumps, parse_json, read_json, replacing, sealed, write_json
 from shardmill.pipeline import blobs
 from shardmill.pipeline.lock import using_store
 from shardmill.pipeline.task import Action, Work, paths_from
@@ -123,7 +122,7 @@ class Store:
             before = read_json(self.last(receipt))
         except UnreadableError:
             return None
-        return differences(before, json.loads(dumps(asdict(action))))
+        return differences(before, parse_json(dumps(asdict(action))))
 
     def reason(self, action: Action, receipt: Path) -> str:
         """Why there is work: the ingredients of the key that differ from the last time."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
+from shardmill.files import parse_json
 from shardmill.forms.form import INT4
 from shardmill.plan import Part
 from shardmill.precision.calibration import read_edges
@@ -34,7 +34,7 @@ def part_costs(part: Part, source: Path, model: Original, edges: Path, codes: Pa
     edge = read_edges(edges, index)
     costs, found = Costs(model, edge.held, index), dict[str, Any]()
     with safe_open(codes, framework="pt") as stored:
-        errors = json.loads(stored.metadata()[ERRORS])
+        errors = parse_json(stored.metadata()[ERRORS])
         for matrix in matrices(part, source, model, [], edge.held):
             if matrix.path not in errors:
                 continue

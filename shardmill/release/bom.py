@@ -6,7 +6,6 @@ serial number follows from the provenance, and it bears no time.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
@@ -19,7 +18,7 @@ from shardmill.attest.addresses import HOME
 from shardmill.attest.packages import installed
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.files import write_json
+from shardmill.files import parse_json, write_json
 from shardmill.forms.recipe import called
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.task import SOURCE
@@ -54,7 +53,7 @@ def write_bom(build: Path, license: License | None) -> None:
         components=[*_files(statement["subject"]), *tools],
     )
     bom.register_dependency(model, tools)
-    content = json.loads(JsonV1Dot6(bom).output_as_string())
+    content = parse_json(JsonV1Dot6(bom).output_as_string())
     del content["metadata"]["timestamp"]
     write_json(build / BOM, content)
 

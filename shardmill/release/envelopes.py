@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmill import regular
 from shardmill.attest.statement import PAYLOAD_TYPE
 from shardmill.errors import ShardmillError
-from shardmill.files import write_text
+from shardmill.files import parse_json, write_text
 from shardmill.release.extra import signing_libraries
 from shardmill.release.keys import PublicKey
 
@@ -39,8 +40,8 @@ def read_envelopes(path: Path) -> list[Envelope]:
     with signing_libraries():
         from securesystemslib.dsse import Envelope
     try:
-        text = path.read_text(encoding="utf-8")
-        envelopes = [Envelope.from_dict(json.loads(line)) for line in text.splitlines()]
+        text = regular.read_text(path)
+        envelopes = [Envelope.from_dict(parse_json(line)) for line in text.splitlines()]
         whole = bool(envelopes) and "".join(map(_spelled, envelopes)) == text
     except Exception as error:  # whatever a stranger's file makes the library raise
         raise ShardmillError(f"{path}: no DSSE envelopes ({error}); sign again") from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmill import regular
 from shardmill.errors import ShardmillError
 from shardmill.release.extra import signing_libraries
 
@@ -65,7 +66,7 @@ def read_public(file: Path) -> PublicKey:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return regular.read_bytes(file)
     except OSError as error:
         raise ShardmillError(f"{file}: can't be read ({error.strerror}); give a key in PEM") from error
 

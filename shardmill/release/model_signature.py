@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from shardmill import regular
 from shardmill.errors import ShardmillError
+from shardmill.files import load_json, parse_json
 from shardmill.release.extra import signing_libraries
 
 SIGNATURE = "model.sig"
@@ -43,10 +44,10 @@ def sign_model(folder: Path, ignored: Iterable[str], key: Path) -> None:
 def signed_files(folder: Path) -> set[str]:
     """The names that a model signature speaks of; nothing says yet that it is sound. Raises ShardmillError."""
     try:
-        bundle = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))
-        statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"], validate=True))
+        bundle = load_json(folder / SIGNATURE)
+        statement = parse_json(base64.b64decode(bundle["dsseEnvelope"]["payload"], validate=True))
         return {str(row["name"]) for row in statement["predicate"]["resources"]}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ShardmillError(f"{folder / SIGNATURE}: no model signature ({error}); sign again") from error
 
 
@@ -58,8 +59,8 @@ def check_model(folder: Path, key: Path) -> None:
         from sigstore_models.bundle.v1 import Bundle
     file = folder / SIGNATURE
     try:
-        text = file.read_text(encoding="utf-8")
-        if Bundle.from_dict(json.loads(text)).to_json() != text:
+        text = regular.read_text(file)
+        if Bundle.from_dict(parse_json(text)).to_json() != text:
             raise ShardmillError(f"{file}: damaged: not what was written; sign again")
         config: Any = verifying.Config  # the library has no types
         verifier = config().use_elliptic_key_verifier(public_key=key)

@@ -23,7 +23,7 @@ from shardmill.attest.packages import OURS, installed, versions
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
-from shardmill.files import replacing
+from shardmill.files import parse_json, replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.fingerprint import model_type, needs_family, tools
 from shardmill.pipeline.origin import lay_out, workflow_root
@@ -59,7 +59,7 @@ class Original:
     @property
     def config(self) -> dict[str, Any]:
         """Its config."""
-        return json.loads(json.dumps(self.definition["externalParameters"]["config"]))  # type: ignore[no-any-return]
+        return parse_json(json.dumps(self.definition["externalParameters"]["config"]))  # type: ignore[no-any-return]
 
 
 def read_original(path: Path) -> Original:

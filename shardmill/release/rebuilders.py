@@ -6,7 +6,6 @@ key signed. Whoever signed the build itself is no rebuilder of it, and a key cou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from shardmill.attest.statement import PROVENANCE as PROVENANCE_TYPE
 from shardmill.attest.statement import read_provenance
 from shardmill.errors import ShardmillError
+from shardmill.files import parse_json
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.release.envelopes import read_envelopes, signers
 from shardmill.release.keys import PublicKey
@@ -58,7 +58,7 @@ def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[
     """The keys that signed a statement about these subjects. Raises ShardmillError where it is about others."""
     (envelope, *others) = read_envelopes(path)
     try:
-        statement = json.loads(envelope.payload)
+        statement = parse_json(envelope.payload)
         right = not others and statement["predicateType"] == PROVENANCE_TYPE and statement["subject"] == subjects
     except (ValueError, LookupError, TypeError) as error:
         raise ShardmillError(f"{path}: holds no statement ({error})") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from shardmill.files import read_json
 
 Json = Mapping[str, Any]
 
@@ -54,11 +55,6 @@ class Build:
     def parity(self) -> tuple[Json, ...]:
         """What the parity gates said, part by part and of the stack."""
         return self.verdicts.get("parity", ())
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file's content."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_receipts(paths: Sequence[Path], root: Path) -> dict[str, Json]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.errors import ShardmillError
+from shardmill.files import load_json
 
 FORMAT = 2
 Keys = Mapping[str, type]
@@ -51,13 +51,13 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
     """
     file = build / "model.json"
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = load_json(file)
         encodes = isinstance(content, dict) and MARK in content
         wrong = next(faults(content, COMPLETE_ENCODER if encodes and kinds is COMPLETE else kinds), None)
     except OSError as error:
         why = error.strerror
         raise ShardmillError(f"{file} can't be read ({why}); build the model first: snakemake --cores 4 all") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ShardmillError(f"{file} is damaged: {error}; delete it and build again") from error
     if kinds in (RUNTIME, ENCODER) and encodes is not (kinds == ENCODER) and content.get("format") == FORMAT:
         raise ShardmillError(f"{build} {INSTEAD[encodes]}")
@@ -69,8 +69,8 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
 def holds_encoder(build: Path) -> bool:
     """Whether a build is an encoder's; of one that can't be read, whoever reads it says why."""
     try:
-        content = json.loads((build / "model.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = load_json(build / "model.json")
+    except (OSError, ValueError):
         return False
     return isinstance(content, dict) and MARK in content
 

@@ -6,7 +6,6 @@ Labels are O, or a place and a type: "B-person" begins a span, "I-person" goes o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
+from shardmill.files import load_json
 from shardmill.models.host import Floats
 
 OUTSIDE = "O"
@@ -78,7 +78,7 @@ def read_calibration(file: Path) -> Mapping[str, float]:
         ShardmillError: for a file that holds none.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["operating_points"]["default"]["biases"]
+        found = load_json(file)["operating_points"]["default"]["biases"]
         return {name: float(found.get(f"transition_bias_{name}", 0.0)) for name in set(TRANSITIONS.values())}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ShardmillError(f"{file}: no calibration of transitions: {error}; fetch the checkpoint again") from error

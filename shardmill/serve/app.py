@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -11,7 +12,7 @@ from starlette.types import ASGIApp
 from shardmill.serve.answer import Answer
 from shardmill.serve.errors import ApiError, broken, client_gone
 from shardmill.serve.gate import Gate
-from shardmill.serve.job import Done, Job, ending
+from shardmill.serve.job import Done, Job, Work, ending
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.pages import add_error_shape, add_pages, json_response
@@ -25,25 +26,44 @@ from shardmill.serve.worker import Worker
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:
     """The application, behind its gate."""
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
+    chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: those that wait hold up no others
     add_error_shape(app)
     add_pages(app, model.name, lambda: worker.is_well, metrics)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer(body, request, model, worker, settings)
+        return await answer(body, request, model, worker, settings, None)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(body, request, model, worker, settings)
+        return await answer(body, request, model, worker, settings, chats)
 
     return Gate(app, settings, metrics)
 
 
 async def answer(
-    body: CompletionRequest | ChatRequest, request: Request, model: Model, worker: Worker, settings: Settings
+    body: CompletionRequest | ChatRequest,
+    request: Request,
+    model: Model,
+    worker: Worker,
+    settings: Settings,
+    threads: Executor | None,
 ) -> Response:
-    """Runs a request. The status is sent with its first token, so that an earlier failure still gets its own status."""
-    work = await asyncio.to_thread(prepare, body, model, settings)
+    """Runs a request. The status is sent with its first token, so that an earlier failure still gets its own status.
+
+    Args:
+        body: what is asked for.
+        request: its connection.
+        model: what answers.
+        worker: where it waits.
+        settings: of the server.
+        threads: in which it is prepared; None for those that all share.
+    """
+
+    async def prepared() -> Work:
+        return await asyncio.get_running_loop().run_in_executor(threads, prepare, body, model, settings)
+
+    work = await while_connected(request.receive, prepared())
     job, form = Job(work), Answer(body, model)
     worker.submit(job)
     try:

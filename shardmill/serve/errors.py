@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardmill.errors import ShardmillError
+from shardmill.printable import one_line
 
 
 class ApiError(ShardmillError):
@@ -28,7 +29,7 @@ class ApiError(ShardmillError):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(" ".join(message.split()))  # libraries' own words may come in several lines
+        super().__init__(one_line(message))  # libraries' own words may come in several lines
         self.status = status
         self.kind = kind
         self.code = code

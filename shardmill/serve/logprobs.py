@@ -5,9 +5,8 @@ So the log-probabilities of tokens that hold any part of a stop string never lea
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardmill.decode import TokenEvent
 from shardmill.serve.vocabulary import Vocabulary
@@ -32,7 +31,7 @@ class TokenLogprob:
         token: the token itself.
         top: the likeliest tokens in its place.
         offset: characters of the answer before it.
-        end: characters of the answer up to its end, including one that it begins and does not complete.
+        end: characters of the answer up to its end, with what it begins of one, and of a stop string.
     """
 
     token: Alternative
@@ -48,20 +47,18 @@ class LogprobLog:
         self._vocabulary = vocabulary
         self._eos = eos
         self._held: list[TokenLogprob] = []
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._length = 0  # characters of all tokens so far, whole ones only
 
     def push(self, event: TokenEvent) -> None:
         """Records a token; the one that ends the text is not part of it."""
         if event.logprob is None or event.token in self._eos:
             return
         top = tuple(self._alternative(token, logprob) for token, logprob in event.top)
-        offset = self._length
-        if not self._vocabulary.is_special(event.token):
-            self._length += len(self._decoder.decode(self._vocabulary.bytes(event.token)))
-        begun = bool(self._decoder.getstate()[0])
         token = self._alternative(event.token, event.logprob)
-        self._held.append(TokenLogprob(token, top, offset, self._length + begun))
+        for i in range(len(self._held) - 1, -1, -1):
+            if self._held[i].end <= event.end:
+                break
+            self._held[i] = replace(self._held[i], end=event.end)  # they were parts of one character
+        self._held.append(TokenLogprob(token, top, event.start, event.end))
 
     def release(self, length: int) -> list[TokenLogprob]:
         """Releases the tokens of the answer's first `length` characters, which are final."""

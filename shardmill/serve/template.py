@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardmill import regular
 from shardmill.errors import ShardmillError
-from shardmill.serve.model import ChatTemplate, Message
+from shardmill.files import load_json
+from shardmill.serve.model import ChatTemplate
+from shardmill.serve.renderer import Renderer, RenderError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,26 +29,16 @@ def load_template(source: Path, chosen: Path | None = None) -> ChatTemplate | No
     """
     if chosen is None and not has_template(source):
         return None
-    from transformers import AutoTokenizer
-
     text = None if chosen is None else _read(chosen)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # whatever a checkpoint may hold
-        raise ShardmillError(
-            f"{source}: its tokenizer, and so its chat template, can't be loaded: {_first_line(error)}"
-        ) from error
-
-    def render(messages: Sequence[Message]) -> str:
-        plain = [dict(message) for message in messages]
-        rendered = tokenizer.apply_chat_template(plain, chat_template=text, tokenize=False, add_generation_prompt=True)
-        return str(rendered)
-
+        render = Renderer(source, text)
+    except RenderError as error:
+        raise ShardmillError(f"{source}: its tokenizer, and so its chat template, can't be loaded: {error}") from error
     if chosen is not None:
         try:
             render([{"role": "user", "content": "a question"}])
-        except Exception as error:  # templates raise what they like
-            raise ShardmillError(f"{chosen} is no chat template: {_first_line(error)}") from error
+        except RenderError as error:
+            raise ShardmillError(f"{chosen} is no chat template: {error}") from error
     return render
 
 
@@ -78,17 +69,15 @@ def has_template(source: Path) -> bool:
         return True
     file = source / "tokenizer_config.json"
     try:
-        return bool(json.loads(file.read_text(encoding="utf-8")).get("chat_template")) if file.is_file() else False
+        return bool(load_json(file).get("chat_template")) if file.is_file() else False
     except (ValueError, AttributeError) as error:
         raise ShardmillError(f"{file} is damaged: {error}; fetch the checkpoint again") from error
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ShardmillError(f"{file} can't be read: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return regular.read_text(file)
+    except OSError as error:
+        raise ShardmillError(f"{file} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ShardmillError(f"{file} can't be read: {error}") from error

@@ -6,9 +6,10 @@ byte fallback write `<0xE2>` for a byte and U+2581 for a space.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
+
+from shardmill.files import parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,16 +29,11 @@ class Vocabulary:
     """Looks tokens up in a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
+        decoder = parse_json(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
         kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))}
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else None
         self._added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
-        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         self._tokenizer = tokenizer
-
-    def is_special(self, token: int) -> bool:
-        """Whether the token is left out of texts."""
-        return token in self._special
 
     def bytes(self, token: int) -> bytes:
         """UTF-8 bytes of the token; empty if the tokenizer does not know the number."""

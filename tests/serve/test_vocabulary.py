@@ -29,8 +29,8 @@ def test_byte_fallback_and_spaces() -> None:
 def test_added_and_unknown_tokens() -> None:
     """An added token is its text as it stands; a model may have more logits than the tokenizer has tokens."""
     vocabulary = Vocabulary(byte_tokenizer())
-    assert vocabulary.bytes(END) == b"<|end|>" and vocabulary.is_special(END)
-    assert vocabulary.bytes(100_000) == b"" and not vocabulary.is_special(0)
+    assert vocabulary.bytes(END) == b"<|end|>"
+    assert vocabulary.bytes(100_000) == b""
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken("Ġ", special=False)])

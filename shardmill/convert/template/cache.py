@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardmill.files import digest, write_json
+from shardmill.files import digest, load_json, write_json
 
 
 def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[bytes]:
@@ -55,7 +54,7 @@ def write(file: Path, specs: list[bytes]) -> None:
 def read(file: Path) -> list[bytes] | None:
     """Samples that were kept, None where there are none or they are damaged."""
     try:
-        content = json.loads(file.read_text())
+        content = load_json(file)
         specs = [b64decode(sample) for sample in content["samples"]]
         return specs if content["sha256"] == _checksum(specs) else None
     except (OSError, ValueError, KeyError, TypeError):

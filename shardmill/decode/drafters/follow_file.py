@@ -58,6 +58,8 @@ def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTab
     Raises:
         DecodeError: the file is missing, damaged, something else, or the table of another model.
     """
+    if path.exists() and not path.is_file():
+        raise DecodeError(f"{path} is no saved draft table: not a regular file")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = Numbering(int(arrays["vocab"]), str(arrays["tokenizer"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.files import digest, write_json
+from shardmill.files import digest, read_json, write_json
 from shardmill.pipeline.task import Action, Task, Tools
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ def task(manifest: Path, text: Path, tasks: list[Path], settings: Mapping[str, A
         speed = sentences.benchmark(build, asked, PRECISION, log.info) if encodes else benchmark(build, asked)
         write_json(made["speed"], speed)
 
-    model = {key: value for key, value in json.loads(manifest.read_text()).items() if key not in NOT_MEASURED}
+    model = {key: value for key, value in read_json(manifest).items() if key not in NOT_MEASURED}
     encodes = "buckets" in model
     asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in (text, *tasks)}
     inputs = {"model": digest(model), "prompts": digest(asked)}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ConfigError
+from shardmill.files import read_json
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
@@ -24,7 +24,7 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
         tools: what decides the result besides.
     """
     assert settings is not None, "a build without calibration has no such step"
-    plan, (file,) = json.loads(summary.read_text()), text
+    plan, (file,) = read_json(summary), text
     starts = {part["start"] for part in plan["parts"] if part["kind"] == "layers"}
     wanted = sorted(starts | {plan["architecture"]["layers"]})
 

@@ -5,12 +5,11 @@ Every matrix has its codes, whatever form a recipe gives it: so another recipe m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill import plan
-from shardmill.files import digest
+from shardmill.files import digest, read_json
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
@@ -24,7 +23,7 @@ def task(part: Path, summary: Path, record: Path, edges: Artifact, tools: Tools)
         edges: what the step calibration made.
         tools: what decides the result besides.
     """
-    piece, content = plan.load_part(part), json.loads(summary.read_text())
+    piece, content = plan.load_part(part), read_json(summary)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.precision.original import original

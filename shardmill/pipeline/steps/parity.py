@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +48,7 @@ def task(
         calibrated: whether a quantiser chose codes of four bits.
         tools: what decides the result besides.
     """
-    piece, plan = plans.load_part(part), json.loads(summary.read_text())
+    piece, plan = plans.load_part(part), read_json(summary)
     key = limits.bits(recipes.read(read_json(recipe), recipe.name).forms(piece.shapes).values())
     judged = {"limits": key} | ({"calibrated": True} if calibrated and key == limits.FOUR else {}) if key else {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -48,7 +47,7 @@ def task(
         chosen: what the search chose, if there was one: then the stack is held to what that foresaw.
         tools: what decides the result besides.
     """
-    plan = json.loads(summary.read_text())
+    plan = read_json(summary)
     held_to = read_json(chosen[0].path)["estimate"] if chosen else None
     followed = recipes.read(read_json(recipe), recipe.name)
     key = limits.bits([followed.default, *(followed.matrices.values() if held_to else ())])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill.checkpoint.headers import read_header
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
+from shardmill.files import read_json
 from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.plan import Part
@@ -36,7 +36,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         parity: the config's.
         tools: what decides the result besides.
     """
-    plan = json.loads(summary.read_text())
+    plan = read_json(summary)
 
     def work(made: Mapping[str, Path]) -> None:
         import torch

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
-from shardmill.files import sealed, write_json, write_text
+from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.pipeline.task import Task, paths_from
-from shardmill.report.read import Build, read_json, read_pieces, read_receipts, read_verdicts
+from shardmill.report.read import Build, read_pieces, read_receipts, read_verdicts
 
 
 def task(

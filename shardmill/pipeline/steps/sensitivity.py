@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill import plan
-from shardmill.files import digest, write_json
+from shardmill.files import digest, read_json, write_json
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
@@ -22,7 +21,7 @@ def task(part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifa
         codes: the part's.
         tools: what decides the result besides.
     """
-    piece, content = plan.load_part(part), json.loads(summary.read_text())
+    piece, content = plan.load_part(part), read_json(summary)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.precision.original import original

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.checkpoint.headers import printable
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.files import digest, write_json
+from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import PREFIX, Model
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
+from shardmill.printable import printable
 
 if TYPE_CHECKING:
     from shardmill.config import Config
@@ -50,7 +49,7 @@ def task(
         tools: what decides the result besides.
         threads: how many hash.
     """
-    files = json.loads(record.read_text())["files"]
+    files = read_json(record)["files"]
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.config import checked

@@ -1,0 +1,143 @@
+"""Renders conversations in a process of its own, for a chat template is a program that a stranger wrote.
+
+transformers runs it in a sandbox, where it can touch nothing. But a loop in a loop goes on when everybody has left, and
+a text can be multiplied until no memory is left. A thread can't be stopped, a process can.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ShardmillError
+from shardmill.serve.model import Message
+
+SECONDS = 5.0  # for one conversation; templates in use take milliseconds
+MEMORY = 1 << 30  # bytes, beside what the process has when it is ready
+LONGEST = 1 << 24  # characters of a rendered conversation
+START_SECONDS = 300.0  # to import transformers and to read a tokenizer on a busy machine
+IMPORTED = [
+    "transformers.models.auto.tokenization_auto",
+    "transformers.tokenization_utils_tokenizers",
+    __name__,
+]  # once
+
+
+class RenderError(ShardmillError):
+    """A template that refused a conversation, or took too much for it."""
+
+
+class Renderer:
+    """A checkpoint's chat template, or another; one conversation at a time.
+
+    Args:
+        source: the checkpoint's folder.
+        text: a template to use instead of the checkpoint's.
+
+    Raises:
+        RenderError: the checkpoint's tokenizer can't be loaded.
+    """
+
+    def __init__(self, source: Path, text: str | None) -> None:
+        self._source, self._text = source, text
+        self._turn = threading.Lock()
+        self._running: tuple[Any, Connection] | None = None
+        self._start()
+
+    def __call__(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation, up to where the answer begins. Raises RenderError."""
+        with self._turn:
+            _, pipe = self._running or self._start()
+            return self._asked(pipe, [dict(message) for message in messages])
+
+    def _start(self) -> tuple[Any, Connection]:
+        """Starts the process, and waits until it has read the tokenizer."""
+        context = multiprocessing.get_context("forkserver")  # a fork of this process would copy half of its threads
+        context.set_forkserver_preload(IMPORTED)
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, self._source, self._text), daemon=True)
+        process.start()
+        theirs.close()
+        self._running = process, pipe
+        self._answer(pipe, START_SECONDS)
+        return self._running
+
+    def _asked(self, pipe: Connection, messages: list[dict[str, Any]]) -> str:
+        with suppress(OSError):  # it has ended: the answer tells
+            pipe.send(messages)
+        return self._answer(pipe, SECONDS)
+
+    def _answer(self, pipe: Connection, seconds: float) -> str:
+        """What the process says. One that says nothing is ended; the next conversation starts another."""
+        try:
+            if not pipe.poll(seconds):
+                raise RenderError(f"it took more than {seconds:g} s")
+            fine, text = pipe.recv()
+        except (EOFError, OSError) as error:
+            self._end()
+            raise RenderError("its process ended") from error
+        except RenderError:
+            self._end()
+            raise
+        if not fine:
+            raise RenderError(text)
+        return str(text)
+
+    def _end(self) -> None:
+        if self._running is not None:
+            process, pipe = self._running
+            self._running = None
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def _work(pipe: Connection, source: Path, text: str | None) -> None:
+    """The process: says that it is ready, then answers each list of messages with whether it worked, and a text."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's business, with which the pipe ends
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # whatever a checkpoint may hold
+        pipe.send((False, _first_line(error)))
+        return
+    _limit_memory()
+    pipe.send((True, ""))
+    with suppress(EOFError):
+        while True:
+            pipe.send(_rendered(tokenizer, pipe.recv(), text))
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, Any]], text: str | None) -> tuple[bool, str]:
+    try:
+        found = str(
+            tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False, add_generation_prompt=True)
+        )
+    except MemoryError:
+        return False, "it needs too much memory"
+    except Exception as error:  # templates raise what they like
+        return False, _first_line(error)
+    if len(found) > LONGEST:
+        return False, f"it made {len(found)} characters of them, more than {LONGEST}"
+    return True, found
+
+
+def _limit_memory() -> None:
+    """Bounds what the process may take from now on, where the system can: macOS does not enforce it."""
+    with suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,95 @@
+"""What a command is told to read may be a device, a pipe, or JSON without end: it says so in one line, at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reciter import failure, reciting
+
+PATIENCE = 60  # seconds; what waits for a pipe's writer waits forever
+DEEP = "[" * 100_000
+READS: dict[str, list[object]] = {  # BUILD and FILE stand for a build and for what is no file
+    "lint": ["lint", "FILE"],
+    "inspect": ["inspect", "FILE"],
+    "diff-residency": ["diff-residency", "FILE", "FILE"],
+    "plan": ["plan", "FILE"],
+    "synth-checkpoint": ["synth-checkpoint", "new", "--like", "FILE"],
+    "a prompt": ["generate", "BUILD", "--prompt-file", "FILE"],
+    "a text to label": ["label", "BUILD", "--file", "FILE"],
+    "a text to audit": ["audit-range", "BUILD", "--prompts", "FILE"],
+    "a chat template": ["chat", "BUILD", "--chat-template", "FILE"],
+    "a key to sign with": ["sign", "BUILD", "--key", "FILE"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that waits fails."""
+
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError("still waiting")
+
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(PATIENCE)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "fifo"])
+@pytest.mark.parametrize("what", READS)
+def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, file: str) -> None:
+    build = reciting(tmp_path / "build", monkeypatch)
+    os.mkfifo("fifo")
+    names: dict[object, object] = {"BUILD": build, "FILE": file}
+    line = failure(*(names.get(word, word) for word in READS[what]))
+    assert line.startswith(file) and "not a regular file" in line, line
+
+
+def test_json_without_end_is_damaged_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose file it is decides what to do about it; none is an unexpected error."""
+    build = reciting(tmp_path / "build", monkeypatch)
+    checkpoint, config = tmp_path / "checkpoint", tmp_path / "c.yaml"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(DEEP)
+    (tmp_path / "recipe.json").write_text(DEEP)
+    config.write_text("model: m\nsource: {path: checkpoint}\ncontext: 128\n")
+    assert "config.json: not JSON: nested too deeply" in failure("plan", config)
+    assert "config.json: not JSON: nested too deeply" in failure("synth-checkpoint", "new", "--like", config)
+    assert "nested too deeply" in failure("diff-residency", checkpoint / "config.json", checkpoint / "config.json")
+    (build / "source/tokenizer_config.json").write_text(DEEP)
+    assert "tokenizer_config.json is damaged: nested too deeply" in failure("chat", build)
+    (build / "model.json").write_text(DEEP)
+    for command in (["generate", build, "--prompt", "a"], ["verify", build], ["chat", build]):
+        assert "model.json is damaged: nested too deeply" in failure(*command)
+
+
+def test_so_is_what_jobs_read(tmp_path: Path) -> None:
+    """A plan, a part, a template's samples, a recipe: the one that made it is told to make it again, or it is made."""
+    from shardmill.convert.template import cache
+    from shardmill.errors import ConfigError, UnreadableError
+    from shardmill.forms.recipe import recipe
+    from shardmill.pipeline.fingerprint import model_type
+    from shardmill.pipeline.memory import Need, declared
+    from shardmill.plan import load_part
+
+    for name in ("plan.json", "part.json", "samples.json", "recipe.json"):
+        (tmp_path / name).write_text(DEEP)
+    with pytest.raises(UnreadableError, match="nested too deeply"):
+        load_part(tmp_path / "part.json")
+    assert cache.read(tmp_path / "samples.json") is None
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        recipe(str(tmp_path / "recipe.json"))
+    need = declared(tmp_path, "convert", Need(1, part=1.0), None, 1)
+    with pytest.raises(FileNotFoundError, match="no plan yet"):
+        need({"part": "head_0"}, ["input"])  # type: ignore[operator]
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(DEEP)
+    assert model_type(tmp_path / "source.receipt.json") == ""

@@ -1,0 +1,92 @@
+"""A chat template that never ends, or takes all memory, costs its own request only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill.serve import renderer
+from shardmill.serve.renderer import Renderer, RenderError
+
+from .fake import byte_tokenizer, fake_model
+from .running import PATIENCE, ask, running
+
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+MANY = "{% for i in range(99999) %}"
+HOSTILE: dict[str, tuple[str, str]] = {  # what someone says -> what the template makes of it, and what is told
+    "loop": (MANY * 3 + "{% endfor %}" * 3, "it took more than 1 s"),
+    "count": ("{{ 10 ** (10 ** (messages[0].content|length + 3)) }}", "it took more than 1 s"),
+    "grow": ("{{ messages[0].content * 10 ** 10 }}", "it needs too much memory"),
+    "talk": ("{{ messages[0].content * 10 ** 7 }}", "it made 40000004 characters of them, more than 16777216"),
+    "refuse": ("{{ raise_exception('say more\\nplease') }}", "say more"),
+}
+
+
+@pytest.fixture(scope="module")
+def render(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """A checkpoint's template that does this, and renders everything else as it should be."""
+    folder = tmp_path_factory.mktemp("source")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    evil = "".join(
+        "{% if messages[0].content == '" + said + f"' %}}{does}{{% endif %}}" for said, (does, _) in HOSTILE.items()
+    )
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": evil + "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Renderer(folder, None)
+
+
+@pytest.mark.parametrize("said", HOSTILE)
+def test_what_costs_too_much_is_ended(render: Renderer, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """In one line that says why; and the next conversation is rendered."""
+    assert render(HELLO) == "hi"
+    monkeypatch.setattr(renderer, "SECONDS", 1.0)
+    with pytest.raises(RenderError, match=HOSTILE[said][1]) as caught:
+        render([{"role": "user", "content": said}])
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(renderer, "SECONDS", PATIENCE)
+    assert render(HELLO) == "hi"
+
+
+def test_a_process_that_was_killed_is_started_again(render: Renderer) -> None:
+    assert render._running is not None
+    process, _ = render._running
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with pytest.raises(RenderError, match="its process ended"):
+        render(HELLO)
+    assert render(HELLO) == "hi"
+
+
+def test_a_tokenizer_that_can_not_be_loaded_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RenderError):
+        Renderer(tmp_path, None)
+
+
+def test_conversations_that_hang_hold_up_no_completion() -> None:
+    """More of them than there are threads for all: the others are answered while they wait."""
+    free = threading.Event()
+
+    def hanging(messages: Any) -> str:
+        assert free.wait(PATIENCE)
+        return "hi"
+
+    with running(replace(fake_model(), template=hanging)) as up:
+        chat = {"model": "fake", "messages": HELLO, "max_tokens": 1}
+        asked = [threading.Thread(target=up.post, args=(chat, "/v1/chat/completions")) for _ in range(48)]
+        for thread in asked:
+            thread.start()
+        time.sleep(0.5)  # for them to arrive
+        assert up.post(ask())[0] == 200
+        assert not free.is_set()
+        free.set()
+        for thread in asked:
+            thread.join()
+        assert up.post(ask())[0] == 200

@@ -1,0 +1,67 @@
+"""Only regular files are read, and no reader of a file that somebody names goes another way."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from shardmill import regular
+from shardmill.decode import DecodeError
+from shardmill.decode.drafters.follow import FollowTable
+from shardmill.decode.drafters.follow_file import Numbering, load_table
+
+PACKAGE = Path(regular.__file__).parent
+# Each JSON that is parsed without files.py, with the reason.
+OTHER_JSON = {
+    "files.py": "it is the one place",
+    "checkpoint/headers.py": "a header is refused if a key is there twice, and it catches what goes too deep itself",
+    "decode/drafters/evidence.py": "a file of the package; decode uses nothing else of shardmill",
+}
+
+
+def test_a_regular_file_is_read_as_pathlib_does(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for raw in (b"", b"a\r\nb\rc\n\xc3\xa9", b"x" * 100_000):
+        path.write_bytes(raw)
+        assert regular.read_bytes(path) == raw and regular.read_text(path) == path.read_text(encoding="utf-8")
+    path.write_bytes(b"\xff")
+    with pytest.raises(UnicodeDecodeError):
+        regular.read_text(path)
+
+
+def test_all_else_is_refused_at_once(tmp_path: Path) -> None:
+    """By the name that was given, and without a descriptor left behind."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    before = len(os.listdir("/dev/fd"))
+    for path, why in (
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path / "fifo", "not a regular file"),
+        (tmp_path / "link", "not a regular file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "absent", "No such file or directory"),
+        (tmp_path / ("long" * 1000), "File name too long"),
+    ):
+        with pytest.raises(OSError, match=re.escape(why)) as caught:
+            regular.read_bytes(path)
+        assert caught.value.filename in (path, str(path)) and caught.value.strerror == why
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_draft_table_is_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(DecodeError, match="not a regular file"):
+        load_table(tmp_path / "fifo", FollowTable([]), Numbering(4, ""))
+
+
+def test_json_is_parsed_in_one_place() -> None:
+    """`json.loads` of a hundred thousand brackets is a RecursionError, which nobody expects."""
+    found = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in PACKAGE.rglob("*.py")
+        if re.search(r"\bjson\.loads?\(", file.read_text(encoding="utf-8"))
+    }
+    assert found == set(OTHER_JSON)
