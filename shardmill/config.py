@@ -32,6 +32,7 @@ Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of la
 Auto = Literal["auto"]
 OLD_KEY, NEW_KEY = "weights", "precision"  # of `convert`
 BUCKETS = (128, 512)  # of an encoder whose config leaves them open
+VERIFY = 4  # tokens of a decode pass where a config does not say, see configs/README.md
 
 
 def _alternative(value: object) -> str:
@@ -76,7 +77,13 @@ class Source:
 class Tokens:
     """How many tokens one pass may carry."""
 
-    max: Annotated[StrictInt, Field(ge=1, le=64, description="Upper bound of RangeDim T; the lower bound is 1.")] = 4
+    max: Annotated[
+        StrictInt,
+        Field(ge=1, le=64, description="Upper bound of RangeDim T, by which prompts are fed; the lower bound is 1."),
+    ] = 4
+    verify: Annotated[
+        Positive | None, Field(description="Most tokens of a decode pass, drafts included; as max, but at most 4.")
+    ] = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -249,9 +256,14 @@ class Config:
         return (*found, *(f"head_{j}" for j in range(self.slices)))
 
     @property
+    def verify(self) -> int:
+        """The most tokens of a decode pass."""
+        return self.tokens.verify or min(VERIFY, self.tokens.max)
+
+    @property
     def widths(self) -> tuple[int, ...]:
-        """Token counts that a runtime uses: each costs a specialisation per process."""
-        return (1,) if self.tokens.max == 1 else (1, self.tokens.max)
+        """Token counts that a runtime uses, ascending: each costs a specialisation per process."""
+        return tuple(sorted({1, self.verify, self.tokens.max}))
 
 
 def load(path: Path, root: Path = Path(".")) -> Config:
@@ -391,6 +403,11 @@ def _size_problems(config: Config) -> list[str]:
         return [f"parity.positions: {config.parity.positions} is over the context of {config.context}"]
     if config.tokens.max > config.context:
         return [f"tokens.max: {config.tokens.max} is over the context of {config.context}"]
+    if config.verify > config.tokens.max:
+        return [f"tokens.verify: {config.verify} is over tokens.max, {config.tokens.max}"]
+    if config.tokens.max > config.parity.positions:
+        tested = f"{config.parity.positions} tokens, by which no gate would see a pass of {config.tokens.max}"
+        return [f"parity.positions: {tested}; set it to tokens.max or more"]
     return []
 
 

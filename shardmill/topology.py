@@ -25,7 +25,7 @@ from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe, recipe
 from shardmill.models.architecture import Architecture, Experts, Model, with_experts
-from shardmill.models.contract import Form, constants, program_form
+from shardmill.models.contract import RING, Form, constants, most_tokens, program_form
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import empty_parts
 
@@ -143,6 +143,9 @@ def misfits(config: Config, a: Architecture) -> list[str]:
             f"head_dim {width}: a key/value state whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the "
             "Neural Engine (rule S8); this model can't be built"
         ]
+    if a.graph.conv_taps and config.tokens.max > (most := most_tokens(a.graph.conv_taps)):
+        ring = f"a pass over convolutions of {a.graph.conv_taps} taps, whose ring has {RING} slots"
+        return [f"tokens.max: {config.tokens.max} is too many for {ring}; {most} or fewer fit"]
     if config.experts != "dense" and (problem := _unroutable(config, a)):
         return [problem]
     if count != "auto" and a.vocab % count:

@@ -16,6 +16,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "context": 256,
         "tokens_max": 4,
         "widths": [1, 4],
+        "verify": 4,
         "eos_token_ids": [256],
         "window_slots": 0,
         "buckets": [],

@@ -24,7 +24,7 @@ from shardmill.bench.server import command, running
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
 from shardmill.runtime.load import load_tokenizer
-from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.manifest import read_manifest, verify_width
 
 Say = Callable[[str], None]
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ def benchmark(
         start = {"ready_seconds": server.ready_seconds, **first_and_later(client, asked.start, settings.repetitions)}
         drafters = (*settings.drafters, *([DRAFT_MODEL] if draft else []))
         pairs, prefills = take(client, [*asked.sweep, *asked.tasks], drafters, settings, say)
-    figures = summary(pairs, prefills, asked, manifest["widths"])
+    widths = [width for width in manifest["widths"] if width <= verify_width(manifest)]  # of decode passes
+    figures = summary(pairs, prefills, asked, widths, max(manifest["widths"]))
     return {
         "engine": machine.engine(),
         "machine": machine.machine() | ({"threads": server.threads, "precision": precision} if server.threads else {}),
@@ -75,7 +76,7 @@ def benchmark(
         "settings": asdict(settings) | {"drafters": drafters, "widths": manifest["widths"]},
         "start": start,
         **figures,
-        "not_run": [*unseen(figures["pass_seconds"], manifest["widths"]), *not_run(asked, pairs, energy, draft)],
+        "not_run": [*unseen(figures["pass_seconds"], widths), *not_run(asked, pairs, energy, draft)],
     }
 
 
@@ -87,7 +88,7 @@ def questions(build: Path, manifest: Mapping[str, Any], settings: Benchmark) -> 
         tokens: list[int] = tokenizer.encode(text).ids
         return tokens
 
-    room = manifest["context"] - settings.new_tokens - max(manifest["widths"])
+    room = manifest["context"] - settings.new_tokens - verify_width(manifest)
     sweep, long = asking.fitting(asking.tiled(Path(settings.text), settings.prompt_tokens, encode), room)
     wanted = asking.of_tasks(Path(settings.task_prompts), settings.tasks, settings.prompts_per_task, encode)
     tasks, longer = asking.fitting(wanted, room)
@@ -131,13 +132,23 @@ def take(
     return pairs, prefills
 
 
-def summary(pairs: Sequence[Pair], prefills: Sequence[Prefill], asked: Questions, widths: Sequence[int]) -> Json:
-    """The figures of all answers that were decoded: a text that ends with its first token was not."""
+def summary(
+    pairs: Sequence[Pair], prefills: Sequence[Prefill], asked: Questions, widths: Sequence[int], wide: int
+) -> Json:
+    """The figures of all answers that were decoded: a text that ends with its first token was not.
+
+    Args:
+        pairs: the answers.
+        prefills: the prompts alone.
+        asked: what was asked.
+        widths: of decode passes.
+        wide: the most tokens of a prompt's pass.
+    """
     pairs = [pair for pair in pairs if min(pair.plain.decoded, pair.drafted.decoded) > 0]
     seconds, widest = pass_seconds(pairs, widths), max(widths)
     lengths = dict.fromkeys(pair.prompt.group for pair in pairs if pair.prompt in asked.sweep)
     return {
-        "prefill": [prefill_row(length, pairs, prefills) for length in lengths],
+        "prefill": [prefill_row(length, pairs, prefills, wide) for length in lengths],
         "pass_seconds": seconds,
         "break_even": seconds[str(widest)] / seconds["1"] if widest > 1 and str(widest) in seconds else None,
         "sweep": list(rows("prompt_tokens", asked.sweep, pairs, widest)),
@@ -145,11 +156,11 @@ def summary(pairs: Sequence[Pair], prefills: Sequence[Prefill], asked: Questions
     }
 
 
-def prefill_row(length: int | str, pairs: Sequence[Pair], prefills: Sequence[Prefill]) -> Json:
-    """Prefill at the widest pass of one prompt length, beside decoding at T = 1."""
+def prefill_row(length: int | str, pairs: Sequence[Pair], prefills: Sequence[Prefill], wide: int) -> Json:
+    """Prefill of one prompt length in passes of at most `wide` tokens, beside decoding at T = 1."""
     speed = median(prefill.tokens_per_second for prefill in prefills if prefill.prompt.group == length)
     plain = median(pair.plain.seconds_per_token for pair in pairs if pair.prompt.group == length)
-    return {"prompt_tokens": length, "tokens_per_second": speed, "over_decode": speed * plain}
+    return {"prompt_tokens": length, "width": wide, "tokens_per_second": speed, "over_decode": speed * plain}
 
 
 def rows(key: str, prompts: Iterable[Prompt], pairs: Sequence[Pair], widest: int) -> Iterator[Json]:

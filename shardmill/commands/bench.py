@@ -115,7 +115,7 @@ def show(measured: dict[str, Any]) -> None:
         console.print(f"a pass takes {passes}" + (f"; drafting pays above {pays:.2f} tokens per pass" if pays else ""))
     for row in measured["prefill"]:
         console.print(
-            f"prefill of {row['prompt_tokens']} tokens: {row['tokens_per_second']:.1f} tok/s, "
+            f"prefill of {row['prompt_tokens']} tokens at T={row['width']}: {row['tokens_per_second']:.1f} tok/s, "
             f"{row['over_decode']:.2f} x decoding at T=1"
         )
     for name, rows in (("tokens", measured["sweep"]), ("task", measured["tasks"])):

@@ -105,8 +105,9 @@ def check_context(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
         DecodeError: it is.
     """
     from shardmill.decode import choose_layout
+    from shardmill.runtime.manifest import verify_width
 
-    choose_layout(policy, manifest["context"], max(manifest["widths"]))
+    choose_layout(policy, manifest["context"], verify_width(manifest))
 
 
 def make_drafter(

@@ -91,8 +91,9 @@ def _by_form(found: Preview) -> Table:
 def _pass(found: Preview) -> str:
     """What a decoder's pass takes."""
     most = "at most " if found.expert_groups else ""
+    decoding = f" (decoding: to {found.verify})" if found.verify < found.tokens_max else ""
     return (
-        f"a pass: 1 to {found.tokens_max} tokens, {most}{len(found.programs)} dispatches; "
+        f"a pass: 1 to {found.tokens_max} tokens{decoding}, {most}{len(found.programs)} dispatches; "
         f"a pass of one token reads {size(found.bytes_per_token)}"
     )
 

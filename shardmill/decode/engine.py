@@ -11,14 +11,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill.decode.errors import DecodeError
+
 Logits = NDArray[np.float32]
 
 
 class Engine(Protocol):
     """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`.
 
-    It may also have a method `write` like `forward`, but without logits, for passes whose logits nobody needs; and, if
-    a call can't start at every earlier position, a method `rewindable` that tells whether it can start at one.
+    It may also have a method `write` like `forward`, but without logits, for passes whose logits nobody needs; if a
+    call can't start at every earlier position, a method `rewindable` that tells whether it can start at one; and a
+    number `verify`, the most tokens of a decode pass, where wider calls are for prompts.
     """
 
     @property
@@ -41,3 +44,16 @@ class Engine(Protocol):
 
     def reset(self) -> None:
         """Forgets every slot."""
+
+
+def decode_widths(engine: Engine) -> tuple[int, ...]:
+    """Token counts that a decode pass may have, ascending: those that are not for prompts alone.
+
+    Raises:
+        DecodeError: 1 is none of them.
+    """
+    widths = sorted(set(engine.widths))
+    if not widths or widths[0] != 1:
+        raise DecodeError(f"the engine's widths {list(engine.widths)} lack 1: decoding needs single-token calls")
+    verify = max(1, getattr(engine, "verify", widths[-1]))
+    return tuple(width for width in widths if width <= verify)

@@ -120,7 +120,7 @@ def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent
     for prefill in request.session.prefill_passes(prompt):
         seconds = time.perf_counter() - start
         total += seconds
-        if prefill.row.size:  # a pass as later ones are, with logits
+        if prefill.row.size and prefill.width in request.session.widths:  # a pass as later ones are, with logits
             request.policy.timed(prefill.width, seconds)
         yield PrefillEvent(prefill.held, len(prompt))
         start = time.perf_counter()

@@ -2,7 +2,7 @@
 
 Tokens are fed after the committed ones and count only once `commit` keeps them; what is not kept is hidden by its
 position and overwritten by the next call. Calls are padded to a configured width; the padding takes the slots that
-follow and never goes past the last one.
+follow and never goes past the last one, nor to one that is still seen. A prompt may take wider calls than decoding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.decode.engine import Engine, Logits
+from shardmill.decode.engine import Engine, Logits, decode_widths
 from shardmill.decode.errors import DecodeError, PromptTooLongError
 from shardmill.decode.slots import SINKS, ContextPolicy, choose_layout
+
+_PASS = 16  # tokens that a call costs beside its own; see docs/benchmarks.md for how long calls take by their width
 
 
 def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None:
@@ -56,7 +58,7 @@ class Prefill:
 
 
 class Session:
-    """Owns an engine's slots.
+    """Owns an engine's slots. `widths` are those of decode passes.
 
     Args:
         engine: the engine, for this session alone.
@@ -77,9 +79,8 @@ class Session:
         block: int | None = None,
     ) -> None:
         self._engine = engine
-        self.widths = tuple(sorted(set(engine.widths)))
-        if not self.widths or self.widths[0] != 1:
-            raise DecodeError(f"the engine's widths {list(engine.widths)} lack 1: decoding needs single-token calls")
+        self.widths = decode_widths(engine)
+        self._wide = tuple(sorted(set(engine.widths)))  # those of prompts too
         self._layout = choose_layout(context_policy, engine.slots, self.widths[-1], sinks=sinks, block=block)
         self._tokens: list[int] = []
         self._fed: list[int] = []
@@ -99,8 +100,8 @@ class Session:
     def room(self) -> int:
         """Most tokens that one `feed` may take now; 0 when the context is full."""
         position = len(self._tokens)
-        slots = self._layout.room(position)
-        widest = max((w for w in self.widths if slots is None or w <= slots), default=0)
+        slots = self._layout.writable(position)
+        widest = max((w for w in self.widths if w <= slots), default=0)
         window = self._layout.same_window(position)
         return widest if window is None else min(widest, window)
 
@@ -146,11 +147,10 @@ class Session:
         reused = done = self.truncate(self._shared(prompt))
         passes = 0
         while done < len(prompt):
-            count = min(self.room(), len(prompt) - done)
-            width = self.pass_width(count)
+            count, width = self._prompt_pass(len(prompt) - done)
             tokens = prompt[done : done + count]
             done += count
-            row = self.feed(tokens)[-1] if done == len(prompt) else self._write(tokens)
+            row = self._rows(tokens, width)[-1] if done == len(prompt) else self._write(tokens, width)
             self.commit(count)
             passes += 1
             yield Prefill(row, done, reused, passes, width)
@@ -161,9 +161,9 @@ class Session:
         Raises:
             DecodeError: more tokens than `room()`.
         """
-        rows: Logits = self._forward(self._padded(tokens), len(self._tokens))
-        self._fed = list(tokens)
-        return rows[: len(tokens)]
+        if not 1 <= len(tokens) <= self.room():
+            raise DecodeError(f"{len(tokens)} tokens do not fit into a pass, {self.room()} do")
+        return self._rows(tokens, self.pass_width(len(tokens)))
 
     def refeed(self, index: int) -> Logits:
         """Runs the `index`-th token of the last `feed` once more, alone; logits [V]."""
@@ -191,16 +191,29 @@ class Session:
         self._fed = []
         return length
 
-    def _write(self, tokens: Sequence[int]) -> Logits:
-        """`feed` for tokens whose logits nobody needs, so an engine may skip them. Returns an empty array."""
-        self._forward(self._padded(tokens), len(self._tokens), getattr(self._engine, "write", None))
+    def _prompt_pass(self, left: int) -> tuple[int, int]:
+        """How many of the `left` tokens of a prompt are fed next, and the width of the call: that which feeds most for
+        its cost. That is no measured time, so that a prompt is cut alike in every run.
+        """
+        position = len(self._tokens)
+        slots, window = self._layout.writable(position), self._layout.same_window(position)
+        most = left if window is None else min(left, window)
+        fitting = [w for w in self._wide if w <= slots]
+        if not fitting:
+            raise DecodeError(f"{left} tokens of the prompt are left, but the context is full")
+        width = max(fitting, key=lambda w: (min(w, most) / (_PASS + w), w))
+        return min(width, most), width
+
+    def _rows(self, tokens: Sequence[int], width: int) -> Logits:
+        rows: Logits = self._forward(_padded(tokens, width), len(self._tokens))
+        self._fed = list(tokens)
+        return rows[: len(tokens)]
+
+    def _write(self, tokens: Sequence[int], width: int) -> Logits:
+        """`_rows` for tokens whose logits nobody needs, so an engine may skip them. Returns an empty array."""
+        self._forward(_padded(tokens, width), len(self._tokens), getattr(self._engine, "write", None))
         self._fed = list(tokens)
         return np.empty(0, np.float32)
-
-    def _padded(self, tokens: Sequence[int]) -> list[int]:
-        if not 1 <= len(tokens) <= self.room():
-            raise DecodeError(f"{len(tokens)} tokens do not fit into a pass, {self.room()} do")
-        return [*tokens, *[tokens[-1]] * (self.pass_width(len(tokens)) - len(tokens))]
 
     def _forward(self, tokens: Sequence[int], position: int, call: Callable[..., Any] | None = None) -> Any:
         self._slide(self._layout.first_visible(position))
@@ -221,3 +234,7 @@ class Session:
     def _shared(self, prompt: Sequence[int]) -> int:
         limit = min(len(self._tokens), len(prompt) - 1)  # the last token has to run: its logits are wanted
         return next((i for i in range(limit) if self._tokens[i] != prompt[i]), limit)
+
+
+def _padded(tokens: Sequence[int], width: int) -> list[int]:
+    return [*tokens, *[tokens[-1]] * (width - len(tokens))]

@@ -31,6 +31,9 @@ class Layout(Protocol):
     def room(self, position: int) -> int | None:
         """How many positions from `position` on have a slot; None if there is no end."""
 
+    def writable(self, position: int) -> int:
+        """How many positions from `position` on may be written until one takes the slot of one that `position` sees."""
+
     def same_window(self, position: int) -> int | None:
         """How many positions from `position` on see the same first position; None if all do."""
 
@@ -49,9 +52,13 @@ class AppendOnly:
         """See `Layout`."""
         return 0
 
-    def room(self, position: int) -> int | None:
+    def room(self, position: int) -> int:
         """See `Layout`."""
         return max(0, self.slots - position)
+
+    def writable(self, position: int) -> int:
+        """See `Layout`."""
+        return self.room(position)
 
     def same_window(self, position: int) -> int | None:
         """See `Layout`."""
@@ -94,6 +101,10 @@ class Ring:
         """See `Layout`."""
         return None
 
+    def writable(self, position: int) -> int:
+        """See `Layout`. At least `lookahead`, and more right after the window has slid."""
+        return self.first_visible(position) + self.capacity - position
+
     def same_window(self, position: int) -> int | None:
         """See `Layout`."""
         first = self.first_visible(position)
@@ -109,7 +120,7 @@ def choose_layout(
     Args:
         policy: stop when the slots are used up, or slide the window.
         slots: the engine's.
-        lookahead: tokens of its widest pass.
+        lookahead: tokens of its widest decode pass; what is seen does not depend on how a prompt is fed.
         sinks: positions that a sliding window never gives up.
         block: positions that it gives up at a time; by default 1/8 of the slots, at most 64.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import psnr, relative_error, width_measure
-from shardmill.gates.passes import cut
+from shardmill.gates.passes import cut, tested_widths
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.thresholds import Measurement
@@ -50,7 +50,13 @@ def added(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tupl
 
 
 def group_parity(
-    program: Path, part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+    program: Path,
+    part: Part,
+    reference: Reference,
+    known: Mapping[str, Tensor],
+    source: Path,
+    stored: PackageWeights,
+    verify: int,
 ) -> Iterator[Measurement]:
     """All measurements of a group of experts.
 
@@ -61,6 +67,7 @@ def group_parity(
         known: what transformers makes of the text with the original weights: hidden [layers + 1, n, d].
         source: the checkpoint's folder.
         stored: the package's weights.
+        verify: the most tokens of a decode pass.
     """
     yield Measurement("weight_steps", *weight_steps(stored, source))
     original = checkpoint_weights(source, stored.prefix)
@@ -80,7 +87,7 @@ def group_parity(
             _, expected = added(reference, part, known["hidden"][part.layer], stored.over(original))
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, partial(run, 1), program)
-        for width in range(2, part.tokens + 1):
+        for width in tested_widths(verify, part.tokens):
             name = f"T={width}"
             error = Measurement(width_measure(name), relative_error(run(width), plain), name)
             yield explained(error, partial(run, width), program)

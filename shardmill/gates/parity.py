@@ -13,7 +13,7 @@ from torch import Tensor
 from shardmill.gates import experts, routed
 from shardmill.gates.edges import at_end
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import Pass, cut, schedules
+from shardmill.gates.passes import Pass, cut, schedules, tested_widths
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
@@ -168,7 +168,7 @@ def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping
         plain: its output with one token a pass, [n, d].
         states: what one token a pass leaves in the states, by name.
     """
-    for name, passes in schedules(len(x), runner.part.tokens).items():
+    for name, passes in schedules(len(x), runner.runtime["verify"], runner.part.tokens).items():
         outputs, left = runner.run(x, passes)
         again = partial(runner.run, x, passes)
         yield explained(Measurement(width_measure(name), relative_error(outputs, plain), name), again, runner.program)
@@ -205,6 +205,7 @@ def head_parity(
     known: tuple[Tensor, Tensor],
     source: Path,
     stored: PackageWeights,
+    verify: int,
 ) -> Iterator[Measurement]:
     """All measurements of a head part.
 
@@ -215,6 +216,7 @@ def head_parity(
         known: the last layer's output [n, d] and the logits [n, vocab], both with the original weights.
         source: the checkpoint's folder.
         stored: the package's weights.
+        verify: the most tokens of a decode pass.
     """
     hidden, logits = known
     yield Measurement("weight_steps", *weight_steps(stored, source))
@@ -231,7 +233,7 @@ def head_parity(
             expected = reference.logits(hidden, stored.rows("lm_head.weight"), stored)
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, partial(run, 1), program)
-        for width in range(2, part.tokens + 1):
+        for width in tested_widths(verify, part.tokens):
             name = f"T={width}"
             error = Measurement(width_measure(name), relative_error(run(width), plain), name)
             yield explained(error, partial(run, width), program)

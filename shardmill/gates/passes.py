@@ -42,13 +42,38 @@ def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
         start, turn = start + kept, turn + 1
 
 
-def schedules(length: int, upper: int) -> dict[str, list[Pass]]:
-    """Every width from 2 to the upper bound, a mixture of widths, and rejected drafts, by name.
+def with_padding(length: int, width: int) -> Iterator[Pass]:
+    """Passes of `width` that keep half of their rows; the rest is padding, which later tokens overwrite."""
+    start = 0
+    while start < length:
+        positions = tuple(range(start, min(start + width, length)))
+        kept = -(-len(positions) // 2)
+        last = positions[kept - 1]
+        yield Pass((*positions[:kept], *[last] * (len(positions) - kept)), positions, kept)
+        start += kept
+
+
+def tested_widths(verify: int, upper: int) -> tuple[int, ...]:
+    """The widths that are compared with one token a pass: every one that decoding may take, and the widest."""
+    return tuple(sorted({*range(2, verify + 1), upper} - {1}))
+
+
+def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
+    """The tested widths, a mixture of widths, rejected drafts, and padding where prompts take a wider pass, by name.
 
     The result of each must equal that of one token a pass.
+
+    Args:
+        length: tokens of the sequence.
+        verify: the most tokens of a decode pass.
+        upper: the most tokens of any pass.
     """
-    ways = {f"T={t}": list(cut(length, [t])) for t in range(2, upper + 1)}
+    ways = {f"T={t}": list(cut(length, [t])) for t in tested_widths(verify, upper)}
     if upper > 1:
-        ways["mixed"] = list(cut(length, [1, upper, 2, upper - 1 or 1, 1, 1, upper]))
-        ways["rejected drafts"] = list(with_rejected_drafts(length, upper))
+        narrow = (verify,) if 1 < verify < upper else ()
+        ways["mixed"] = list(cut(length, [1, *narrow, upper, 2, upper - 1 or 1, 1, 1, upper]))
+    if verify > 1:
+        ways["rejected drafts"] = list(with_rejected_drafts(length, verify))
+    if verify < upper:
+        ways["padded"] = list(with_padding(length, upper))
     return ways

@@ -89,7 +89,7 @@ def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Seque
         error = Measurement("program_error", relative_error(plain, expected))
         yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
-    for name, passes in schedules(len(tokens), engine.tokens_max).items():
+    for name, passes in schedules(len(tokens), engine.verify, engine.tokens_max).items():
         error = Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
         yield explained(error, partial(feed, engine, tokens, passes), engine)
     if is_portable():

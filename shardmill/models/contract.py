@@ -129,6 +129,11 @@ def window_slots(window: int | None, tokens: int, slots: int) -> int:
     return needed if needed < slots else 0
 
 
+def most_tokens(taps: int) -> int:
+    """Most tokens of a pass whose first one still finds in a convolution's ring the `taps` - 1 before it."""
+    return RING - taps + 1
+
+
 def inputs(form: Form) -> dict[str, Shape]:
     """The inputs of a program by name, in order; T stands for the token axis."""
     g = form.graph

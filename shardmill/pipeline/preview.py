@@ -66,6 +66,7 @@ class Preview:
         model_type: of its config.json.
         context: key/value slots.
         tokens_max: most tokens of a pass.
+        verify: most tokens of a decode pass.
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
         topology: layers of each part, the proposal where the config leaves it open; an encoder has none.
@@ -90,6 +91,7 @@ class Preview:
     model_type: str
     context: int
     tokens_max: int
+    verify: int
     weights: str
     bits_per_weight: float
     topology: tuple[tuple[int, int], ...]
@@ -133,6 +135,7 @@ def preview(config: Config) -> Preview:
         model_type=a.model_type,
         context=config.length,
         tokens_max=config.tokens.max,
+        verify=config.verify,
         weights=config.convert.precision,
         bits_per_weight=_bits_per_weight(programs[:1] if a.ends else programs),
         topology=() if a.ends else chosen.ranges,

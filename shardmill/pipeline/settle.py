@@ -108,6 +108,7 @@ def _key(config: Config) -> str:
             "buckets": config.sizes,
             "topology": config.topology,
             "experts": config.experts,
+            "tokens": config.tokens.max,  # which a ring may not hold
             "slices": config.head.slices,
             "precision": asdict(recipe(config.convert.precision)),
             "code": code_digest(CODE),

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
-from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
 
@@ -45,6 +45,7 @@ class Engine:
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
+        self.verify = verify_width(manifest)
         self.tokens_max: int = manifest["tokens_max"]
         self.table = read_tables(root / manifest["embedding"]["path"])[EMBEDDING]  # [vocab, d]
         self.host = Host(manifest)

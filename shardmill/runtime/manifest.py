@@ -86,6 +86,8 @@ def faults(content: Any, kinds: Keys) -> Iterator[str]:
         return
     if not all(isinstance(t, dict) and {"inv_freq", "scale"} <= t.keys() for t in content["rope"].values()):
         yield "a table of rope lacks inv_freq or scale"
+    if not isinstance(content.get("verify", 1), int):
+        yield "verify is not of its type"
     window = "band" if MARK in kinds else "window"
     if not isinstance(content.get(window, ""), int | None):
         yield f"{window} is not there or not of its type"
@@ -104,6 +106,11 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
     yield from (manifest[key] for key in ("embedding", "tokenizer", "texts") if key in manifest)
     yield from (part["program"] for part in manifest["parts"])
     yield from manifest.get("packages", {}).values()
+
+
+def verify_width(manifest: Mapping[str, Any]) -> int:
+    """The most tokens of a decode pass; of a build made before model.json said it, those of the widest."""
+    return int(manifest.get("verify", max(manifest["widths"])))
 
 
 def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
@@ -156,6 +163,7 @@ def runtime_manifest(
         "context": plan["context"],
         "tokens_max": plan["tokens_max"],
         "widths": plan["widths"],
+        "verify": plan["verify"],
         "window": architecture["window"],
         "window_slots": plan["window_slots"],
         "conv_taps": architecture["graph"]["conv_taps"],

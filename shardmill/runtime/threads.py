@@ -39,8 +39,8 @@ def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], Non
 
 
 def _seconds_for_passes(engine: Engine) -> float:
-    """The quickest one-token pass and the quickest widest one together, without the head."""
-    total, widths = 0.0, {1, max(engine.widths)}
+    """The quickest one-token pass and the quickest widest one of decoding together, without the head."""
+    total, widths = 0.0, {1, engine.verify}
     for width in widths:
         run = partial(engine.hidden, [0] * width, range(width), range(width))
         run()  # plans it

@@ -8,7 +8,7 @@ from shardmill import machine
 from shardmill.decode import ContextPolicy, Session, choose_layout
 from shardmill.files import digest
 from shardmill.runtime import load
-from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.model import Model
 from shardmill.serve.template import load_template, turn_end
 
@@ -34,7 +34,7 @@ def load_model(
         ShardmillError: a folder holds no finished build, or something in it cannot be loaded.
     """
     manifest = read_manifest(build)
-    choose_layout(context_policy, manifest["context"], max(manifest["widths"]))
+    choose_layout(context_policy, manifest["context"], verify_width(manifest))
     tokenizer = load.load_tokenizer(build, manifest)
     template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
     end = turn_end(template, tokenizer) if template else None

@@ -28,7 +28,7 @@ def test_blocks_compute_what_transformers_computes(model_type: str) -> None:
     model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
     truth = tiny.expected(model, tokens)
     engine: Any = tiny.Blocks(tiny.described(model), tiny.tensors_of(model))
-    passes = schedules(len(tokens), engine.tokens_max) | {"random": tiny.random_passes(len(tokens), 0)}
+    passes = schedules(len(tokens), engine.verify, engine.tokens_max) | {"random": tiny.random_passes(len(tokens), 0)}
     for name, schedule in passes.items():
         logits = feed(engine, tokens, schedule)
         assert relative_error(logits, truth) <= LIMIT, name

@@ -274,7 +274,7 @@ def _constant(sources: Sequence[Source], tensors: Mapping[str, Tensor], shape: t
 class Blocks:
     """The PyTorch blocks of a whole model and the contract's Host, called as an engine is."""
 
-    widths, tokens_max = (1, 2, 3, 4), 4
+    widths, verify, tokens_max = (1, 2, 3, 4), 4, 4
 
     def __init__(self, model: Model, tensors: Mapping[str, Tensor], slots: int = SLOTS, host: type[Host] = Host):
         a = model.architecture

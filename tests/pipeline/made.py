@@ -22,6 +22,7 @@ PLAN: dict[str, Any] = {
     "context": 64,
     "tokens_max": 4,
     "widths": [1, 4],
+    "verify": 4,
     "eos_token_ids": [0],
     "window_slots": 0,
     "buckets": [],

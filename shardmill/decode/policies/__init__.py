@@ -26,7 +26,7 @@ def create_policy(name: str, widths: Sequence[int], *, costs: Mapping[int, float
 
     Args:
         name: one of `POLICIES`.
-        widths: the engine's.
+        widths: those of decode passes.
         costs: seconds by width (`cost_model.measure_widths`).
 
     Raises:

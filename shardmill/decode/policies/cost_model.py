@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from shardmill.decode.drafters.base import Draft
-from shardmill.decode.engine import Engine
+from shardmill.decode.engine import Engine, decode_widths
 from shardmill.decode.policies.base import PassReport
 from shardmill.decode.policies.calibrate import UNSTATED, Calibration
 from shardmill.decode.policies.ledger import Ledger
@@ -26,14 +26,15 @@ _CREDIT = 1.0  # plain passes that drafting may lose beyond its account while ac
 
 
 def measure_widths(engine: Engine, *, repeats: int = 4) -> dict[int, float]:
-    """Measures the seconds of a call by width: the least of `repeats`, after one that is not counted.
+    """Measures the seconds of a decode pass by width: the least of `repeats`, after one that is not counted.
 
     Resets the engine. The widths take turns, so that a busy spell of the machine does not hit one of them alone, and
-    the least counts, as other work on the machine only ever adds time.
+    the least counts, as other work on the machine only ever adds time. Widths that are for prompts alone take part in
+    the first turn, as a first call may be slow.
     """
-    costs = dict.fromkeys(engine.widths, float("inf"))
+    costs = dict.fromkeys(decode_widths(engine), float("inf"))
     for turn in range(repeats + 1):
-        for width in engine.widths:
+        for width in costs if turn else engine.widths:
             engine.reset()
             start = time.perf_counter()
             engine.forward([0] * width, range(width), range(width))
@@ -47,7 +48,7 @@ class CostModel:
     """Chooses the draft length with the best expected tokens per second.
 
     Args:
-        widths: the engine's.
+        widths: those of decode passes.
         costs: seconds by width, as `measure_widths` gives them; without them, the first passes are measured.
         floor: acceptance rate under which drafting is given up sooner where it loses time.
     """

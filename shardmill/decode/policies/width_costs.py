@@ -18,7 +18,7 @@ class WidthCosts:
     """Running estimates.
 
     Args:
-        widths: the engine's.
+        widths: those of decode passes.
         measured: seconds by width; without them, the first call of each width counts as a warm-up and is ignored.
     """
 

@@ -71,11 +71,11 @@ def task(
             runner = parity.Runner(bundle.path, piece, plan)
             found = parity.layers_parity(runner, reference, known, source, stored)
         elif piece.kind == "experts":
-            found = group.group_parity(bundle.path, piece, reference, known, source, stored)
+            found = group.group_parity(bundle.path, piece, reference, known, source, stored, plan["verify"])
         else:
             hidden = known["hidden"][-1]
             both = hidden, known["logits"][: len(hidden)]
-            found = parity.head_parity(bundle.path, piece, reference, both, source, stored)
+            found = parity.head_parity(bundle.path, piece, reference, both, source, stored, plan["verify"])
         settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
 
     inputs = {
@@ -85,7 +85,7 @@ def task(
         "reference": seen(states.path, piece),
     }
     engine = machine.engine()
-    params = {**host_side(plan), "tokens": piece.tokens, "engine": engine, **judged}
+    params = {**host_side(plan), "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
 
 

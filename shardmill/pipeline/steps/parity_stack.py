@@ -76,7 +76,7 @@ def task(
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
     engine = machine.engine()
-    params = {**host_side(plan), "widths": plan["widths"], "engine": engine, **judged}
+    params = {**host_side(plan), "widths": plan["widths"], "verify": plan["verify"], "engine": engine, **judged}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})
 
 
@@ -104,14 +104,15 @@ def _decoder(
     source: Path,
     states: Path,
 ) -> Iterable[Measurement | NotRun]:
-    """The measurements of a decoder, at every width and not only at those that a runtime uses."""
+    """The measurements of a decoder, at every tested width and not only at those that a runtime uses."""
     from safetensors.torch import load_file
 
     from shardmill.gates import stack
+    from shardmill.gates.passes import tested_widths
     from shardmill.gates.reference import Reference
     from shardmill.runtime.engine import Engine
 
-    manifest["widths"] = list(range(1, plan["tokens_max"] + 1))
+    manifest["widths"] = [1, *tested_widths(plan["verify"], plan["tokens_max"])]
     reference = Reference(source, plan["context"], carry(plan))
     stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
     return stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states))
