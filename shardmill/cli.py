@@ -1,7 +1,8 @@
 """`shardmill ...`: the command line. One file per command under `commands/`, registered here and nowhere else.
 
-Exit codes: 0; 1 with one line on stderr when a command fails; 2 for a wrong command line; 130 after Ctrl-C. A traceback
-is shown only with `--traceback`. A command imports what is heavy when it runs, so that `--help` comes at once.
+Exit codes: 0; 1 with one line on stderr when a command fails; 2 for a wrong command line; 130 after Ctrl-C, 143 after
+SIGTERM. A traceback is shown only with `--traceback`. A command imports what is heavy when it runs, so that `--help`
+comes at once.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Commands(TyperGroup):
         except (KeyboardInterrupt, Exception) as error:
             if isinstance(error, KeyboardInterrupt) or interrupt.happened():
                 typer.echo(INTERRUPTED, err=True)
-                raise typer.Exit(interrupt.EXIT_CODE) from error
+                raise typer.Exit(interrupt.exit_code()) from error
             if ctx.params["traceback"] or _belongs_to_typer(error):
                 raise
             sys.stdout.flush()  # text streamed so far comes first, also where both streams are one file

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardmill import regular
+from shardmill import interrupt, regular
 from shardmill.errors import UnreadableError
 
 SEAL = "shardmill_seal"  # the key under which a record holds the digest of all else in it
@@ -90,12 +89,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write a file or a folder to; it takes `path`'s place on success, else it is gone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{path.name}.", dir=path.parent))
-    try:
+    with interrupt.scratch(scratch):
         temporary = scratch / path.name
         yield temporary
         replace(temporary, path, scratch / "old")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def replace(new: Path, target: Path, aside: Path) -> None:

@@ -1,26 +1,31 @@
-"""Ctrl-C ends the process, with exit code 130 and one line, whatever a library does about it.
+"""Ctrl-C and SIGTERM end the process, with one line and the exit code of the signal, whatever a library does about it.
 
-Python raises KeyboardInterrupt wherever the program is. A bare `except` in a library's import may swallow it, and what
-was half imported fails later with an error that nobody asked for. So the interrupt is remembered (`happened`), and a
-process that is still there GRACE seconds later is ended: until then scratch folders can be removed on the way out.
+Ctrl-C is a person's wish; SIGTERM that of a scheduler, which takes a job's node away. Both are a KeyboardInterrupt,
+which Python raises wherever the program is. A bare `except` in a library's import may swallow it, and what was half
+imported fails later with an error that nobody asked for. So the interrupt is remembered (`happened`), and a process
+that is still there GRACE seconds later is ended, in the middle of a long computation for instance. Either way its
+scratch folders go with it (`scratch`).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
-EXIT_CODE = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 2.0  # seconds
-_happened = threading.Event()
+_caught: list[int] = []  # the signals that came
+_scratch: set[Path] = set()
 
 
 def ends_this_process(line: str, terminal: int = 2) -> None:
-    """Takes over Ctrl-C; `line` is what the file descriptor `terminal` gets if the process has to be ended by force.
+    """Takes over both signals; the file descriptor `terminal` gets `line` if the process has to be ended by force.
 
     Only the main thread of a process may take signals; elsewhere nothing changes.
     """
@@ -28,24 +33,43 @@ def ends_this_process(line: str, terminal: int = 2) -> None:
     def end() -> None:
         with suppress(OSError):
             os.write(terminal, f"{line}\n".encode())
-        os._exit(EXIT_CODE)
+        for folder in tuple(_scratch):
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(exit_code())
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if _happened.is_set():
+        _caught.append(number)
+        if len(_caught) > 1:
             end()  # asked twice
-        _happened.set()
         watch = threading.Timer(GRACE, end)
         watch.daemon = True
         watch.start()
         raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, stop)
+        for number in SIGNALS:
+            signal.signal(number, stop)
 
 
 def happened() -> bool:
-    """Whether Ctrl-C was pressed: an error that comes after it is of its making."""
-    return _happened.is_set()
+    """Whether a signal came: an error that comes after it is of its making."""
+    return bool(_caught)
+
+
+def exit_code() -> int:
+    """What shells expect of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + (_caught[0] if _caught else signal.SIGINT)
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[None]:
+    """Removes the folder at the end of the block, or with the process if a signal ends it before."""
+    _scratch.add(folder)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _scratch.discard(folder)
 
 
 @contextmanager

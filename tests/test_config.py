@@ -176,17 +176,19 @@ def test_a_size_that_is_none_is_named(tmp_path: Path, name: str, value: Any) -> 
     assert f"{name} is {value!r}: it must be 1 or more" in refusal(local(tmp_path, **{name: value}))
 
 
-@pytest.mark.parametrize(("reader", "what"), [("read_text", "config.json"), ("listdir", "")])
+@pytest.mark.parametrize(("reader", "what"), [("shardmill.regular.os.open", "config.json"), ("os.listdir", "")])
 def test_a_checkpoint_that_may_not_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, what: str
 ) -> None:
     content = local(tmp_path)
 
-    def refuse(path: Path, **_: Any) -> None:
+    def refuse(path: Path, *_: Any) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(Path if reader == "read_text" else os, reader, refuse)
-    assert refusal(content) == f"source.path: {tmp_path / what} can't be read: Permission denied"
+    with monkeypatch.context() as closed:
+        closed.setattr(reader, refuse)
+        found = refusal(content)
+    assert found == f"source.path: {tmp_path / what} can't be read: Permission denied"
 
 
 def test_a_checkpoint_s_config_that_is_not_utf8(tmp_path: Path) -> None:

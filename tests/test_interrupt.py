@@ -1,4 +1,4 @@
-"""Ctrl-C ends a process, whatever a library does about it, and lets it clean up where it can."""
+"""Ctrl-C and SIGTERM end a process, whatever a library does about it, and lets it clean up where it can."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ import os, signal, sys, time
 from shardmill import interrupt
 interrupt.GRACE = {grace}
 interrupt.ends_this_process("the end")
-press = lambda: os.kill(os.getpid(), signal.SIGINT)
+press = lambda: os.kill(os.getpid(), signal.{name})
 {body}
 print("still here", flush=True)
 """
@@ -50,15 +51,45 @@ time.sleep(0.3)
 """
 
 
-def ran(body: str, grace: float = 0.1) -> tuple[int, str, str]:
+SCRATCH = """
+from pathlib import Path
+folder = Path({folder!r})
+folder.mkdir()
+with interrupt.scratch(folder):
+    (folder / "half").touch()
+    try:
+        press()
+    except:
+        time.sleep(60)  # as a long computation does, which no exception reaches
+"""
+
+
+def ran(body: str, grace: float = 0.1, name: str = "SIGINT") -> tuple[int, str, str]:
     """(exit code, stdout, last line of stderr)."""
-    command = [sys.executable, "-c", SCRIPT.format(body=body, grace=grace)]
+    command = [sys.executable, "-c", SCRIPT.format(body=body, grace=grace, name=name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     return done.returncode, done.stdout, done.stderr.strip().rpartition("\n")[2]
 
 
-def test_a_library_that_swallows_it_does_not_keep_the_process() -> None:
-    assert ran(SWALLOWED) == (130, "True\n", "the end")
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_library_that_swallows_it_does_not_keep_the_process(name: str, code: int) -> None:
+    assert ran(SWALLOWED, name=name) == (code, "True\n", "the end")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_what_was_half_made_goes_with_the_process(tmp_path: Path, name: str) -> None:
+    """Also where nothing on the way out is run. A scheduler that takes nodes away would fill the disk otherwise."""
+    ran(SCRATCH.format(folder=str(tmp_path / "tmp-1")), name=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scratch_folder_lasts_as_long_as_its_block(tmp_path: Path) -> None:
+    folder = tmp_path / "tmp-1"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="x"), interrupt.scratch(folder):
+        assert folder.is_dir()
+        raise ValueError("x")
+    assert not folder.exists() and not interrupt._scratch
 
 
 def test_there_is_time_to_clean_up() -> None:

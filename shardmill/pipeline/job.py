@@ -59,7 +59,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         log.debug("failed", exc_info=True)  # the log file has the traceback
         if isinstance(error, KeyboardInterrupt) or interrupt.happened():
             log.error("interrupted")
-            sys.exit(interrupt.EXIT_CODE)
+            sys.exit(interrupt.exit_code())
         log.error("%s", described(error, Path(snakemake.log[0])))
         sys.exit(1)
     finally:

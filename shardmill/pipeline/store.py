@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shardmill import interrupt
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
@@ -98,7 +99,7 @@ class Store:
         self.root.mkdir(parents=True, exist_ok=True)
         scratch = self.root / f"tmp-{uuid.uuid4().hex}"
         scratch.mkdir()  # not mkdtemp, whose folders nobody else may read: builds may be shared
-        try:
+        with interrupt.scratch(scratch):
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
             self.before_keeping()
@@ -109,8 +110,6 @@ class Store:
             write_json(scratch / ENTRY, records)
             write_json(scratch / STAMPS, stamps(scratch))
             _adopt(scratch, entry)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def last(self, receipt: Path) -> Path:
         """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job)."""

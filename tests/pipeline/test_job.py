@@ -130,6 +130,29 @@ def test_ctrl_c_ends_the_job_with_one_line(tmp_path: Path, moment: str) -> None:
     assert done.stderr.splitlines()[1:] == ["shardmill convert head_0: interrupted"]
 
 
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_sigterm_ends_the_job_and_leaves_nothing_half_made(tmp_path: Path, swallowed: bool) -> None:
+    """A scheduler that takes a node away sends it to whatever runs there; a step works in a folder of the store."""
+    body = f"""
+        import os, signal, time
+        from shardmill.files import replacing
+        from shardmill.pipeline.store import Store
+        def half(made):
+            with replacing(made["page"]) as temporary:
+                temporary.write_text("half")
+                try:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                finally:
+                    time.sleep({60 * swallowed})
+        Store(Path("build/.store")).make(Path("build/.store/entry"), {{"page": Path("d.html")}}, half)
+    """
+    done = run(tmp_path, body)
+    assert done.returncode == 143
+    assert done.stderr.splitlines()[1:] == ["shardmill convert head_0: interrupted"]
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("tmp-", ".making-"))]
+    assert not (tmp_path / "d.html").exists()
+
+
 HUGE = "b'x' * 900_000_000"
 IN_A_CHILD = f"import subprocess; subprocess.run([sys.executable, '-c', {HUGE!r}], check=True)"
 SMALL_CHILD = "import subprocess; subprocess.run(['true'], check=True)"
