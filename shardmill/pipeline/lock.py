@@ -1,6 +1,7 @@
 """One build at a time in a folder, and no garbage collection in a store while a job uses it.
 
-Unlike lock files, these locks die with their processes, however those end.
+Unlike lock files, these locks die with their processes, however those end. On NFS they are locks of a range of bytes: a
+shared one needs a file that is open for reading, an exclusive one a file that is open for writing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def hold_store(store: Path) -> None:
 def _opened(build: str, name: str) -> TextIO:
     folder = Path(build)
     folder.mkdir(parents=True, exist_ok=True)
-    return open(folder / name, "w")
+    return open(folder / name, "a+")
 
 
 def _locks(file: TextIO, kind: int) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -67,3 +71,24 @@ def test_jobs_join_a_build_that_runs(tmp_path: Path) -> None:
     lock.hold_lock(str(tmp_path))
     with another("join_build", tmp_path):
         lock.join_build(str(tmp_path))
+
+
+def test_locks_are_taken_as_nfs_grants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux turns flock into byte-range locks there: EBADF for a mode that the file is not open in."""
+    real, asked = fcntl.flock, set[int]()
+
+    def flock(file: TextIO, kind: int) -> None:
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        needed = {fcntl.LOCK_SH: os.O_RDONLY, fcntl.LOCK_EX: os.O_WRONLY}[kind & ~fcntl.LOCK_NB]
+        if mode not in (needed, os.O_RDWR):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        asked.add(needed)
+        real(file, kind)
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    lock.hold_lock(str(tmp_path))
+    lock.join_build(str(tmp_path))
+    with lock.using_store(tmp_path / "store"):
+        pass
+    lock.hold_store(tmp_path / "store")
+    assert asked == {os.O_RDONLY, os.O_WRONLY}
