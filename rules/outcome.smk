@@ -14,7 +14,7 @@ rule benchmark:
         "build/{model}/logs/benchmark.log",
     conda:
         "../envs/shardmill.yaml"
-    threads: workflow.cores  # alone on the machine, or the figures mean nothing
+    threads: sm.every_core(workflow)  # alone on the machine, or the figures mean nothing
     resources:
         mem_mb=MB("benchmark"),
     params:

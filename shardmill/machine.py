@@ -87,6 +87,15 @@ def threads() -> int | None:
     return torch.get_num_threads() if is_portable() else None
 
 
+def cores() -> int:
+    """Cores that this process was given: a scheduler may give a job fewer than the machine has."""
+    if hasattr(os, "process_cpu_count"):  # Python 3.13
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """Installed versions of packages, by name."""
     return {name: version(name) for name in sorted(names)}
@@ -97,7 +106,7 @@ def machine() -> dict[str, str | int]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "cores": os.cpu_count() or 1,
+        "cores": cores(),
         "python": platform.python_version(),
     }
 

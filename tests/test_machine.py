@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -12,6 +14,7 @@ import pytest
 
 from shardmill import doctor, machine
 from shardmill.errors import ShardmillError
+from shardmill.runtime import threads
 
 ANSWERS = {"sw_vers": "24A335", "sysctl": "Apple M4"}
 
@@ -80,6 +83,29 @@ def test_another_system_runs_the_portable_engine(mac: list[str], monkeypatch: py
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     assert machine.engine() == {"name": "portable"}
     assert mac == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS gives every process all cores")
+def test_cores_are_those_that_a_job_was_given() -> None:
+    """Slurm's cgroups and `taskset` bind a job to some of the machine's; with more threads than those it is slower."""
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from shardmill import machine; "
+    code += "from shardmill.runtime import threads; threads.is_portable = lambda: True; asked = []; "
+    code += "threads.fastest = lambda measure, most, choose: asked.append(most) or 1; "
+    code += "threads.fastest_threads(float); print(machine.cores(), asked, machine.machine()['cores'])"
+    environment = {name: value for name, value in os.environ.items() if name != threads.CHOSEN_BY_HAND}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "1 [1] 1\n"
+
+
+@pytest.mark.parametrize("known", [("process_cpu_count", "sched_getaffinity"), ("sched_getaffinity",), ()])
+def test_cores_are_told_by_what_python_has(monkeypatch: pytest.MonkeyPatch, known: tuple[str, ...]) -> None:
+    tells = {"process_cpu_count": lambda: 3, "sched_getaffinity": lambda _: {0, 1}}
+    for name, answer in tells.items():
+        monkeypatch.delattr(os, name, raising=False)
+        if name in known:
+            monkeypatch.setattr(os, name, answer, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert machine.cores() == {2: 3, 1: 2, 0: 1}[len(known)]
 
 
 def test_package_versions_are_the_installed_ones() -> None:

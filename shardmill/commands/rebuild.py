@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shardmill import machine
 from shardmill.commands.build import Build
 
 
@@ -18,7 +18,7 @@ def rebuild(
         Path | None, typer.Option(metavar="KEY", help="Private key (PEM): sign that you built the same.")
     ] = None,
     source: Annotated[Path | None, typer.Option(help="Where a checkpoint lies that is on no hub.")] = None,
-    cores: Annotated[int, typer.Option(min=1, help="Cores for Snakemake.")] = os.cpu_count() or 1,
+    cores: Annotated[int, typer.Option(min=1, help="Cores for Snakemake.")] = machine.cores(),
 ) -> None:
     """Build again what a provenance.json, a build's folder or hf:OWNER/NAME speaks of, and compare every byte.
 

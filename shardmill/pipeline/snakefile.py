@@ -33,6 +33,8 @@ from shardmill.pipeline.task import Tools
 from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
 
+NODE_CORES = 4  # as many as any other rule asks for
+
 __all__ = [
     "all_receipts",
     "artifacts",
@@ -43,6 +45,7 @@ __all__ = [
     "checked",
     "default_config",
     "drawn",
+    "every_core",
     "gate_receipts",
     "made_by",
     "mem_mb",
@@ -101,6 +104,16 @@ def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | i
         return memory.declared(build, name, need, limit, positions)
 
     return of_step
+
+
+def every_core(workflow: Any) -> int:
+    """The cores of a job that has a machine to itself: all that --cores gives.
+
+    Where jobs go to other machines there may be no such number; then it is NODE_CORES, and of a larger node
+    `--set-threads benchmark=N` takes more.
+    """
+    given: int | None = workflow.global_resources["_cores"].value  # `workflow.cores` ends the run where there is none
+    return given or NODE_CORES
 
 
 def tools(config: Config) -> dict[str, Tools | Callable[[Any], Tools]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from shardmill.machine import is_portable, set_threads
+from shardmill.machine import cores, is_portable, set_threads
 from shardmill.runtime.engine import Engine
 
 CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
@@ -23,7 +23,7 @@ def choose_threads(engine: Engine) -> None:
 def fastest_threads(measure: Callable[[], float]) -> None:
     """Sets the number with which something takes least time, unless a person or Core ML decides."""
     if is_portable() and CHOSEN_BY_HAND not in os.environ:
-        set_threads(fastest(measure, os.cpu_count() or 1, set_threads))
+        set_threads(fastest(measure, cores(), set_threads))
 
 
 def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], None]) -> int:

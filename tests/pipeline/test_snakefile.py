@@ -69,6 +69,18 @@ def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any
     assert declared(256, 64) == declared(64, 64)
 
 
+@pytest.mark.parametrize(("given", "asked"), [(None, snakefile.NODE_CORES), (1, 1), (64, 64)])
+def test_a_cluster_may_have_no_number_of_cores(given: int | None, asked: int) -> None:
+    """Snakemake's own `workflow.cores` ends the run there; a dry run does not show it."""
+    workflow = SimpleNamespace(global_resources={"_cores": SimpleNamespace(value=given)})
+    assert snakefile.every_core(workflow) == asked
+
+
+def test_no_rule_needs_a_number_of_cores() -> None:
+    rules = Path(__file__).parents[2] / "rules"
+    assert not [file.name for file in rules.glob("*.smk") if "workflow.cores" in file.read_text()]
+
+
 def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
     files = SimpleNamespace(configfiles=["configs/a.yaml"])
     Path("configs").mkdir()
