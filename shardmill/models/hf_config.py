@@ -25,6 +25,7 @@ SIZES = {  # name -> the most that is believed: several times what any decoder h
     "conv_L_cache": 1 << 6,
     "type_vocab_size": 1 << 10,
 }
+MOST_EXPERTS, MOST_LABELS = 1 << 12, 1 << 16  # numbers that may be 0, or absent
 FLOAT_TAG = "__float__"  # transformers' spelling of numbers that JSON lacks: {"__float__": "Infinity"}
 
 
@@ -37,14 +38,14 @@ def text_part(content: Any) -> Any:
 def content_fault(content: Any) -> str:
     """Names the first thing in a parsed config.json that no model can be, or returns ''.
 
-    It is found here because transformers computes rotary tables and lists of layers from these numbers, whatever they
-    are, and gives NaN on.
+    It is found here because transformers computes rotary tables and lists of layers and labels from these numbers,
+    whatever they are, and gives NaN on.
     """
     return size_fault(content) or size_fault(text_part(content)) or number_fault(content)
 
 
 def size_fault(content: Any) -> str:
-    """Names the first size of a parsed config.json that is not a positive integer or beyond belief, or returns ''.
+    """Names the first size of a parsed config.json that is no positive integer, or a number beyond belief, or ''.
 
     A size that is absent has a default, so it is no fault.
     """
@@ -56,6 +57,11 @@ def size_fault(content: Any) -> str:
             return f"{name} is {size!r}: it must be 1 or more"
         if size is not None and size > most:
             return f"{name} is {size}: it may be {most} at most"
+    counts = {name: MOST_EXPERTS for name in content if "experts" in name} | {"num_labels": MOST_LABELS}
+    for name, most in counts.items():
+        count = content.get(name)
+        if isinstance(count, int) and count > most:
+            return f"{name} is {count}: it may be {most} at most"
     return ""
 
 

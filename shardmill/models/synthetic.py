@@ -29,6 +29,7 @@ from shardmill.files import replacing, write_json
 from shardmill.models import DECODER, ENCODER, family, supported, type_fault
 from shardmill.models.architecture import Model, Source, blocks
 from shardmill.models.contract import model_constants, table_constants
+from shardmill.models.described import described
 
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20
@@ -152,8 +153,7 @@ def _described(config: dict[str, Any]) -> Model:
     rest = {key: value for key, value in config.items() if key != "model_type"}
     found = AutoConfig.for_model(config["model_type"], **rest)
     kind = DECODER if config["model_type"] in supported(DECODER) else ENCODER
-    model: Model = family(config["model_type"], kind).describe(found, 1)
-    return model
+    return described(family(config["model_type"], kind), found, 1)
 
 
 def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, layers: int, table: float) -> Recipe:

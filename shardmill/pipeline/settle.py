@@ -66,13 +66,14 @@ def describe(config: Config) -> Model:
         CheckpointError: if it can't be had, or holds what can't be built.
     """
     from shardmill.models import family
+    from shardmill.models.described import described
     from shardmill.models.hf_config import load_hf_config
     from shardmill.quiet import quiet_transformers
     from shardmill.topology import as_configured
 
     with quiet_transformers():
         found = load_hf_config(_config_folder(config))
-        model: Model = family(found.model_type, config.kind).describe(found, config.length)
+        model = described(family(found.model_type, config.kind), found, config.length)
     return as_configured(config, model)
 
 

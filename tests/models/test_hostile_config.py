@@ -12,7 +12,7 @@ import tiny
 from shardmill import config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.models import family
-from shardmill.models.hf_config import SIZES, content_fault, load_hf_config, number_fault
+from shardmill.models.hf_config import MOST_EXPERTS, MOST_LABELS, SIZES, content_fault, load_hf_config, number_fault
 
 HUGE = 10**9
 NOT_FINITE = {
@@ -39,6 +39,24 @@ def test_a_size_beyond_belief_is_refused_before_it_is_used(
     with pytest.raises(CheckpointError, match=f"{size} is {HUGE}: it may be {SIZES[size]} at most"):
         load_hf_config(tmp_path)
     assert content_fault({size: SIZES[size]}) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [(n, MOST_EXPERTS) for n in ("num_experts", "num_local_experts")] + [("num_labels", MOST_LABELS)]
+)
+@pytest.mark.parametrize("tower", [False, True])
+def test_a_number_that_may_be_none_is_bounded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int, tower: bool
+) -> None:
+    """transformers makes a name for each label, and a billion of them take all memory; so do experts' tensors here."""
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", pytest.fail)
+    inner = {name: HUGE}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "phi3", **({"text_config": inner} if tower else inner)})
+    )
+    with pytest.raises(CheckpointError, match=f"{name} is {HUGE}: it may be {most} at most"):
+        load_hf_config(tmp_path)
+    assert not any(content_fault({name: value}) for value in (0, None, most))
 
 
 @pytest.mark.parametrize("name", NOT_FINITE)

@@ -37,6 +37,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "awq weights can't",
     ),
     "weights in MXFP4": ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4 weights can't"),
+    "no kinds of layers": ("lfm2_moe", {"layer_types": None}, "layer_types: missing in config.json"),
+    "a field without a value": (
+        "granitemoe",
+        {"logits_scaling": None},
+        "a field is null, .* granitemoe model's .TypeError",
+    ),
     "layers without experts": ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
     "more experts than there are": ("mixtral", {"num_experts_per_tok": 13}, "num_experts_per_tok 13: there are 12"),
     "ZAYA's sliding layers": (

@@ -69,8 +69,14 @@ def describe(config: Any, context: int) -> Model:
     )
 
 
-def layer_kinds(types: Sequence[str], dense: int) -> tuple[Kind, ...]:
-    """Convolutions and attention after the config's `layer_types`, of which the first `dense` have no experts."""
+def layer_kinds(types: Sequence[str] | None, dense: int) -> tuple[Kind, ...]:
+    """Convolutions and attention after the config's `layer_types`, of which the first `dense` have no experts.
+
+    Raises:
+        CheckpointError: there are none. For the models with experts, transformers has no default of them.
+    """
+    if types is None:
+        raise CheckpointError("layer_types: missing in config.json, which must name each layer's kind")
     mixers = (Kind(mixer="conv", rope=None, mask="") if name == "conv" else Kind() for name in types)
     return tuple(replace(kind, ffn="mlp" if i < dense else "experts") for i, kind in enumerate(mixers))
 

@@ -73,10 +73,11 @@ def split(
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import read_tensors
     from shardmill.models import family
+    from shardmill.models.described import described
     from shardmill.models.hf_config import load_hf_config
 
     hf = load_hf_config(source)
-    model = topology.as_configured(settings, family(hf.model_type, settings.kind).describe(hf, settings.length))
+    model = topology.as_configured(settings, described(family(hf.model_type, settings.kind), hf, settings.length))
     architecture = model.architecture
     try:
         settings = topology.settled(settings, architecture)
