@@ -1,4 +1,4 @@
-"""HTTP connections that are waiting for a request: bounded in number and in time.
+"""HTTP connections that are waiting for a request: bounded in number and in time, and told what is none.
 
 uvicorn bounds the time between two requests, but neither the time before the first one nor the time that the head of a
 request takes. Everything after the head is the gate's business.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shardmill.serve.errors import invalid
 from shardmill.serve.settings import Limits
 
 
@@ -63,6 +65,16 @@ class Connection(H11Protocol):
         """See `asyncio.Protocol`."""
         self._lobby.leave(self)
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for bytes that are no HTTP request, which reach no application; uvicorn's own answer is plain text."""
+        error = invalid(f"this is no HTTP request: {msg.removesuffix('.')}")
+        body = error.body()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body)):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
+        self.transport.close()
 
     def handle_events(self) -> None:
         """Called with every piece that arrives, and after every answer."""

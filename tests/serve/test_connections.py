@@ -66,6 +66,28 @@ def test_so_is_that_of_a_second_request(server: Running) -> None:
         assert is_closed(connection)
 
 
+NO_REQUESTS = {
+    "no Host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two Hosts": b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+    "a bad chunk": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    "two lengths": HEALTH[:-2] + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "words": b"hello there\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", NO_REQUESTS)
+def test_what_is_no_request_is_told_in_openai_s_form(server: Running, what: str) -> None:
+    """Such bytes reach no application, so uvicorn would answer in plain text."""
+    with connect(server, NO_REQUESTS[what]) as connection:
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        error = json.loads(answer.read())["error"]
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/json")
+    assert error["type"] == "invalid_request_error" and error["message"].startswith("this is no HTTP request")
+    assert error.keys() == {"message", "type", "param", "code"}
+
+
 def test_many_idle_connections_hold_nobody_up() -> None:
     """The oldest go, and who asks is answered."""
     with running(fake_model(), Settings(port=0, limits=Limits(head_seconds=PATIENCE, idle_connections=MOST))) as up:
