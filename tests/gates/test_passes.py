@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.gates.passes import Pass, cut, schedules, tested_widths, with_padding, with_rejected_drafts
+from shardmill.gates.passes import Pass, compared_widths, cut, schedules, with_padding, with_rejected_drafts
 
 LENGTHS = [1, 2, 5, 16, 64]
 
@@ -45,7 +45,7 @@ def test_of_wide_passes_only_the_widest_is_tested() -> None:
     assert [len(p.positions) for p in ways["T=64"]] == [64, 64, 64, 8]
     assert {1, 2, 4, 64} <= {len(p.positions) for p in ways["mixed"]}
     assert max(len(p.positions) for p in ways["rejected drafts"]) == 4
-    assert tested_widths(4, 64) == (2, 3, 4, 64) and tested_widths(1, 1) == () and tested_widths(1, 16) == (16,)
+    assert compared_widths(4, 64) == (2, 3, 4, 64) and compared_widths(1, 1) == () and compared_widths(1, 16) == (16,)
 
 
 def test_padding_repeats_the_last_token_and_is_overwritten() -> None:

@@ -258,6 +258,7 @@ def test_a_build_with_wide_prompts_says_what_one_without_says(
     assert decode(wide, "suffix") == decode(wide, "none") == decode(built, "none")
 
 
+@pytest.mark.usefixtures("fp32")
 def test_a_build_made_before_prompts_had_a_width_of_their_own_decodes_by_its_widest(built: tiny.Build) -> None:
     """Its model.json does not say how many tokens a decode pass takes."""
     content = in_place(built.plan, built.packages, built.table)
