@@ -50,6 +50,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown nested key": ({"tokens": {"maximum": 4}}, "tokens.maximum: unknown key"),
     "no token": ({"tokens": {"max": 0}}, "tokens.max: input should be greater than or equal to 1, is 0"),
     "too many tokens": ({"tokens": {"max": 65}}, "tokens.max: input should be less than or equal to 64, is 65"),
+    "more drafts than a pass holds": (
+        {"tokens": {"max": 4, "verify": 8}},
+        "tokens.verify: 8 is over tokens.max, 4",
+    ),
+    "no decoding": ({"tokens": {"verify": 0}}, "tokens.verify: input should be greater than or equal to 1, is 0"),
+    "a pass that no gate would see": (
+        {"tokens": {"max": 64}, "parity": {"positions": 32}},
+        "parity.positions: 32 tokens, by which no gate would see a pass of 64; set it to tokens.max or more",
+    ),
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
     "unknown precision": (
         {"convert": {"precision": "int3"}},
@@ -222,11 +231,19 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
 
 
 def test_parts_and_widths() -> None:
-    """Parts are named as the rules name their files, in the order of a pass; only T = 1 and T = max are widths."""
+    """Parts are named as the rules name their files, in the order of a pass; T = 1, verify and max are widths."""
     c = config.parse(settings(topology=[[0, 20], [20, 24]], head={"slices": 2}))
     assert c.parts == ("layers_00_20", "layers_20_24", "head_0", "head_1")
     assert c.widths == (1, 4)
-    assert config.parse(settings(tokens={"max": 1})).widths == (1,)
+    for tokens, widths in (
+        ({"max": 1}, (1,)),
+        ({"max": 3}, (1, 3)),
+        ({"max": 64}, (1, 4, 64)),
+        ({"max": 64, "verify": 8}, (1, 8, 64)),
+        ({"max": 16, "verify": 1}, (1, 16)),
+        ({"max": 16, "verify": 16}, (1, 16)),
+    ):
+        assert config.parse(settings(tokens=tokens)).widths == widths
 
 
 def test_what_is_left_open_has_no_parts_yet() -> None:

@@ -245,6 +245,7 @@ def test_plan_json_holds_what_the_host_needs(source: Path) -> None:
         math.sqrt(1 + math.log(tiny.LONGEST / tiny.ORIGINAL) / math.log(tiny.ORIGINAL))
     )
     assert (summary["context"], summary["tokens_max"], summary["widths"]) == (64, 4, [1, 4])
+    assert summary["verify"] == 4
     assert [row["name"] for row in summary["parts"]] == [
         "layers_00_02",
         "layers_02_03",

@@ -16,7 +16,7 @@ from torch import Tensor
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import psnr, relative_error, width_measure
-from shardmill.gates.passes import cut, tested_widths
+from shardmill.gates.passes import compared_widths, cut
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.thresholds import Measurement
@@ -87,7 +87,7 @@ def group_parity(
             _, expected = added(reference, part, known["hidden"][part.layer], stored.over(original))
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, partial(run, 1), program)
-        for width in tested_widths(verify, part.tokens):
+        for width in compared_widths(verify, part.tokens):
             name = f"T={width}"
             error = Measurement(width_measure(name), relative_error(run(width), plain), name)
             yield explained(error, partial(run, width), program)

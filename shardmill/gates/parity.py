@@ -13,7 +13,7 @@ from torch import Tensor
 from shardmill.gates import experts, routed
 from shardmill.gates.edges import at_end
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import Pass, cut, schedules, tested_widths
+from shardmill.gates.passes import Pass, compared_widths, cut, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
@@ -233,7 +233,7 @@ def head_parity(
             expected = reference.logits(hidden, stored.rows("lm_head.weight"), stored)
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, partial(run, 1), program)
-        for width in tested_widths(verify, part.tokens):
+        for width in compared_widths(verify, part.tokens):
             name = f"T={width}"
             error = Measurement(width_measure(name), relative_error(run(width), plain), name)
             yield explained(error, partial(run, width), program)

@@ -53,7 +53,7 @@ def with_padding(length: int, width: int) -> Iterator[Pass]:
         start += kept
 
 
-def tested_widths(verify: int, upper: int) -> tuple[int, ...]:
+def compared_widths(verify: int, upper: int) -> tuple[int, ...]:
     """The widths that are compared with one token a pass: every one that decoding may take, and the widest."""
     return tuple(sorted({*range(2, verify + 1), upper} - {1}))
 
@@ -68,7 +68,7 @@ def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
         verify: the most tokens of a decode pass.
         upper: the most tokens of any pass.
     """
-    ways = {f"T={t}": list(cut(length, [t])) for t in tested_widths(verify, upper)}
+    ways = {f"T={t}": list(cut(length, [t])) for t in compared_widths(verify, upper)}
     if upper > 1:
         narrow = (verify,) if 1 < verify < upper else ()
         ways["mixed"] = list(cut(length, [1, *narrow, upper, 2, upper - 1 or 1, 1, 1, upper]))

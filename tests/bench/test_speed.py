@@ -60,7 +60,7 @@ def taken(engine: Counter, prompts: list[Prompt], wanted: Benchmark) -> dict[str
     with asking(engine) as client:
         pairs, prefills = speed.take(client, prompts, wanted.drafters, wanted, print)
     sweep, tasks = ([p for p in prompts if isinstance(p.group, kind)] for kind in (int, str))
-    return speed.summary(pairs, prefills, Questions(sweep, tasks, {}, prompts[0]), (1, 4))
+    return speed.summary(pairs, prefills, Questions(sweep, tasks, {}, prompts[0]), (1, 4), 4)
 
 
 def test_a_row_per_group_and_drafter() -> None:
@@ -128,11 +128,11 @@ def test_a_text_that_ends_at_once_is_reported_and_not_measured() -> None:
     with asking(Counter(end=0)) as client:
         pairs, prefills = speed.take(client, prompts, wanted.drafters, wanted, print)
     asked = Questions(prompts[:1], prompts[1:], {}, prompts[0])
-    got = speed.summary(pairs, prefills, asked, (1, 4))
+    got = speed.summary(pairs, prefills, asked, (1, 4), 4)
     assert len(got["sweep"]) == 2 and got["tasks"] == []
     gaps = speed.not_run(asked, pairs, QUIET, None)
     assert {"kind": "prompt", "what": "copying", "reason": "the model ended a text with its first token"} in gaps
-    nothing = speed.summary([p for p in pairs if p.prompt.group == "copying"], [], asked, (1, 4))
+    nothing = speed.summary([p for p in pairs if p.prompt.group == "copying"], [], asked, (1, 4), 4)
     assert nothing["pass_seconds"] == {} and nothing["break_even"] is None
 
 
@@ -149,7 +149,7 @@ def test_a_width_that_no_pass_had_is_a_gap() -> None:
     """With nothing worth drafting there is no break-even to tell."""
     pairs = [pair(prompt=counting(20))]
     got = speed.summary(
-        pairs, [Prefill(counting(20), answer())], Questions([counting(20)], [], {}, counting(20)), (1, 4)
+        pairs, [Prefill(counting(20), answer())], Questions([counting(20)], [], {}, counting(20)), (1, 4), 4
     )
     assert (got["pass_seconds"], got["break_even"]) == ({"1": 0.5}, None)
     assert [gap["what"] for gap in speed.unseen(got["pass_seconds"], (1, 4))] == ["4"]
@@ -169,8 +169,8 @@ def test_gaps_come_with_their_reason() -> None:
 def test_prefill_is_held_against_plain_decoding_of_the_same_length() -> None:
     pairs = [pair(answer(decode_seconds=8.0), prompt=counting(20)), pair(prompt=counting(40))]
     prefills = [Prefill(counting(20), answer(prefill_seconds=5.0)), Prefill(counting(40), answer(prefill_seconds=1.0))]
-    row = speed.prefill_row(20, pairs, prefills)
-    assert row == {"prompt_tokens": 20, "tokens_per_second": 4.0, "over_decode": 8.0}
+    row = speed.prefill_row(20, pairs, prefills, 64)
+    assert row == {"prompt_tokens": 20, "width": 64, "tokens_per_second": 4.0, "over_decode": 8.0}
 
 
 def test_the_first_request_stands_apart_from_later_ones() -> None:

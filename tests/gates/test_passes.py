@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.gates.passes import Pass, cut, schedules, with_rejected_drafts
+from shardmill.gates.passes import Pass, compared_widths, cut, schedules, with_padding, with_rejected_drafts
 
 LENGTHS = [1, 2, 5, 16, 64]
 
@@ -15,9 +15,9 @@ def kept(passes: list[Pass]) -> list[int]:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("upper", [1, 2, 4, 8])
-def test_every_position_is_kept_once_and_in_order(length: int, upper: int) -> None:
-    for name, passes in {"plain": list(cut(length, [1])), **schedules(length, upper)}.items():
+@pytest.mark.parametrize(("verify", "upper"), [(1, 1), (2, 2), (4, 4), (8, 8), (4, 16), (1, 16), (4, 64)])
+def test_every_position_is_kept_once_and_in_order(length: int, verify: int, upper: int) -> None:
+    for name, passes in {"plain": list(cut(length, [1])), **schedules(length, verify, upper)}.items():
         assert kept(passes) == list(range(length)), name
         for p in passes:
             assert len(p.tokens) == len(p.positions) <= upper
@@ -27,7 +27,7 @@ def test_every_position_is_kept_once_and_in_order(length: int, upper: int) -> No
 
 
 def test_every_width_and_a_mixture_are_among_them() -> None:
-    ways = schedules(64, 4)
+    ways = schedules(64, 4, 4)
     assert list(ways) == ["T=2", "T=3", "T=4", "mixed", "rejected drafts"]
     for t in (2, 3, 4):
         assert {len(p.positions) for p in ways[f"T={t}"][:-1]} == {t}
@@ -35,7 +35,25 @@ def test_every_width_and_a_mixture_are_among_them() -> None:
 
 
 def test_one_token_a_pass_has_no_other_way() -> None:
-    assert schedules(16, 1) == {}
+    assert schedules(16, 1, 1) == {}
+
+
+def test_of_wide_passes_only_the_widest_is_tested() -> None:
+    """Else a build of 64 tokens would be fed 63 times over; the widest comes full, mixed with others, and padded."""
+    ways = schedules(200, 4, 64)
+    assert list(ways) == ["T=2", "T=3", "T=4", "T=64", "mixed", "rejected drafts", "padded"]
+    assert [len(p.positions) for p in ways["T=64"]] == [64, 64, 64, 8]
+    assert {1, 2, 4, 64} <= {len(p.positions) for p in ways["mixed"]}
+    assert max(len(p.positions) for p in ways["rejected drafts"]) == 4
+    assert compared_widths(4, 64) == (2, 3, 4, 64) and compared_widths(1, 1) == () and compared_widths(1, 16) == (16,)
+
+
+def test_padding_repeats_the_last_token_and_is_overwritten() -> None:
+    """As a session pads the last pass of a prompt."""
+    passes = list(with_padding(40, 16))
+    for p in passes[:2]:
+        assert p.kept == 8 and set(p.tokens[8:]) == {p.positions[7]}
+    assert [p.positions[0] for p in passes[:3]] == [0, 8, 16]
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])

@@ -118,6 +118,27 @@ def test_split_refuses_it_before_it_reads_a_tensor(tmp_path: Path, name: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("model_type", ["lfm2", "lfm2_moe", "zaya"])
+def test_a_pass_that_a_convolution_s_ring_does_not_hold_is_refused(tmp_path: Path, model_type: str) -> None:
+    """By plan, before the workflow begins, and by the split; one token less is held, and other models have no ring."""
+    source = write_config(model_type, tmp_path / "checkpoint", {})
+    message = (
+        r"tokens\.max: 31 is too many for a pass over convolutions of 3 taps, whose ring has 32 slots; 30 or fewer"
+    )
+    for most in (30, 31):
+        wanted = settings(source) | {"tokens": {"max": most}}
+        (tmp_path / f"{most}.yaml").write_text(yaml.safe_dump(wanted))
+        said = CliRunner().invoke(cli.app, ["plan", str(tmp_path / f"{most}.yaml"), "--json"])
+        assert "tokens.max" not in said.stderr if most == 30 else re.search(message, said.stderr)
+        assert said.stderr.count("\n") <= 1
+    with pytest.raises(ShardmillError, match=message):
+        split(source, config.parse(wanted), HashCache(tmp_path / "hashes"), {})
+    other = config.parse(settings(write_config("llama", tmp_path / "llama", {})) | {"tokens": {"max": 64}})
+    with pytest.raises(ShardmillError) as caught:  # as there is no tensor
+        split(tmp_path / "llama", other, HashCache(tmp_path / "hashes"), {})
+    assert "tokens.max" not in str(caught.value)
+
+
 def settings(source: Path) -> dict[str, Any]:
     """A config that leaves open what it can."""
     return tiny.settings(str(source), topology="auto", head={"slices": 1})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.hosts import host
-from shardmill.models.contract import RING, window_slots
+from shardmill.models.contract import RING, most_tokens, window_slots
 from shardmill.models.host import Floats
 
 # The sliding layers' ring.
@@ -97,6 +97,18 @@ def test_a_convolution_reads_the_accepted_tokens_before_its_own(taps: int, passe
         ]
         assert ring.read(range(first, len(after)), fed) == expected
         text += fed[: min(accepted, width)]
+
+
+@pytest.mark.parametrize("taps", [2, 3, 4])
+def test_the_widest_pass_is_the_one_after_which_no_token_is_missing(taps: int) -> None:
+    """Wherever it begins, and with all but one of its tokens taken back; one token more is refused."""
+    most, ring = most_tokens(taps), Ring(taps)
+    for first in range(40):
+        after = list(range(first, first + most))
+        expected = [[p - back + 1 if p >= back else 0 for back in range(1, taps)] for p in after]
+        assert ring.read(after, after) == expected
+    with pytest.raises(ValueError, match="is no longer in the convolutions' ring"):
+        ring.read(range(40, 41 + most), range(40, 41 + most))
 
 
 @given(st.integers(2, 4), st.integers(1, 120), st.integers(0, 140))

@@ -132,3 +132,16 @@ def test_a_hub_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(hub, "download_config", fail)
     assert refusal(source=HUB, **OPEN) == "a.yaml: a/b: connection failed"
+
+
+def test_tokens_that_a_ring_does_not_hold_are_refused_though_fewer_were_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was kept of the one config is no answer to the other."""
+    from models.tiny_families import tiny_config
+
+    monkeypatch.chdir(tmp_path)
+    tiny_config("lfm2").save_pretrained(tmp_path / "checkpoint")
+    open_ones = {"topology": "auto", "head": {"slices": 1}}
+    assert settled(**open_ones, tokens={"max": 30}).is_settled
+    assert "tokens.max: 31 is too many" in refusal(**open_ones, tokens={"max": 31})

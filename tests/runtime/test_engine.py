@@ -15,7 +15,8 @@ import tiny
 import torch
 from numpy.typing import NDArray
 
-from shardmill.decode import Session, create_drafter, create_policy, run
+from shardmill.decode import ContextPolicy, Session, create_drafter, create_policy, run
+from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
 from shardmill.models.host import NEVER
 from shardmill.runtime import engine
@@ -232,3 +233,35 @@ def test_an_embedding_that_is_none_is_named(tmp_path: Path, content: bytes | Non
         file.write_bytes(content)
     with pytest.raises(ShardmillError, match=f"^{file} can't be read as the embedding table"):
         read_tables(file)
+
+
+@pytest.mark.usefixtures("fp32")
+@pytest.mark.parametrize("policy", ["stop", "slide"])
+def test_a_build_with_wide_prompts_says_what_one_without_says(
+    built: tiny.Build, tmp_path: Path, policy: ContextPolicy
+) -> None:
+    """Real programs of tokens.max 16 and verify 4 against those of 4: with drafts, and with a prefix that is reused."""
+    wide = tiny.converted(built.source, tmp_path, tokens={"max": 16, "verify": 4})
+    prompts = [list(built.text[:27]), [*built.text[:19], *built.text[2:10]]]
+
+    def decode(build: tiny.Build, drafter: str) -> list[tuple[int, ...]]:
+        loaded = load(build)
+        session = Session(loaded, context_policy=policy)
+        new = 2 * tiny.CONTEXT if policy == "slide" else tiny.CONTEXT - len(prompts[0])
+        found = [
+            run(session, p, max_new_tokens=new, drafter=create_drafter(drafter), policy=AlwaysDraft()) for p in prompts
+        ]
+        assert max(max(one.drafted) for one in found) == (0 if drafter == "none" else 3)
+        return [one.tokens for one in found]
+
+    assert load(wide).widths == (1, 4, 16) and load(wide).verify == 4
+    assert decode(wide, "suffix") == decode(wide, "none") == decode(built, "none")
+
+
+@pytest.mark.usefixtures("fp32")
+def test_a_build_made_before_prompts_had_a_width_of_their_own_decodes_by_its_widest(built: tiny.Build) -> None:
+    """Its model.json does not say how many tokens a decode pass takes."""
+    content = in_place(built.plan, built.packages, built.table)
+    assert content.pop("verify") == 4
+    assert engine.Engine(content, Path("/")).verify == 4
+    assert engine.Engine(content | {"widths": [1, 3]}, Path("/")).verify == 3

@@ -15,7 +15,7 @@ from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import audit
 from shardmill.pipeline.subjects import subjects
 from shardmill.runtime import engine
-from shardmill.runtime.manifest import COMPLETE, PART, RUNTIME, read_manifest, runtime_manifest
+from shardmill.runtime.manifest import COMPLETE, PART, RUNTIME, read_manifest, runtime_manifest, verify_width
 
 WRONG: dict[str, Any] = {
     "a list": [],
@@ -26,6 +26,7 @@ WRONG: dict[str, Any] = {
     "a rope of one table, as an older format has it": manifest(rope={"inv_freq": [1.0], "scale": 1.0}),
     "a window that is no number": manifest(window="8"),
     "no word of a window": {key: value for key, value in manifest().items() if key != "window"},
+    "a width of decode passes that is no number": manifest(verify="4"),
     "parts that are none": manifest(parts=[5]),
     **{
         f"a part without {key}": manifest(parts=[{k: v for k, v in manifest()["parts"][0].items() if k != key}])
@@ -54,6 +55,14 @@ def refusal(build: Path, read: Any) -> str:
 
 def write(build: Path, content: Any) -> None:
     (build / "model.json").write_text(json.dumps(content))
+
+
+def test_one_made_before_decode_passes_had_a_width_of_their_own_is_read(tmp_path: Path) -> None:
+    """Decoding then took the widest."""
+    write(tmp_path, {key: value for key, value in manifest().items() if key != "verify"})
+    assert verify_width(read_manifest(tmp_path)) == 4
+    write(tmp_path, manifest(widths=[1, 4, 64]))
+    assert verify_width(read_manifest(tmp_path)) == 4
 
 
 def test_a_sound_one_is_read(tmp_path: Path) -> None:

@@ -108,11 +108,11 @@ def _decoder(
     from safetensors.torch import load_file
 
     from shardmill.gates import stack
-    from shardmill.gates.passes import tested_widths
+    from shardmill.gates.passes import compared_widths
     from shardmill.gates.reference import Reference
     from shardmill.runtime.engine import Engine
 
-    manifest["widths"] = [1, *tested_widths(plan["verify"], plan["tokens_max"])]
+    manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
     reference = Reference(source, plan["context"], carry(plan))
     stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
     return stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states))

@@ -80,12 +80,13 @@ def test_parts_stand_in_the_order_of_a_pass(build: Path) -> None:
 
 def test_it_carries_what_a_runtime_needs(build: Path) -> None:
     content = written(build)
-    plain = ("model", "context", "tokens_max", "widths", "vocab", "rope", "eos_token_ids")
+    plain = ("model", "context", "tokens_max", "widths", "verify", "vocab", "rope", "eos_token_ids")
     assert {key: content[key] for key in plain} == {
         "model": "tiny",
         "context": 64,
         "tokens_max": 4,
         "widths": [1, 4],
+        "verify": 4,
         "vocab": 256,
         "rope": PLAN["architecture"]["ropes"],
         "eos_token_ids": [0],
@@ -94,7 +95,7 @@ def test_it_carries_what_a_runtime_needs(build: Path) -> None:
 
 def test_it_holds_nothing_that_nobody_reads(build: Path) -> None:
     """Beside its format and its origin, for a person."""
-    assert set(written(build)) - {"format", "source", "window"} == set(COMPLETE)
+    assert set(written(build)) - {"format", "source", "window", "verify"} == set(COMPLETE)
 
 
 def test_it_is_the_same_wherever_it_is_written(build: Path, tmp_path: Path) -> None:

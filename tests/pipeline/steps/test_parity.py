@@ -32,7 +32,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         recipe = {"schema": 1, "default": default, "matrices": {"lm_head.weight": "int8"}}
         write_json(tmp_path / "recipe.json", recipe)
         files = (tmp_path / name for name in ("plan.json", "part.json", "recipe.json", "record"))
-        task = parity.task(*files, *artifacts, {})
+        task = parity.task(*files, *artifacts, False, {})
         assert task.action is not None
         return task.action.key
 
@@ -81,7 +81,7 @@ def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_th
         parts, record = [tmp_path / "embedding.json"], tmp_path / "record"
         write_json(tmp_path / "recipe.json", {"schema": 1, "default": "int8", "matrices": {}})
         recipe = tmp_path / "recipe.json"
-        task = parity_stack.task(tmp_path / "plan.json", parts, recipe, record, known, [], [], known, {})
+        task = parity_stack.task(tmp_path / "plan.json", parts, recipe, record, known, [], [], known, [], {})
         assert task.action is not None
         keys.add(task.action.key)
     assert len(keys) == 2

@@ -1,0 +1,82 @@
+"""Measures on a built model what wide passes gain in feeding a prompt, against passes as narrow as decoding's.
+
+    python benchmarks/prefill.py build/demo-wide --threads 2
+
+`build/demo-wide` is a build whose tokens.max is over its tokens.verify. One prompt of code is fed with all of its
+widths and with those of decoding alone, in turns, by the decoding loop that ships; each time some tokens are generated
+after it, which must be the same. Prints one JSON object: prompt tokens per second of both, the median of the turns, the
+median of the turns' ratios, whether all tokens were equal, and the milliseconds of a single pass by its width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from shardmill import machine
+from shardmill.bench.prompts import tiled
+from shardmill.decode import GenerationResult, Session, run
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.load import load_engine, load_tokenizer
+from shardmill.runtime.manifest import read_manifest
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--text", type=Path, default=Path("resources/text/code.txt"))
+    parser.add_argument("--tokens", type=int, default=800, help="of the prompt")
+    parser.add_argument("--new-tokens", type=int, default=40, help="generated after it, by which both are compared")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--precision", choices=("fp32", "fp16"), default="fp32")
+    args = parser.parse_args()
+    tokenizer = load_tokenizer(args.build, read_manifest(args.build))
+    (prompt,) = tiled(args.text, [args.tokens], lambda text: list(tokenizer.encode(text).ids))
+    engine = load_engine(args.build, args.precision)
+    machine.set_threads(args.threads)
+    wide = engine.widths
+    narrow = tuple(width for width in wide if width <= engine.verify)
+    turns = []
+    for turn in range(args.repeats + 1):  # the first does not count
+        pair = [fed(engine, widths, prompt.tokens, args.new_tokens) for widths in (narrow, wide)]
+        turns += [pair] if turn else []
+    speeds = [median(args.tokens / pair[i].prefill_seconds for pair in turns) for i in (0, 1)]
+    report = {
+        "threads": args.threads,
+        "precision": args.precision,
+        "prompt_tokens": args.tokens,
+        "narrow": {"widths": narrow, "passes": turns[0][0].prefill_passes, "tokens_per_second": round(speeds[0], 1)},
+        "wide": {"widths": wide, "passes": turns[0][1].prefill_passes, "tokens_per_second": round(speeds[1], 1)},
+        "ratio": round(median(slow.prefill_seconds / quick.prefill_seconds for slow, quick in turns), 2),
+        "tokens_equal": len({result.tokens for pair in turns for result in pair}) == 1,
+        "pass_ms": pass_milliseconds(engine, wide, args.tokens // 2, args.repeats),
+    }
+    print(json.dumps(report, indent=2))
+
+
+def fed(engine: Engine, widths: tuple[int, ...], prompt: Sequence[int], new_tokens: int) -> GenerationResult:
+    """A prompt fed with these widths from the start, and the greedy text after it."""
+    engine.widths = widths
+    return run(Session(engine), prompt, max_new_tokens=new_tokens)
+
+
+def pass_milliseconds(engine: Engine, widths: Sequence[int], at: int, repeats: int) -> dict[int, float]:
+    """The shortest of four times `repeats` passes of each width from a position on, without the head, in turns."""
+    best = dict.fromkeys(widths, float("inf"))
+    for _ in range(4 * repeats):
+        for width in widths:
+            positions = range(at, at + width)
+            start = time.perf_counter()
+            engine.write([0] * width, positions, positions)
+            best[width] = min(best[width], 1e3 * (time.perf_counter() - start))
+    return {width: round(milliseconds, 2) for width, milliseconds in best.items()}
+
+
+if __name__ == "__main__":
+    main()
