@@ -221,8 +221,12 @@ def test_prompts_that_the_context_has_no_room_for_are_named(project: Path) -> No
 
 
 def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start apart from what follows; engine, machine and versions recorded; every key there."""
-    scripted_folder(project)
+    """Start apart from what follows; engine, machine and versions recorded; every key there.
+
+    The folder says that prompts have a width of their own: it stands beside the prefill, and no decode pass lacks it.
+    """
+    file = scripted_folder(project) / "model.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"widths": [1, 4, 16], "verify": 4}))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]))
     serve = [sys.executable, "-m", "bench.scripted", "serve", "none", "--port", "0"]
     monkeypatch.setattr(speed, "command", lambda *_: serve)
@@ -233,7 +237,9 @@ def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest
     assert set(got["versions"]) == {"coremltools", "numpy", "shardmill", "torch"}
     assert got["engine"] == machine.engine() and got["machine"]["processor"]
     assert not {"threads", "precision"} & set(got["machine"])  # the scripted engine has no choice
-    assert got["settings"]["drafters"] == ["none", "ngram"] and got["settings"]["widths"] == [1, 4]
+    assert got["settings"]["drafters"] == ["none", "ngram"] and got["settings"]["widths"] == [1, 4, 16]
+    assert {row["width"] for row in got["prefill"]} == {16}
+    assert "16" not in {gap["what"] for gap in got["not_run"] if gap["kind"] == "width"}
     assert len(got["sweep"]) == 4 and len(got["tasks"]) == 2
     assert {gap["kind"] for gap in got["not_run"]} >= {"drafter"}
 

@@ -47,6 +47,11 @@ def test_other_programs_and_another_reference_are_measured_anew(
     assert key(built.plan, part, **change) != key(built.plan, part)
 
 
+def test_other_widths_are_measured_anew(built: tiny.Build, key: Key) -> None:
+    part = built.parts["head_0"]
+    assert key(built.plan | {"verify": 3}, part) != key(built.plan, part)
+
+
 def test_other_weights_are_measured_anew_even_if_they_gave_the_same_package(built: tiny.Build, key: Key) -> None:
     """The package's weights are compared with the checkpoint's."""
     part = built.parts["layers_02_03"]
