@@ -72,7 +72,7 @@ def _refuse_long_wait(response: httpx2.Response) -> None:
     if response.is_error and _wait_asked(response) > LONGEST_WAIT:
         raise CheckpointError(
             f"{response.request.url.host} answered {response.status_code} and asks to wait longer than "
-            f"{LONGEST_WAIT} s; run again later, what was downloaded is kept"
+            f"{LONGEST_WAIT} s; run again later, what was transferred is kept"
         )
 
 

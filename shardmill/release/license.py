@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from shardmill.errors import ShardmillError
 
@@ -51,11 +52,13 @@ def check_license(found: License | None, may: bool) -> License:
 def license_of(repo: str, commit: str) -> License | None:
     """The license in the card of a hub repository; None where it has none. Raises CheckpointError."""
     from shardmill.checkpoint.hub_errors import explained, understood
+    from shardmill.checkpoint.hub_limits import SMALL_SECONDS, within
     from shardmill.checkpoint.hub_listing import HubAccess
 
     access = HubAccess()
     with explained(repo, commit, access.endpoint), understood(access.endpoint):
-        card = access.api.model_info(repo, revision=commit).card_data
+        asked = partial(access.api.model_info, repo, revision=commit)
+        card = within(SMALL_SECONDS, asked, access.endpoint).card_data
     if card is None or not card.license:
         return None
     ids = card.license if isinstance(card.license, list) else [card.license]

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shardmill.serve.errors import invalid
 from shardmill.serve.settings import Limits
+
+NO_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+)
 
 
 class Lobby:
@@ -68,12 +71,10 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called for bytes that are no HTTP request, which reach no application; uvicorn's own answer is plain text."""
-        error = invalid(f"this is no HTTP request: {msg.removesuffix('.')}")
-        body = error.body()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body)):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
+        answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if not answering:  # else these bytes would end up in the middle of an answer
+            body = invalid(f"this is no HTTP request: {msg.removesuffix('.')}").body()
+            self.transport.write(NO_REQUEST % len(body) + body)
         self.transport.close()
 
     def handle_events(self) -> None:

@@ -53,7 +53,7 @@ def rules(settings: config.Config) -> dict[str, dict[str, Section]]:
         "directory": lambda value: value,
         "report": lambda value, **_: value,
         "ancient": lambda value: flag(value, "ancient"),
-        "workflow": SimpleNamespace(cores=1),
+        "workflow": SimpleNamespace(global_resources={"_cores": SimpleNamespace(value=1)}),
     }
     collect = eval("lambda *values, **named: {'': values, **named}")
     found = {}

@@ -37,6 +37,7 @@ class StoreHub:
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     answer: int | None = None  # every answer to a change has this status
+    retry_after: str | None = None  # and this header
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes] | None:
         commits = self.repos.get(repo, [])
@@ -90,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.hub.answer is not None:
-            return self._json({}, self.hub.answer)
+            wait = self.hub.retry_after
+            return self._json({}, self.hub.answer, {"Retry-After": wait} if wait else {})
         routes = {
             r"/api/repos/create": self._create,
             r"/api/validate-yaml": lambda: self._json({"warnings": []}),

@@ -249,6 +249,13 @@ def test_a_hub_that_refuses_is_one_line(build: Path, hub: StoreHub, status: int,
     assert code == 1 and said in text and len(text.strip().splitlines()) == 1, text
 
 
+def test_a_hub_can_not_keep_an_upload_waiting_for_an_hour(build: Path, hub: StoreHub) -> None:
+    """Its client would obey in silence, five times."""
+    hub.answer, hub.retry_after = 429, "3600"
+    code, text = run("publish", build, REPO, "--license", "mit")
+    assert code == 1 and "429 and asks to wait longer than 60 s" in text and len(text.strip().splitlines()) == 1, text
+
+
 def tampered(hub: StoreHub, name: str, content: bytes) -> str:
     return hub.commit(REPO, {**(hub.files(REPO) or {}), name: content})
 
