@@ -152,6 +152,7 @@ def converting(folder: Path) -> tuple[Any, dict[str, Path], Path, Store]:
         "part": folder / "part.json",
         "record": folder / "source.receipt.json",
         "recipe": folder / "precision.json",
+        "codes": [],
         "method": "stamped",
     }
     store = Store(folder / "store")
