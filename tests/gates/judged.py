@@ -56,10 +56,10 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
         found = parity.layers_parity(runner, known_model, few, build.source, stored)
     elif piece.kind == "experts":
         few = {"hidden": states["hidden"][:, :POSITIONS]}
-        found = group.group_parity(program, piece, known_model, few, build.source, stored)
+        found = group.group_parity(program, piece, known_model, few, build.source, stored, build.plan["verify"])
     else:
         pair = states["hidden"][-1], states["logits"]
-        found = parity.head_parity(program, piece, known_model, pair, build.source, stored)
+        found = parity.head_parity(program, piece, known_model, pair, build.source, stored, build.plan["verify"])
     return judge(name, found)
 
 

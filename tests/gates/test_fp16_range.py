@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,9 @@ def test_a_sound_model_stays_in_fp16(engine: Engine, built: tiny.Build) -> None:
 
 def test_the_first_overflow_is_told(engine: Engine, built: tiny.Build) -> None:
     """A token whose embedding left fp16 already, fed in the second pass: the first operation of layer 0, from there."""
-    engine.table = engine.table.copy()
-    marked, plain = 7, 5
-    engine.table[marked] = np.inf
+    values, (marked, plain) = engine.table.values.copy(), (7, 5)
+    values[marked] = np.inf
+    engine.table = replace(engine.table, values=values)
     rows = audit(engine, [plain] * 6 + [marked, plain])
     first = first_to_leave(rows)
     assert first is not None
