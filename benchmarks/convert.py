@@ -35,6 +35,7 @@ from shardmill import plan
 from shardmill.checkpoint.hashing import hash_files, scan_checkpoint, tree_hash
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import parse
+from shardmill.machine import collect_rarely
 from shardmill.models import family
 from shardmill.models.hf_config import load_hf_config
 from shardmill.pipeline.steps.split import prefix_of
@@ -212,6 +213,7 @@ def slope(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def worker(method: str, file: Path, source: Path, output: Path, templates: Path, *, threads: int) -> None:
     """One conversion: what a step of the pipeline does."""
+    collect_rarely()
     part = plan.load_part(file)
     if part.kind == "embedding":
         from shardmill.convert.table import write_table

@@ -114,7 +114,7 @@ class Part:
         fields = asdict(self) | {"tensors": [tensor.content for tensor in self.tensors]}
         return {name: value for name, value in fields.items() if name not in ("name", "layer")}
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, Shape]:
         """The shapes of its constants by their paths; of the embedding, those of the host's tables."""
         if self.kind == "embedding":

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
-from shardmill.machine import THREAD_VARIABLES, package_versions
+from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
 from shardmill.pipeline import dag, fingerprint, table
 from shardmill.pipeline.disk import full_at
 from shardmill.pipeline.fingerprint import model_type
@@ -47,6 +47,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
     interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
+    collect_rarely()
     build, step = Path("build") / snakemake.wildcards.model, table.STEPS[snakemake.rule]
     withdrawal = partial(_withdraw, build) if not dag.after_the_gates(table.STEPS, snakemake.rule) else _nothing
     try:
