@@ -21,6 +21,7 @@ from portable_coreml.errors import ExecutionError, ProgramError
 from portable_coreml.program import Function, StateType, TensorType
 from portable_coreml.run import observe
 from portable_coreml.run.codegen import Line, compile_lines
+from portable_coreml.run.find_experts import skip_unchosen
 from portable_coreml.run.fuse import MaskedWrite, find_masked_writes, masked_write_lines
 from portable_coreml.run.lower import Loader, lower_function
 from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate, kernel_values, settle, used, value_of
@@ -43,6 +44,7 @@ class Executable:
         self.outputs = function.block.outputs
         with torch.inference_mode():
             self.lowered = lower_function(function, load, self.half)
+            self.quick = self.lowered if self.half else skip_unchosen(self.lowered)
         self._plans: OrderedDict[tuple[torch.Size, ...], _Plan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -72,7 +74,7 @@ class Executable:
     def _first_run(self, key: tuple[torch.Size, ...], values: list[Tensor], states: _States) -> tuple[Tensor, ...]:
         tracer = _Tracer(self.half, states)
         env: dict[str, Any] = dict(zip([item.name for item in self.inputs], values, strict=True))
-        results = tracer.run(self.lowered, env)
+        results = tracer.run(self.quick, env)
         names = tuple(item.name for item in self.inputs)
         plan = compile_lines(names, tuple(tracer.lines), tracer.outputs, self.half)
         with self._lock:

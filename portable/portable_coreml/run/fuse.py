@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from portable_coreml.run.codegen import Line
-from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, round_half
+from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, mentions, round_half
 from portable_coreml.run.wide import WIDE
 
 States = dict[str, Tensor]
@@ -44,7 +44,7 @@ class MaskedWrite:
 def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
     """id of a write_state step -> what it writes; empty unless every write of the block has the form."""
     makers = {out.name: step for step in block.steps for out in step.outputs}
-    uses = Counter(name for step in block.steps for name in _mentions(step.args)) + Counter(_mentions(block.outputs))
+    uses = Counter(name for step in block.steps for name in mentions(step.args)) + Counter(mentions(block.outputs))
     writes = [step for step in block.steps if step.kernel is None and step.op.kind == "write_state"]
     found: dict[int, MaskedWrite] = {}
     for step in writes:
@@ -59,13 +59,6 @@ def _reads_before(write: Step, block: Lowered) -> int:
     """How often the state of a write is read before it. A second reader must not see the state change in place."""
     before = block.steps[: block.steps.index(write)]
     return sum(step.op.kind == "read_state" and step.args[0] == write.args[0] for step in before)
-
-
-def _mentions(args: Sequence[Arg]) -> list[str]:
-    names: list[str] = []
-    for arg in args:
-        names += _mentions(arg) if isinstance(arg, tuple) else [arg.name] if isinstance(arg, Ref) else []
-    return names
 
 
 def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> MaskedWrite | None:

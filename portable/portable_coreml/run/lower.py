@@ -18,7 +18,7 @@ from torch import Tensor
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ProgramError, UnsupportedOp
 from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
-from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate
+from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate, mentions
 from portable_coreml.run.ops import KERNELS, Kernel, Param
 from portable_coreml.run.products import WEIGHTS, by_columns, output_axis, product_kernel
 from portable_coreml.run.stored import StoredMatrix, is_compressed, stored_matrix
@@ -60,9 +60,9 @@ class _Lowering:
             if step is not None:
                 steps.append(step)
                 own.update(out.name for out in step.outputs)
-                captured.update(dict.fromkeys(n for n in _ref_names(step.args) if n not in own))
+                captured.update(dict.fromkeys(n for n in mentions(step.args) if n not in own))
         results = tuple(self._tensor(name, scope, f"block result '{name}'") for name in block.outputs)
-        captured.update(dict.fromkeys(n for n in _ref_names(results) if n not in own))
+        captured.update(dict.fromkeys(n for n in mentions(results) if n not in own))
         return Lowered(tuple(item.name for item in inputs), tuple(steps), results, tuple(captured))
 
     def _op(self, op: Op, scope: Scope) -> Step | None:
@@ -89,7 +89,7 @@ class _Lowering:
             raise UnsupportedOp(f"operation '{op.kind}' (output '{target}') is not supported by the portable engine")
         found = WIDE.get(op.kind, found) if self._is_rounded(op) else found
         step = self._product(op, found, scope) or Step(op, found, self._args(op, found, scope), op.outputs)
-        if not any(_ref_names(step.args)) and not found.impure:
+        if not any(mentions(step.args)) and not found.impure:
             for out, value in zip(
                 op.outputs, evaluate(step, [_constant(a) for a in step.args], self.half), strict=True
             ):
@@ -267,16 +267,6 @@ def _const_value(op: Op) -> Value:
     if isinstance(declared, TensorType) and declared != value.type:
         raise ProgramError(f"const '{op.name}' is declared {declared}, its value is {value.type}")
     return value
-
-
-def _ref_names(args: Sequence[Arg]) -> list[str]:
-    names: list[str] = []
-    for arg in args:
-        if isinstance(arg, tuple):
-            names += _ref_names(arg)
-        elif isinstance(arg, Ref):
-            names.append(arg.name)
-    return names
 
 
 def _constant(arg: Arg) -> Any:

@@ -80,9 +80,17 @@ def used(args: Sequence[Arg]) -> set[str]:
     return names
 
 
-def last_mentions(mentions: Sequence[set[str]]) -> dict[int, list[str]]:
+def mentions(args: Sequence[Arg]) -> list[str]:
+    """Names of run-time values among arguments, as often as they stand there."""
+    names: list[str] = []
+    for arg in args:
+        names += mentions(arg) if isinstance(arg, tuple) else [arg.name] if isinstance(arg, Ref) else []
+    return names
+
+
+def last_mentions(by_step: Sequence[set[str]]) -> dict[int, list[str]]:
     """Index of a step -> the names that no later one mentions, given what each mentions."""
-    last = {name: index for index, names in enumerate(mentions) for name in names}
+    last = {name: index for index, names in enumerate(by_step) for name in names}
     by_index: dict[int, list[str]] = {}
     for name, index in last.items():
         by_index.setdefault(index, []).append(name)

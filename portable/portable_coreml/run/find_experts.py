@@ -1,0 +1,224 @@
+"""Finds the experts of a mixture in a program, and lets each run for the tokens that take it only (experts.py).
+
+An expert by itself is  conv(chain * weight), where the chain is made number by number of products of one x, and the
+weight has one channel. Experts of a group share their matrices:  conv(reshape(reshape(chain) * reshape(weight)) *
+factor). Then the rows of the first matrices and the columns of the last are cut apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import Parameter
+from typing import Any
+
+from torch import Tensor
+
+from portable_coreml.program import TensorType
+from portable_coreml.run.experts import Expert, First, Matrix, height, reach, together
+from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, mentions
+from portable_coreml.run.ops import Kernel, Param
+from portable_coreml.run.products import WEIGHTS
+from portable_coreml.run.stored import StoredMatrix
+
+KIND = "experts"
+_PARAMS = tuple(Param(name, "tensor", Parameter.empty) for name in ("x", "weight"))
+_PRODUCTS = frozenset({"plain_conv", "stored_conv"})
+_BY_NUMBER = frozenset(
+    ("add", "clip", "erf", "gelu", "maximum", "minimum", "mul", "relu", "sigmoid", "silu", "sub", "tanh")
+)
+_IMAGE = 4  # axes
+LEAST = 1 << 18  # numbers in an expert's first matrix: with fewer, calling it costs more than computing it for all
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A walk from a value back to what it is made of.
+
+    Attributes:
+        makers: the step that makes each value.
+        uses: how often each value is used.
+        taken: the steps that were walked over.
+    """
+
+    makers: Mapping[str, Step]
+    uses: Mapping[str, int]
+    taken: list[Step] = field(default_factory=list)
+
+    def sole(self, arg: Arg, kind: str) -> Step | None:
+        """The step that makes a value which nothing else uses, if it is of that kind."""
+        step = self.makers.get(arg.name) if isinstance(arg, Ref) and self.uses[arg.name] == 1 else None
+        if step is None or step.op.kind != kind:
+            return None
+        self.taken.append(step)
+        return step
+
+    def through(self, arg: Arg, *kinds: str) -> Arg:
+        """What a value is made of by steps of these kinds, the last first; their first argument at a time."""
+        for kind in kinds:
+            step = self.sole(arg, kind)
+            if step is None:
+                return Const(None)
+            arg = step.args[0]
+        return arg
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """What goes into the last product: the chain's result, the weights, how many experts, and their factor."""
+
+    hidden: Arg
+    weight: Arg
+    count: int
+    factor: Tensor | None = None
+
+
+def skip_unchosen(block: Lowered) -> Lowered:
+    """The same block, in which experts run for those tokens only that take them, wherever it has the form."""
+    if any(step.blocks for step in block.steps):
+        return block
+    makers = {out.name: step for step in block.steps for out in step.outputs}
+    uses = Counter(mentions(block.outputs)) + Counter(n for step in block.steps for n in mentions(step.args))
+    instead: dict[int, Step | None] = {}
+    for step in block.steps:
+        walk = _Walk(makers, uses)
+        made = _together(step, walk) if _is_product(step) else None
+        if made is not None:
+            instead |= dict.fromkeys(map(id, walk.taken)) | {id(step): made}
+    steps = (instead.get(id(step), step) for step in block.steps)
+    return replace(block, steps=tuple(step for step in steps if step is not None))
+
+
+def _together(down: Step, walk: _Walk) -> Step | None:
+    """One step for the experts that end with a product; None where it ends none."""
+    weighed = _alone(down, walk) or _grouped(down, walk)
+    chain = None if weighed is None else _chain(weighed.hidden, walk)
+    if weighed is None or chain is None or not isinstance(weighed.weight, Ref):
+        return None
+    firsts = [step for step in chain if _is_product(step)]
+    x = _argument(firsts[0], "x")
+    if any(_argument(step, "x") != x for step in firsts) or not isinstance(x, Ref):
+        return None
+    if min(math.prod(_extents(_matrix(step))) for step in firsts) < LEAST * weighed.count:
+        return None
+    walk.taken.extend(chain)
+    experts = tuple(_experts(firsts, [step for step in chain if not _is_product(step)], weighed, _matrix(down)))
+    most = max(reach(first.matrix) for expert in experts for first in expert.first)
+    call = partial(together, experts, most, _column(_argument(down, "bias")))
+    return Step(down.op, Kernel(KIND, call, _PARAMS), (x, weighed.weight), down.outputs)
+
+
+def _alone(down: Step, walk: _Walk) -> _Weighed | None:
+    """An expert with matrices of its own."""
+    step = walk.makers.get(getattr(_argument(down, "x"), "name", ""))
+    weight = step.args[1] if step is not None and step.op.kind == "mul" else None
+    if step is None or not isinstance(weight, Ref) or _sizes(walk.makers.get(weight.name), weight)[1:2] != (1,):
+        return None
+    return _Weighed(step.args[0], weight, 1) if walk.sole(_argument(down, "x"), "mul") else None
+
+
+def _grouped(down: Step, walk: _Walk) -> _Weighed | None:
+    """Experts that share their matrices."""
+    scaled = walk.sole(_argument(down, "x"), "mul")
+    factor = None if scaled is None else _column(scaled.args[1])
+    if scaled is None or factor is None:
+        return None
+    weighed = walk.sole(walk.through(scaled.args[0], "reshape"), "mul")
+    count = None if weighed is None else _sizes(weighed)[1]
+    if weighed is None or not count:
+        return None
+    hidden, weight = (walk.through(arg, "reshape") for arg in weighed.args)
+    return _Weighed(hidden, weight, count, factor)
+
+
+def _chain(hidden: Arg, walk: _Walk) -> list[Step] | None:
+    """The products and what is made of them number by number, up to `hidden`, in order; None for anything else.
+
+    Nothing else may use what they make.
+    """
+    found: dict[int, Step] = {}
+    waiting = [hidden]
+    while waiting:
+        arg = waiting.pop()
+        step = walk.makers.get(arg.name) if isinstance(arg, Ref) else None
+        if step is None or not (_is_product(step) or _is_by_number(step)):
+            return None
+        if id(step) not in found and not _is_product(step):
+            waiting += [arg for arg in step.args if not isinstance(arg, Const)]
+        found[id(step)] = step
+    inside = Counter(name for step in found.values() for name in mentions(step.args)) + Counter(mentions((hidden,)))
+    made = [out.name for step in found.values() for out in step.outputs]
+    if any(walk.uses[name] != inside[name] for name in made) or all(map(_is_product, found.values())):
+        return None
+    order = {id(step): index for index, step in enumerate(walk.makers.values())}
+    return sorted(found.values(), key=lambda step: order[id(step)])
+
+
+def _is_by_number(step: Step) -> bool:
+    """Whether every number of a result is made of the numbers at its place, and of constants of one number."""
+    constants = (arg.value for arg in step.args if isinstance(arg, Const))
+    return step.op.kind in _BY_NUMBER and not any(isinstance(c, Tensor) and c.numel() > 1 for c in constants)
+
+
+def _experts(firsts: Sequence[Step], chain: Sequence[Step], weighed: _Weighed, down: Matrix) -> Iterator[Expert]:
+    """The experts, their matrices cut out of those that they share."""
+    for i in range(weighed.count):
+        mine = []
+        for step in firsts:
+            matrix, bias = _matrix(step), _column(_argument(step, "bias"))
+            each = height(matrix) // weighed.count
+            rows = slice(i * each, (i + 1) * each)
+            mine.append(First(step.outputs[0].name, _rows(matrix, rows), None if bias is None else bias[rows]))
+        width = height(mine[0].matrix)
+        columns = slice(i * width, (i + 1) * width)
+        factor = None if weighed.factor is None else weighed.factor[columns]
+        yield Expert(tuple(mine), tuple(chain), factor, _columns(down, columns))
+
+
+def _is_product(step: Step) -> bool:
+    """Whether a step is the product of a matrix and one image [1, channels, T, 1]."""
+    sizes = _sizes(step)
+    known = step.kernel is not None and step.kernel.kind in _PRODUCTS
+    return known and len(sizes) == _IMAGE and sizes[0] == sizes[3] == 1
+
+
+def _argument(step: Step, name: str) -> Any:
+    """An argument of a step's kernel."""
+    assert step.kernel is not None
+    return step.args[[param.name for param in step.kernel.params].index(name)]
+
+
+def _sizes(step: Step | None, of: Ref | None = None) -> tuple[int | None, ...]:
+    """The declared shape of a step's first result, or of the one of that name; () if it has none."""
+    kinds = [out.type for out in step.outputs if of is None or out.name == of.name] if step is not None else []
+    return kinds[0].shape if kinds and isinstance(kinds[0], TensorType) else ()
+
+
+def _column(arg: Arg) -> Tensor | None:
+    """A constant with a number for each channel, as [channels, 1]."""
+    value = arg.value if isinstance(arg, Const) else None
+    return value.reshape(-1, 1) if isinstance(value, Tensor) and value.numel() == max(value.shape) else None
+
+
+def _matrix(step: Step) -> Matrix:
+    value: Matrix = _argument(step, WEIGHTS["conv"]).value
+    return value.flatten(1) if isinstance(value, Tensor) else value
+
+
+def _extents(matrix: Matrix) -> Sequence[int]:
+    return matrix.shape if isinstance(matrix, Tensor) else matrix.values.shape
+
+
+def _rows(matrix: Matrix, rows: slice) -> Matrix:
+    if isinstance(matrix, Tensor):
+        return matrix[rows]
+    return StoredMatrix(matrix.values[rows], None if matrix.scale is None else matrix.scale[rows], matrix.half)
+
+
+def _columns(matrix: Matrix, columns: slice) -> Matrix:
+    if isinstance(matrix, Tensor):
+        return matrix[:, columns]
+    return StoredMatrix(matrix.values[:, columns], matrix.scale, matrix.half)
