@@ -14,6 +14,7 @@ from shardmill.bench.energy import Meter, meter
 from shardmill.bench.prompts import read
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
+from shardmill.models.buckets import packed
 from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.threads import fastest_threads
@@ -75,20 +76,28 @@ def _pass_row(encoder: runtime.Encoder, bucket: int, repetitions: int) -> Json:
 
 
 def _sentence_row(encoder: runtime.Encoder, texts: Sequence[Sequence[int]], settings: Benchmark, energy: Meter) -> Json:
-    """How many sentences go through in a second, each by itself in the smallest bucket that takes it."""
-    before, rates = energy.joules() if energy.joules else 0.0, []
-    for _ in range(settings.repetitions):
-        rates.append(len(texts) / _timed(lambda: [encoder.run(text) for text in texts]))
+    """How many sentences go through in a second, as many as fit in each pass; and each by itself."""
+    lengths = [len(text) for text in texts]
+    passes = [[texts[i] for i in together] for together in packed(lengths, encoder.longest)]
+    before = energy.joules() if energy.joules else 0.0
+    rates = _rates(lambda: [encoder.run_together(some) for some in passes], len(texts), settings.repetitions)
     used = energy.joules() - before if energy.joules else 0.0
-    buckets = [encoder.bucket(len(text)) for text in texts]
+    buckets = [encoder.bucket(length) for length in lengths]
+    alone = _rates(lambda: [encoder.run(text) for text in texts], len(texts), settings.repetitions)
     return {
         "count": len(texts),
-        "tokens": sum(map(len, texts)),
-        "per_second": median(rates),
-        "range": [min(rates), max(rates)],
-        "by_bucket": {str(bucket): buckets.count(bucket) for bucket in sorted(set(buckets))},
+        "tokens": sum(lengths),
+        "passes": len(passes),
+        **rates,
         "mj_per_sentence": 1e3 * used / len(texts) / settings.repetitions if used else None,
+        "alone": alone | {"by_bucket": {str(bucket): buckets.count(bucket) for bucket in sorted(set(buckets))}},
     }
+
+
+def _rates(run: Callable[[], object], count: int, repetitions: int) -> Json:
+    """How many a second."""
+    rates = [count / _timed(run) for _ in range(repetitions)]
+    return {"per_second": median(rates), "range": [min(rates), max(rates)]}
 
 
 def _timed(run: Callable[[], object]) -> float:

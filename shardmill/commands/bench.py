@@ -92,7 +92,10 @@ def checked(wanted: dict[str, Any]) -> Benchmark:
 def _show_sentences(measured: dict[str, Any]) -> None:
     """Prints an encoder's figures."""
     row = measured["sentences"]
-    typer.echo(f"{row['count']} sentences of {row['tokens']} tokens: {row['per_second']:.1f} a second")
+    typer.echo(
+        f"{row['count']} sentences of {row['tokens']} tokens: {row['per_second']:.1f} a second, "
+        f"{row['alone']['per_second']:.1f} one by one"
+    )
     for one in measured["passes"]:
         typer.echo(f"a pass of {one['bucket']} tokens takes {one['ms']:.2f} ms")
     for gap in measured["not_run"]:

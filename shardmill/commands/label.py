@@ -20,8 +20,9 @@ def label(
     build: Build,
     text: Annotated[str | None, typer.Option(help="Text to label.")] = None,
     file: Annotated[str | None, typer.Option(help="File with the text; - is stdin.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Take each line for a text of its own.")] = False,
     redact: Annotated[bool, typer.Option("--redact", help="Print the text with the type of each span in it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text.")] = False,
     precision: Precision = "fp32",
 ) -> None:
     """Find spans in a text: their places in characters, their types and scores. Or say what a whole text is."""
@@ -36,10 +37,13 @@ def label(
         content = read_stdin() if file == "-" else read_text(Path(file))
     with quiet_coremltools():
         reader = reading.load(build, precision)
+    texts = content.splitlines() if lines else [content]
     if reader.classifies:
-        _show_labels(reading.classify(reader, content), as_json)
+        for classified in reading.classify(reader, texts):
+            _show_labels(classified.labels, as_json)
         return
-    _show_spans(reader, content, reading.label(reader, content), redact, as_json)
+    for number, (one, found) in enumerate(zip(texts, reading.label_all(reader, texts), strict=True), 1):
+        _show_spans(reader, one, found, f"{number}\t" if lines else "", redact, as_json)
 
 
 def _show_labels(shares: dict[str, float], as_json: bool) -> None:
@@ -51,8 +55,8 @@ def _show_labels(shares: dict[str, float], as_json: bool) -> None:
         typer.echo(f"{share:.4f}\t{name}")
 
 
-def _show_spans(reader: Reader, text: str, found: Labelled, redact: bool, as_json: bool) -> None:
-    """Prints spans, or the text without them."""
+def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: bool, as_json: bool) -> None:
+    """Prints spans, each after `line`; or the text without them."""
     from shardmill.runtime.label import as_object, redacted
     from shardmill.runtime.load import engine_name
 
@@ -64,7 +68,8 @@ def _show_spans(reader: Reader, text: str, found: Labelled, redact: bool, as_jso
         typer.echo(redacted(text, found.spans), nl=not text.endswith("\n"))
     else:
         for span in found.spans:
-            typer.echo(f"{span.start}\t{span.end}\t{span.type}\t{span.score:.4f}\t{text[span.start : span.end]!r}")
+            place = f"{line}{span.start}\t{span.end}\t{span.type}\t{span.score:.4f}"
+            typer.echo(f"{place}\t{text[span.start : span.end]!r}")
     if not found.exact:
         typer.echo(
             f"{found.tokens} tokens in {found.windows} windows of {reader.encoder.longest}: approximate, for a token "

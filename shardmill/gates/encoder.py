@@ -20,7 +20,7 @@ from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED
-from shardmill.models.buckets import arrays, columns
+from shardmill.models.buckets import apart, arrays, columns
 from shardmill.models.contract import inputs
 from shardmill.models.host import Floats
 from shardmill.plan import Part
@@ -46,21 +46,29 @@ class Runner:
         self.names = list(inputs(part.form))
 
     def run(self, texts: Sequence[Floats], noise: float = 0.0) -> Floats:
-        """Outputs of the host's rows [n, d] of texts, one after the other: for each token, or for the first of each.
+        """Outputs of the host's rows [n, d] of texts, a pass for each.
 
         Args:
             texts: the rows of each.
             noise: the size of numbers in the columns that the text does not fill.
+
+        Returns:
+            For each token, or for the first of each text, one text after the other.
         """
+        return self.passes([[rows] for rows in texts], noise)
+
+    def passes(self, passes: Sequence[Sequence[Floats]], noise: float = 0.0) -> Floats:
+        """`run` of texts that share passes."""
         program, generator, found = Program(self.program, stateful=False), np.random.default_rng(0), []
-        for rows in texts:
-            x = columns(rows, self.part.tokens)
-            rest = x[:, :, len(rows) :]
+        for texts in passes:
+            counts = [len(rows) for rows in texts]
+            x = columns(texts, self.part.tokens)
+            rest = x[:, :, sum(counts) :]
             rest[:] = noise * generator.standard_normal(rest.shape)
-            given = arrays(self.plan, self.part.tokens, len(rows)) | {"x": x}
+            given = arrays(self.plan, self.part.tokens, counts) | {"x": x}
             out = program({name: given[name] for name in self.names})
-            kept = 1 if self.plan["task"] == CLASSIFY else len(rows)
-            found.append(out[0, : len(self.plan["labels"]) or None, :kept, 0].T)
+            kept = 1 if self.plan["task"] == CLASSIFY else None
+            found += [rows[:kept] for rows in apart(out[0, : len(self.plan["labels"]) or None, :, 0].T, counts)]
         return np.concatenate(found)
 
 
@@ -98,6 +106,11 @@ def encoder_parity(
         short = [text[: max(part.tokens // 2, 1)] for text in rows]
         padded = relative_error(runner.run(short, noise=10.0), runner.run(short))
         yield explained(Measurement("padding_error", padded), partial(runner.run, short, 10.0), runner.program)
+        halves = [[text[: len(text) // 2], text[len(text) // 2 :]] for text in rows if len(text) > 1]
+        if halves:
+            packed = relative_error(runner.passes(halves), runner.run([half for text in halves for half in text]))
+            name = "packing_error" if is_portable() else "packing_error_fp16"
+            yield explained(Measurement(name, packed), partial(runner.passes, halves), runner.program)
     with load_programs_as("fp16"):
         ratio = Measurement("psnr", psnr(runner.run(rows), known))
         yield explained(ratio, lambda: runner.run(rows), runner.program)

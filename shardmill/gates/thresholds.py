@@ -152,6 +152,22 @@ THRESHOLDS = {
         "no token sees what fills a bucket up",
         ENCODER,
     ),
+    "packing_error": Threshold(
+        WIDTHS,
+        1e-5,
+        False,
+        "relative error where two texts share a pass instead of taking one each, in fp32",
+        "no token sees one of another text; only the order of summation may differ",
+        ENCODER,
+    ),
+    "packing_error_fp16": Threshold(
+        WIDTHS,
+        5e-3,
+        False,
+        "relative error where two texts share a pass instead of taking one each, as Core ML computes",
+        "rounding of fp16 in another order",
+        ENCODER,
+    ),
     "bucket_error": Threshold(
         WIDTHS,
         1e-5,

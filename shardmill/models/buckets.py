@@ -1,19 +1,23 @@
-"""The host's side of an encoder: which program takes a text, and the arrays of its pass.
+"""The host's side of an encoder: which texts share a pass, which program takes them, and the arrays of the pass.
 
-A program is built for a bucket, T tokens of which a text fills the first n. No token sees one of the rest, so neither
-the bucket nor what fills it up changes what comes out.
+A program is built for a bucket, T tokens of which texts fill the first, one after the other. No token sees one of
+another text, or of the rest, so neither the bucket nor what else is in it changes what comes out for a text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardmill.models.architecture import MASK, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
 from shardmill.models.host import MASKED, Floats, rope_tables
+
+NOBODY = -1  # the text of a column that no text fills
 
 
 def bucket_for(buckets: Sequence[int], count: int) -> int:
@@ -24,36 +28,72 @@ def bucket_for(buckets: Sequence[int], count: int) -> int:
     return min(fitting)
 
 
-def arrays(runtime: Mapping[str, Any], bucket: int, count: int) -> dict[str, Floats]:
+def packed(counts: Sequence[int], longest: int) -> list[list[int]]:
+    """Which texts share a pass, by their indices: each goes into the first pass that has room, the longest first.
+
+    Args:
+        counts: tokens of each text.
+        longest: the most tokens of a pass.
+    """
+    passes: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(counts)), key=lambda i: (-counts[i], i)):
+        fitting = (at for at, left in enumerate(room) if left >= counts[index])
+        at = next(fitting, len(passes))
+        if at == len(passes):
+            passes.append([])
+            room.append(longest)
+        passes[at].append(index)
+        room[at] -= counts[index]
+    return passes
+
+
+def arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int]) -> dict[str, Floats]:
     """The arrays of a pass by the names of inputs, all but x.
 
     Args:
         runtime: what model.json says of the model: rope, band.
         bucket: T.
-        count: the tokens that there are, which come first.
+        counts: the tokens of each text, one text after the other.
     """
+    at = np.array(list(chain.from_iterable(map(range, counts))), np.int64)
+    at = np.concatenate([at, np.arange(bucket - len(at))])
     found = {
-        name: rows
+        name: rows[at]
         for table, numbers in runtime["rope"].items()
         for name, rows in zip(rope_inputs(table), rope_tables(numbers, bucket), strict=True)
     }
-    found[MASK] = attention_mask(bucket, count)
+    found[MASK] = attention_mask(bucket, counts)
     if runtime["band"] is not None:
-        found[SLIDING_MASK] = attention_mask(bucket, count, runtime["band"])
+        found[SLIDING_MASK] = attention_mask(bucket, counts, runtime["band"])
     return found
 
 
-def attention_mask(bucket: int, count: int, band: int | None = None) -> Floats:
-    """[1, 1, T, T]: 0 where the column is one of `count` tokens, at most `band` away from the row's, else -1e4."""
-    at = np.arange(bucket)
-    visible = np.broadcast_to(at[None, :] < count, (bucket, bucket))
+def attention_mask(bucket: int, counts: Sequence[int], band: int | None = None) -> Floats:
+    """[1, 1, T, T]: 0 where row and column are of one text, and at most `band` apart, else -1e4."""
+    texts = owners(bucket, counts)
+    visible = texts[None, :] == texts[:, None]
     if band is not None:
-        visible = visible & (np.abs(at[None, :] - at[:, None]) <= band)
+        at = np.arange(bucket)
+        visible &= np.abs(at[None, :] - at[:, None]) <= band
     return np.where(visible, np.float32(0), MASKED)[None, None]
 
 
-def columns(rows: Floats, bucket: int) -> Floats:
-    """x [1, d, T, 1] of the rows [n, d] of a text, and zeros."""
+def owners(bucket: int, counts: Sequence[int]) -> NDArray[np.int64]:
+    """The text that each column of a pass is of, [T]."""
+    found = np.full(bucket, NOBODY)
+    found[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
+    return found
+
+
+def columns(texts: Sequence[Floats], bucket: int) -> Floats:
+    """x [1, d, T, 1] of the rows [n, d] of each text, one text after the other, and zeros."""
+    rows = np.concatenate(texts)
     x = np.zeros((1, rows.shape[1], bucket, 1), np.float32)
     x[0, :, : len(rows), 0] = rows.T
     return x
+
+
+def apart(rows: Floats, counts: Sequence[int]) -> list[Floats]:
+    """The rows of each text, given those of a pass [T, n]."""
+    return np.split(rows[: sum(counts)], np.cumsum(counts)[:-1])

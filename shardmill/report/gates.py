@@ -110,6 +110,8 @@ SUBSTITUTE = {
     "rejected_draft_error": "width_error_fp16",
     "bucket_error": "bucket_error_fp16",
     "bucket_error_fp16": "bucket_error",
+    "packing_error": "packing_error_fp16",
+    "packing_error_fp16": "packing_error",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.machine import load_programs_as
-from shardmill.models.buckets import arrays, bucket_for, columns
+from shardmill.models.buckets import apart, arrays, bucket_for, columns
 from shardmill.models.host import Floats
 from shardmill.runtime.manifest import ENCODER, read_manifest
 from shardmill.runtime.program import Program
@@ -51,23 +51,28 @@ class Encoder:
         return rows
 
     def run(self, tokens: Sequence[int], bucket: int | None = None) -> Floats:
-        """A row for each token: logits of the labels [n, labels], or hidden states [n, d].
+        """A row for each token of a text: logits of the labels [n, labels], or hidden states [n, d].
 
         Args:
-            tokens: one text's, at most as many as the largest bucket takes.
+            tokens: at most as many as the largest bucket takes.
             bucket: the program that takes them; the smallest that can, if left out.
 
         Raises:
             ValueError: for more tokens than fit.
         """
-        return self.through(self.embedded(tokens), bucket or self.bucket(len(tokens)))
+        (rows,) = self.run_together([tokens], bucket)
+        return rows
 
-    def through(self, rows: Floats, bucket: int) -> Floats:
-        """`run` for rows [n, d] of the host's tables."""
-        given = arrays(self.manifest, bucket, len(rows)) | {"x": columns(rows, bucket)}
+    def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
+        """`run` of texts that share a pass: together they have at most as many tokens as the bucket takes."""
+        return self.through([self.embedded(text) for text in texts], bucket or self.bucket(sum(map(len, texts))))
+
+    def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
+        """`run_together` for rows [n, d] of the host's tables."""
+        counts = [len(rows) for rows in texts]
+        given = arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
         out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
-        found: Floats = out[0, : len(self.labels) or None, : len(rows), 0].T
-        return found
+        return apart(out[0, : len(self.labels) or None, :, 0].T, counts)
 
 
 def load(build: Path, precision: str = "fp16") -> Encoder:

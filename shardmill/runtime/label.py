@@ -11,11 +11,12 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
+from shardmill.models.buckets import packed
 from shardmill.models.host import Floats
 from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped, likeliest, read_calibration
-from shardmill.runtime.windows import Rows, through
+from shardmill.runtime.windows import Windows, windows
 
 LEAST = 1e-30  # a share of nothing has no logarithm
 
@@ -46,10 +47,17 @@ class Reader:
         """What the model is for, as the hub calls it."""
         return str(self.encoder.manifest["task"])
 
-    def run(self, tokens: Sequence[int]) -> Floats:
-        """What comes out for tokens that one pass takes, a row each."""
-        self.before_pass()
-        return self.encoder.run(tokens)
+    def run(self, texts: Sequence[Sequence[int]]) -> list[Floats]:
+        """What comes out for texts of at most as many tokens as a pass takes: a row for each token.
+
+        Short texts share passes.
+        """
+        found: dict[int, Floats] = {}
+        for together in packed([len(text) for text in texts], self.encoder.longest):
+            self.before_pass()
+            rows = self.encoder.run_together([texts[i] for i in together])
+            found |= dict(zip(together, rows, strict=True))
+        return [found[i] for i in range(len(texts))]
 
     @property
     def embeds(self) -> bool:
@@ -69,7 +77,7 @@ class Labelled:
     Attributes:
         spans: in the order of the text.
         tokens: how many the text has, those around it included.
-        windows: how many passes it took.
+        windows: how many passes it took part in.
         exact: whether it is what the whole text in one pass would give.
     """
 
@@ -77,6 +85,14 @@ class Labelled:
     tokens: int
     windows: int
     exact: bool
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The share of each label for a whole text, the likeliest first, and how many tokens the text has."""
+
+    labels: dict[str, float]
+    tokens: int
 
 
 def load(build: Path, precision: str) -> Reader:
@@ -98,7 +114,13 @@ def load(build: Path, precision: str) -> Reader:
 
 
 def label(reader: Reader, text: str) -> Labelled:
-    """The spans of a text, [start, end) in characters of it.
+    """The spans of one text: see `label_all`."""
+    (found,) = label_all(reader, [text])
+    return found
+
+
+def label_all(reader: Reader, texts: Sequence[str]) -> list[Labelled]:
+    """The spans of texts, [start, end) in characters of each.
 
     With the checkpoint's calibration they are those of the best path through BIOES; without one, those that
     transformers' pipeline makes of each token's likeliest label (aggregation strategy "simple").
@@ -107,46 +129,37 @@ def label(reader: Reader, text: str) -> Labelled:
         ShardmillError: the model labels no tokens.
     """
     _check_task(reader, LABEL)
-    encoding, inside, rows = _read(reader, text)
-    if not len(inside):
-        return Labelled((), len(encoding.ids), rows.windows, rows.exact)
-    shares = probabilities(rows.values)
-    labels = reader.encoder.labels
-    best = shares.argmax(-1).tolist()
-    if reader.biases is not None:
-        best = likeliest(np.log(np.maximum(shares, LEAST)), labels, reader.biases)
-    places = [encoding.offsets[i] for i in inside]
-    tokens = [
-        Span(start, end, labels[row], float(share[row]))
-        for (start, end), row, share in zip(places, best, shares, strict=True)
-    ]
-    found = grouped(tokens) if reader.biases is None else bioes_spans(tokens)
-    return Labelled(tuple(found), len(encoding.ids), rows.windows, rows.exact)
+    read = [_read(reader, text) for text in texts]
+    rows = iter(reader.run([tokens for one in read for tokens in one.windows.tokens]))
+    return [_labelled(reader, one, [next(rows) for _ in one.windows.tokens]) for one in read]
 
 
-def classify(reader: Reader, text: str) -> dict[str, float]:
-    """The share of each label for a whole text, the likeliest first.
+def classify(reader: Reader, texts: Sequence[str]) -> list[Classified]:
+    """The share of each label for whole texts.
 
     Raises:
-        ShardmillError: the model classifies no texts, or the text has more tokens than a pass takes.
+        ShardmillError: the model classifies no texts, or a text has more tokens than a pass takes.
     """
     _check_task(reader, CLASSIFY)
-    (shares,) = probabilities(_first_pass(reader, reader.tokenizer.encode(text).ids)[:1])
-    named = dict(zip(reader.encoder.labels, map(float, shares), strict=True))
-    return dict(sorted(named.items(), key=lambda item: -item[1]))
+    tokens = [reader.tokenizer.encode(text).ids for text in texts]
+    found = []
+    for text, rows in zip(tokens, _single(reader, tokens), strict=True):
+        (shares,) = probabilities(rows[:1])
+        named = dict(zip(reader.encoder.labels, map(float, shares), strict=True))
+        found.append(Classified(dict(sorted(named.items(), key=lambda item: -item[1])), len(text)))
+    return found
 
 
-def embed(reader: Reader, tokens: Sequence[int]) -> Floats:
-    """The embedding [d] of a text's tokens, of length 1: the mean of their rows, or the first of them.
+def embed(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
+    """The embeddings [d] of texts, given as tokens, of length 1: the mean of their rows, or the first of them.
 
     Raises:
-        ShardmillError: the model embeds no texts, or there are more tokens than a pass takes.
+        ShardmillError: the model embeds no texts, or a text has more tokens than a pass takes.
     """
     _check_task(reader, EMBED)
-    rows = _first_pass(reader, tokens)
-    pooled: Floats = rows.mean(0) if reader.encoder.manifest["pooling"] == "mean" else rows[0]
-    length: Floats = pooled / np.maximum(np.linalg.norm(pooled), 1e-12)
-    return length
+    mean = reader.encoder.manifest["pooling"] == "mean"
+    pooled = [rows.mean(0) if mean else rows[0] for rows in _single(reader, texts)]
+    return [row / np.maximum(np.linalg.norm(row), 1e-12) for row in pooled]
 
 
 def redacted(text: str, spans: Iterable[Span]) -> str:
@@ -177,23 +190,51 @@ def probabilities(logits: Floats) -> Floats:
     return found
 
 
-def _read(reader: Reader, text: str) -> tuple[Encoding, list[int], Rows]:
-    """A text's encoding, which of its tokens are the text's own, and their rows."""
-    encoding = reader.tokenizer.encode(text)
+@dataclass(frozen=True)
+class _Read:
+    """A text: its encoding, which of its tokens are its own, and the passes that these take."""
+
+    encoding: Encoding
+    inside: list[int]
+    windows: Windows
+
+
+def _read(reader: Reader, text: str) -> _Read:
+    """A text as passes take it."""
+    encoding, encoder = reader.tokenizer.encode(text), reader.encoder
     inside = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not inside:
-        return encoding, inside, Rows(np.zeros((0, len(reader.encoder.labels)), np.float32), 0, True)
+        return _Read(encoding, inside, Windows((), (), True))
     around = encoding.ids[: inside[0]], encoding.ids[inside[-1] + 1 :]
     tokens = encoding.ids[inside[0] : inside[-1] + 1]
-    encoder = reader.encoder
-    return encoding, inside, through(tokens, around, encoder.longest, encoder.manifest["reach"], reader.run)
+    return _Read(encoding, inside, windows(tokens, around, encoder.longest, encoder.manifest["reach"]))
 
 
-def _first_pass(reader: Reader, tokens: Sequence[int]) -> Floats:
-    """The rows of tokens that one pass takes."""
-    if not 0 < len(tokens) <= reader.encoder.longest:
-        raise ShardmillError(f"the text has {len(tokens)} tokens: it may have 1 to {reader.encoder.longest}")
-    return reader.run(tokens)
+def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
+    """What was found in a text, given the rows of its passes."""
+    count, found = len(read.encoding.ids), read.windows
+    if not rows:
+        return Labelled((), count, 0, found.exact)
+    shares = probabilities(found.joined(rows))
+    labels = reader.encoder.labels
+    best = shares.argmax(-1).tolist()
+    if reader.biases is not None:
+        best = likeliest(np.log(np.maximum(shares, LEAST)), labels, reader.biases)
+    places = [read.encoding.offsets[i] for i in read.inside]
+    tokens = [
+        Span(start, end, labels[row], float(share[row]))
+        for (start, end), row, share in zip(places, best, shares, strict=True)
+    ]
+    spans = grouped(tokens) if reader.biases is None else bioes_spans(tokens)
+    return Labelled(tuple(spans), count, len(rows), found.exact)
+
+
+def _single(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
+    """The rows of texts each of which one pass takes."""
+    for text in texts:
+        if not 0 < len(text) <= reader.encoder.longest:
+            raise ShardmillError(f"the text has {len(text)} tokens: it may have 1 to {reader.encoder.longest}")
+    return reader.run(texts)
 
 
 def _check_task(reader: Reader, task: str) -> None:

@@ -6,7 +6,7 @@ more than that, the rows are those of the whole text; else they are an approxima
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,18 +18,22 @@ SHARE = 4  # an approximation leaves out this part of a window at either end
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What comes out for a text.
+class Windows:
+    """The passes of a text.
 
     Attributes:
-        values: a row for each token.
-        windows: how many passes it took.
-        exact: whether the rows are those of the whole text in one pass.
+        tokens: of each pass.
+        taken: the rows of each pass that are the text's.
+        exact: whether these are the rows of the whole text in one pass.
     """
 
-    values: Floats
-    windows: int
+    tokens: tuple[tuple[int, ...], ...]
+    taken: tuple[slice, ...]
     exact: bool
+
+    def joined(self, rows: Sequence[Floats]) -> Floats:
+        """A row for each token of the text, given those of each pass."""
+        return np.concatenate([found[own] for found, own in zip(rows, self.taken, strict=True)])
 
 
 def cut(count: int, longest: int, reach: int | None) -> list[tuple[int, int, int, int]]:
@@ -56,14 +60,10 @@ def is_exact(longest: int, reach: int | None) -> bool:
     return reach is not None and longest > 2 * reach
 
 
-def through(
-    tokens: Sequence[int],
-    around: tuple[Sequence[int], Sequence[int]],
-    longest: int,
-    reach: int | None,
-    run: Callable[[Sequence[int]], Floats],
-) -> Rows:
-    """A row for each token of a text.
+def windows(
+    tokens: Sequence[int], around: tuple[Sequence[int], Sequence[int]], longest: int, reach: int | None
+) -> Windows:
+    """The passes of a text.
 
     Where windows are exact, the tokens around the text stand at its ends only; else at those of every window, as the
     model knows it from texts.
@@ -73,20 +73,18 @@ def through(
         around: those that the tokenizer puts before every text and after it.
         longest: the most tokens of a pass.
         reach: how far a token's row depends on others.
-        run: a pass.
     """
-    before, after = (list(part) for part in around)
-    whole = [*before, *tokens, *after]
+    before, after = (tuple(part) for part in around)
+    whole = (*before, *tokens, *after)
     if len(whole) <= longest or is_exact(longest, reach):
         cuts = cut(len(whole), longest, reach)
-        parts = [run(whole[start:end])[first - start : last - start] for start, end, first, last in cuts]
-        return Rows(np.concatenate(parts)[len(before) : len(before) + len(tokens)], len(cuts), True)
+        own = range(len(before), len(before) + len(tokens))  # of the whole, those that are the text's
+        kept = [(start, max(first, own.start), min(last, own.stop)) for start, _, first, last in cuts]
+        taken = tuple(slice(first - start, max(first, last) - start) for start, first, last in kept)
+        return Windows(tuple(whole[start:end] for start, end, *_ in cuts), taken, True)
     room = longest - len(before) - len(after)
     if room < 1:
         raise ShardmillError(f"a pass takes {longest} tokens, which the tokenizer's own fill; build larger buckets")
     cuts = cut(len(tokens), room, reach)
-    parts = []
-    for start, end, first, last in cuts:
-        rows = run([*before, *tokens[start:end], *after])
-        parts.append(rows[len(before) + first - start : len(before) + last - start])
-    return Rows(np.concatenate(parts), len(cuts), False)
+    taken = tuple(slice(len(before) + first - start, len(before) + last - start) for start, _, first, last in cuts)
+    return Windows(tuple((*before, *tokens[start:end], *after) for start, end, *_ in cuts), taken, False)

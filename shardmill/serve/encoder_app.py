@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import FastAPI
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from shardmill.errors import ShardmillError
-from shardmill.runtime.label import Reader, as_object, classify, embed, label, redacted
+from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, redacted
 from shardmill.serve.errors import ApiError, invalid
 from shardmill.serve.gate import Gate
 from shardmill.serve.metrics import Metrics
@@ -25,6 +26,8 @@ from shardmill.serve.schema import Strict
 from shardmill.serve.settings import Settings
 
 MOST_TEXTS = 2048
+TURN = 64  # texts
+T = TypeVar("T")
 Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -67,7 +70,7 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
         if reader.embeds:
             raise invalid(f"{name} embeds texts: ask /v1/embeddings", "model")
         texts = [body.input] if isinstance(body.input, str) else body.input
-        found = [await desk.take(partial(_read, reader, text, body.redact)) for text in texts]
+        found = [row for some in _turns(texts) for row in await desk.take(partial(_read, reader, some, body.redact))]
         return json_response(_listed(name, [{"index": i, **row} for i, row in enumerate(found)], found))
 
     @app.post("/v1/embeddings", response_model=None)
@@ -75,7 +78,8 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
         check_name(body.model, name)
         if not reader.embeds:
             raise invalid(f"{name} labels texts: ask /v1/label", "model")
-        found = [await desk.take(partial(_embedded, reader, one)) for one in _inputs(body.input)]
+        turns = _turns(_inputs(body.input))
+        found = [row for some in turns for row in await desk.take(partial(_embedded, reader, some))]
         rows = [
             {"object": "embedding", "index": i, "embedding": _spelled(row, body.encoding_format)}
             for i, (row, _) in enumerate(found)
@@ -90,29 +94,45 @@ def _inputs(given: Any) -> Sequence[Any]:
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
 
-def _read(reader: Reader, text: str, redact: bool) -> dict[str, Any]:
-    """What the model says of a text."""
-    _check_unicode(text)
-    try:
+def _turns(texts: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Texts of a request that share passes; between them it is other requests' turn."""
+    return (texts[at : at + TURN] for at in range(0, len(texts), TURN))
+
+
+def _read(reader: Reader, texts: Sequence[str], redact: bool) -> list[dict[str, Any]]:
+    """What the model says of texts."""
+    _check_unicode(texts)
+    with _refused():
         if reader.classifies:
-            shares, tokens = classify(reader, text), len(reader.tokenizer.encode(text).ids)
-            return {"labels": [{"label": name, "score": share} for name, share in shares.items()], "tokens": tokens}
-        found = label(reader, text)
-    except ShardmillError as error:
-        raise invalid(str(error), "input") from error
-    return as_object(text, found) | ({"redacted": redacted(text, found.spans)} if redact else {})
+            return [
+                {
+                    "labels": [{"label": name, "score": share} for name, share in one.labels.items()],
+                    "tokens": one.tokens,
+                }
+                for one in classify(reader, texts)
+            ]
+        found = zip(texts, label_all(reader, texts), strict=True)
+        return [
+            as_object(text, one) | ({"redacted": redacted(text, one.spans)} if redact else {}) for text, one in found
+        ]
 
 
-def _embedded(reader: Reader, one: str | Sequence[int]) -> tuple[Any, int]:
-    """The embedding of a text or of tokens, and how many tokens it has."""
-    if isinstance(one, str):
-        _check_unicode(one)
-        one = reader.tokenizer.encode(one).ids
+def _embedded(reader: Reader, texts: Sequence[str | Sequence[int]]) -> list[tuple[Any, int]]:
+    """The embeddings of texts or of their tokens, and how many tokens each has."""
+    _check_unicode([text for text in texts if isinstance(text, str)])
+    tokens = [reader.tokenizer.encode(text).ids if isinstance(text, str) else text for text in texts]
     vocab = reader.encoder.manifest["vocab"]
-    if any(token >= vocab for token in one):
+    if any(token >= vocab for text in tokens for token in text):
         raise invalid(f"input: the model has {vocab} tokens", "input")
+    with _refused():
+        return list(zip(embed(reader, tokens), map(len, tokens), strict=True))
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """What can't be done with the input is the client's error."""
     try:
-        return embed(reader, one), len(one)
+        yield
     except ShardmillError as error:
         raise invalid(str(error), "input") from error
 
@@ -131,9 +151,9 @@ def _listed(name: str, rows: list[dict[str, Any]], counted: Sequence[dict[str, A
     return {"object": "list", "model": name, "data": rows, "usage": usage}
 
 
-def _check_unicode(text: str) -> None:
+def _check_unicode(texts: Sequence[str]) -> None:
     """Raises ApiError for half of a surrogate pair, which no tokenizer takes."""
     try:
-        text.encode()
+        "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise ApiError(400, "the input is no valid Unicode: it holds half of a surrogate pair") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def build(folder: Path, model_type: str, task: str) -> Made:
 def test_a_right_build_passes(made: Made) -> None:
     rows = [*made.part(16), *made.part(64), *made.stack()]
     thresholds.demand("encoder", rows)
-    expected = {"weight_steps", "program_error", "padding_error", "psnr", "bucket_error"}
+    expected = {"weight_steps", "program_error", "padding_error", "packing_error", "psnr", "bucket_error"}
     by_task = {
         LABEL: {"label_mismatches", "label_kl", "label_agreement", "span_agreement"},
         CLASSIFY: {"label_mismatches", "label_kl", "label_agreement"},
@@ -107,29 +108,37 @@ def missed(rows: list[dict[str, Any]]) -> set[str]:
 class Leaky(gates.Runner):
     """Lets tokens see what fills the bucket up."""
 
-    def run(self, texts: Any, noise: float = 0.0) -> Floats:
-        found: Floats = super().run(texts, noise)
-        return found + np.float32(0.01 * noise)
+    def passes(self, passes: Any, noise: float = 0.0) -> Floats:
+        return super().passes(passes, noise) + np.float32(0.01 * noise)
+
+
+class Mixing(gates.Runner):
+    """Takes texts that share a pass for one text."""
+
+    def passes(self, passes: Any, noise: float = 0.0) -> Floats:
+        return super().passes([[np.concatenate(texts)] for texts in passes], noise)
 
 
 class Shifted(Encoder):
     """Puts a text one place further into the larger bucket."""
 
-    def through(self, rows: Floats, bucket: int) -> Floats:
-        found: Floats = super().through(np.roll(rows, bucket > 16, axis=0), bucket)
-        return found
+    def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
+        return super().through([np.roll(rows, bucket > 16, axis=0) for rows in texts], bucket)
 
 
 class Noisy(Encoder):
     """A precision that is far too low."""
 
-    def through(self, rows: Floats, bucket: int) -> Floats:
-        found: Floats = super().through(rows, bucket)
-        return np.round(found)
+    def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
+        return [np.round(rows) for rows in super().through(texts, bucket)]
 
 
 def test_padding_that_is_seen_is_found(labelling: Made) -> None:
     assert missed(labelling.part(64, Leaky)) == {"padding_error"}
+
+
+def test_texts_that_see_each_other_are_found(labelling: Made) -> None:
+    assert missed(labelling.part(64, Mixing)) == {"packing_error"}
 
 
 def test_buckets_that_differ_are_found(labelling: Made) -> None:

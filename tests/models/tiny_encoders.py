@@ -14,7 +14,7 @@ from torch import Tensor
 from shardmill import models
 from shardmill.models.architecture import Model, blocks
 from shardmill.models.blocks import build
-from shardmill.models.buckets import arrays, columns
+from shardmill.models.buckets import apart, arrays, columns
 from shardmill.models.contract import constants, inputs, program_form, table_constants
 from shardmill.models.host import Floats
 from shardmill.models.sources import assembled, turned
@@ -108,20 +108,28 @@ class Blocks:
             found.append(turned(stored, source).float())
         return assembled(found, shape)
 
-    @torch.no_grad()
     def run(self, tokens: Sequence[int], bucket: int, noise: bool = False) -> Floats:
         """What comes out for each token, [n, labels or d]. Args: noise in the columns that no token fills."""
-        rows = self.tables["embedding"][list(tokens)].float()
-        if self.a.positions:
-            rows = rows + self.tables["positions"][: len(tokens)] + self.tables["types"][0]
-        ropes = {name: {"inv_freq": r.inv_freq, "scale": r.scale} for name, r in self.a.ropes.items()}
-        given = arrays({"rope": ropes, "band": self.a.band}, bucket, len(tokens))
-        x = columns(rows.numpy(), bucket)
-        if noise:
-            x[..., len(tokens) :, :] = torch.randn(x[..., len(tokens) :, :].shape).numpy()
-        out = self.module(torch.from_numpy(x), *(torch.from_numpy(given[name]) for name in self.names[1:]))
-        found: Floats = out[0, : self.a.ends.labels or None, : len(tokens), 0].T.numpy()
+        (found,) = self.run_together([tokens], bucket, noise)
         return found
+
+    @torch.no_grad()
+    def run_together(self, texts: Sequence[Sequence[int]], bucket: int, noise: bool = False) -> list[Floats]:
+        """`run` of texts that share a pass."""
+        counts = [len(tokens) for tokens in texts]
+        ropes = {name: {"inv_freq": r.inv_freq, "scale": r.scale} for name, r in self.a.ropes.items()}
+        given = arrays({"rope": ropes, "band": self.a.band}, bucket, counts)
+        x = columns([self.embedded(tokens).numpy() for tokens in texts], bucket)
+        if noise:
+            rest = x[..., sum(counts) :, :]
+            rest[:] = torch.randn(rest.shape).numpy()
+        out = self.module(torch.from_numpy(x), *(torch.from_numpy(given[name]) for name in self.names[1:]))
+        return apart(out[0, : self.a.ends.labels or None, :, 0].T.numpy(), counts)
+
+    def embedded(self, tokens: Sequence[int]) -> Tensor:
+        """The host's rows of a text."""
+        rows = self.tables["embedding"][list(tokens)].float()
+        return rows + self.tables["positions"][: len(tokens)] + self.tables["types"][0] if self.a.positions else rows
 
 
 def tiny_text(length: int = TEXT) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ def test_spans_are_those_of_transformers_pipeline(built: Path) -> None:
     assert spans > 1000
 
 
+def test_texts_that_share_passes_are_labelled_as_if_each_had_its_own(built: Path) -> None:
+    reader, texts = reading.load(built, "fp32"), table()[:60]
+    passes: list[None] = []
+    found = reading.label_all(replace(reader, before_pass=lambda: passes.append(None)), texts)
+    for together, text in zip(found, texts, strict=True):
+        alone = reading.label(reader, text)
+        spans = [(s.start, s.end, s.type, pytest.approx(s.score, abs=1e-4)) for s in alone.spans]
+        assert ours(together) == spans and together.tokens == alone.tokens
+    assert len(passes) < len(texts) / 2
+
+
 def test_windows_over_a_long_text_are_exact(banded: Path) -> None:
     """20,000 characters through windows of 64 tokens are what the whole text in one pass gives."""
     text = (" ".join(table())[:2000] + tiny.sample_text() * 3)[:LONG]
@@ -148,6 +160,20 @@ def test_the_command_prints_what_was_found(built: Path) -> None:
     ).stdout.removesuffix("\n")
     lines = run(cli.app, ["label", str(built), "--text", text]).stdout.splitlines()
     assert len(lines) == len(content["spans"]) > 0
+
+
+def test_the_command_takes_each_line_for_a_text(built: Path, tmp_path: Path) -> None:
+    texts = ["Anna Kovalenko", "", "14 Harbour Street, Bristol"]
+    (tmp_path / "texts").write_text("\n".join(texts))
+    run, asked = CliRunner().invoke, ["label", str(built), "--file", str(tmp_path / "texts"), "--lines"]
+    objects = [json.loads(line) for line in run(cli.app, [*asked, "--json"]).stdout.splitlines()]
+    alone = [json.loads(run(cli.app, ["label", str(built), "--text", text, "--json"]).stdout) for text in texts]
+    assert [[s["text"] for s in one["spans"]] for one in objects] == [
+        [s["text"] for s in one["spans"]] for one in alone
+    ]
+    numbers = [line.split("\t")[0] for line in run(cli.app, asked).stdout.splitlines()]
+    assert set(numbers) == {"1", "3"}
+    assert len(run(cli.app, [*asked, "--redact"]).stdout.splitlines()) == len(texts)
 
 
 def test_a_decoders_command_names_the_right_one(built: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.models.host import Floats
-from shardmill.runtime.windows import cut, is_exact, through
+from shardmill.runtime.windows import cut, is_exact, windows
 
 REACH = 3
 
@@ -36,21 +36,26 @@ def test_every_token_is_taken_once_from_within_its_window(count: int, longest: i
 @given(st.integers(1, 150), st.integers(2 * REACH + 1, 30))
 def test_exact_windows_give_what_the_whole_text_does(count: int, longest: int) -> None:
     tokens, around = list(range(1, count + 1)), ([901], [902])
-    found = through(tokens, around, longest, REACH, neighbours)
-    assert found.exact and (found.windows == 1) == (count + 2 <= longest)
-    assert np.array_equal(found.values, neighbours([901, *tokens, 902])[1:-1])
+    found = windows(tokens, around, longest, REACH)
+    assert found.exact and (len(found.tokens) == 1) == (count + 2 <= longest)
+    assert np.array_equal(
+        found.joined([neighbours(one) for one in found.tokens]), neighbours([901, *tokens, 902])[1:-1]
+    )
 
 
 @pytest.mark.parametrize("reach", [None, 50])
 def test_other_windows_are_texts_of_their_own(reach: int | None) -> None:
     """Each begins and ends as a text does, and says that it is an approximation."""
-    seen: list[Sequence[int]] = []
+    found = windows(list(range(1, 101)), ([901], [902]), 20, reach)
+    rows = found.joined([neighbours(one) for one in found.tokens])
+    assert not found.exact and len(found.tokens) > 5 and len(rows) == 100
+    assert all(window[0] == 901 and window[-1] == 902 and len(window) <= 20 for window in found.tokens)
+    assert rows[:, REACH].tolist() == list(range(1, 101))
 
-    def run(tokens: Sequence[int]) -> Floats:
-        seen.append(tokens)
-        return neighbours(tokens)
 
-    found = through(list(range(1, 101)), ([901], [902]), 20, reach, run)
-    assert not found.exact and found.windows == len(seen) > 5 and len(found.values) == 100
-    assert all(window[0] == 901 and window[-1] == 902 and len(window) <= 20 for window in seen)
-    assert found.values[:, REACH].tolist() == list(range(1, 101))
+@given(st.integers(1, 60), st.integers(2, 5), st.integers(2 * REACH + 1, 12))
+def test_what_stands_around_a_text_is_never_taken_for_it(count: int, around: int, longest: int) -> None:
+    tokens = list(range(1, count + 1))
+    found = windows(tokens, ([901] * around, [902] * around), longest, REACH)
+    rows = found.joined([neighbours(one) for one in found.tokens])
+    assert rows[:, REACH].tolist() == tokens
