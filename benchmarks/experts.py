@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from convert import machine
+from scratch import ROOT, gate_rows
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.models.synthetic import synth_checkpoint
 
-ROOT = Path(__file__).parents[1]
 DEMO, TEXT = ROOT / "resources/demo", ROOT / "resources/text/parity.txt"
 BASE: dict[str, Any] = {
     "vocab_size": 1024,
@@ -77,24 +76,9 @@ def chosen(name: str, tokens: int, home: Path) -> dict[str, Any]:
         "topology": [[0, BASE["num_hidden_layers"]]],
         "parity": {"text": "text.txt", "positions": tokens, "perplexity_positions": 8},
     }
-    (home / "config.json").write_text(json.dumps(settings))
     (home / "text.txt").write_text(long_text(tokens))
-    (home / "resources").symlink_to(ROOT / "resources")
-    verdict = home / f"build/{name}/parity/layers_00_{BASE['num_hidden_layers']:02d}.json"
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(home)]
-    target = str(verdict.relative_to(home))
-    done = subprocess.run(
-        [*command, target, "--cores", "2", "--configfile", str(home / "config.json")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    numbers = verdict if verdict.is_file() else verdict.with_name(f"{verdict.stem}.failed.json")
-    if not numbers.is_file():
-        sys.exit(f"{name}: {done.stdout[-3000:]}")
-    rows = [row for row in json.loads(numbers.read_text())["gate"] if row["name"] in NUMBERS]
-    return {row["name"]: {"value": row["value"], "detail": row["detail"]} for row in rows}
+    rows = gate_rows(home, settings, [f"parity/layers_00_{BASE['num_hidden_layers']:02d}"])
+    return {row["name"]: {"value": row["value"], "detail": row["detail"]} for row in rows if row["name"] in NUMBERS}
 
 
 def long_text(tokens: int) -> str:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from convert import Bench, machine
+from scratch import ROOT, gate_rows
 
 from shardmill.models.synthetic import synth_checkpoint
 
-ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "resources/demo"
 CONTEXT = 256  # of the layers that are gated
 
@@ -137,11 +135,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scratch", type=Path, help="where to write")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=[*MODELS], metavar="MODEL")
+    parser.add_argument("--groups", type=int, default=0, help="programs that a layer's experts are, if the host routes")
+    parser.add_argument("--gates-only", action="store_true", help="convert nothing but the first layers")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     found: dict[str, Any] = {"machine": machine()}
     for name in args.only:
-        found[name] = converted(name, args.scratch) | gated(name, args.scratch)
+        whole = {} if args.gates_only else converted(name, args.scratch)
+        found[name] = whole | gated(name, args.scratch, args.groups)
         print(name, json.dumps(found[name]), flush=True)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -157,41 +158,38 @@ def converted(name: str, scratch: Path | None) -> dict[str, Any]:
     return {key: whole[key] for key in ("bytes", "seconds", "cp_seconds", "ratio")} | {"peak_mb": peak}
 
 
-def gated(name: str, scratch: Path | None) -> dict[str, Any]:
-    """What the parity gate measures of the first layers, at their real width."""
+def gated(name: str, scratch: Path | None, groups: int) -> dict[str, Any]:
+    """What the parity gates measure of the first layers, at their real width.
+
+    Args:
+        name: of the model.
+        scratch: where to write.
+        groups: how many programs hold a layer's experts; 0 where they run in the layer's own.
+    """
     count, content = MODELS[name]
+    short = content | {"num_hidden_layers": count}
+    if "full_attn_idxs" in content:
+        short["full_attn_idxs"] = [i for i in content["full_attn_idxs"] if i < count]
+    cuts = [[i, i + 1] for i in range(count)] if groups else [[0, count]]
+    parts = [f"layers_{start:02d}_{end:02d}" for start, end in cuts]
+    parts += [f"experts_{i:02d}_{j}" for i in range(count) for j in range(groups)]
+    settings = {
+        "model": name,
+        "source": {"path": "checkpoint"},
+        "context": CONTEXT,
+        "topology": cuts,
+        "parity": {"text": str(ROOT / "resources/text/parity.txt"), "positions": 16},
+        **({"experts": groups} if groups else {}),
+    }
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        home = Path(folder)
-        short = content | {"num_hidden_layers": count}
-        if "full_attn_idxs" in content:
-            short["full_attn_idxs"] = [i for i in content["full_attn_idxs"] if i < count]
-        synth_checkpoint(short, home / "checkpoint", 0, tokenizer=TOKENIZER)
-        settings = {
-            "model": name,
-            "source": {"path": "checkpoint"},
-            "context": CONTEXT,
-            "topology": [[0, count]],
-            "parity": {"text": str(ROOT / "resources/text/parity.txt"), "positions": 16},
-        }
-        (home / "config.json").write_text(json.dumps(settings))
-        (home / "resources").symlink_to(ROOT / "resources")
-        verdict = f"build/{name}/parity/layers_00_{count:02d}.json"
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", folder]
-        done = subprocess.run(
-            [*command, verdict, "--cores", "2", "--configfile", str(home / "config.json")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            sys.exit(f"{name}: {done.stdout[-3000:]}")
-        rows = json.loads((home / verdict).read_text())["gate"]
+        synth_checkpoint(short, Path(folder) / "checkpoint", 0, tokenizer=TOKENIZER)
+        rows = gate_rows(Path(folder), settings, [f"parity/{part}" for part in parts])
     worst: dict[str, float] = {}
     for row in rows:
-        if row["name"] in ("program_error", "width_error", "rejected_draft_error"):
-            worst[row["name"]] = max(row["value"], worst.get(row["name"], 0.0))
-    return {"layers": count} | worst
+        if row["name"] in ("program_error", "width_error", "rejected_draft_error", "experts_agreement"):
+            keep = min if row["name"] == "experts_agreement" else max
+            worst[row["name"]] = keep(row["value"], worst.get(row["name"], row["value"]))
+    return {"layers": count, "groups": groups} | worst
 
 
 if __name__ == "__main__":
