@@ -38,7 +38,11 @@ LOUD_STREAM = 8.0  # what writes to an outlier channel is this much larger,
 LOUD_NORM = 0.25  # the norm that reads it holds it down, as trained norms do,
 LOUD_COLUMN = 4.0  # and its column in a projection has larger weights: the case that per-channel INT8 finds hard
 
+DECIDED = 3.0  # a router's logits are so many times wider, so that the last expert a token takes has little weight,
+USUAL = 1.0  # and labels differ by so much before a token is read, as most tokens of a text have the same one
+
 WRITERS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
+ROUTERS = ("router.weight", "router.out_proj.weight")
 FACTORS = ("_scale", "k_gain")  # vectors that multiply, and are about 1 in a trained model
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 WIDTHS = ("intermediate_size", "moe_intermediate_size")  # one of them is needed, too
@@ -166,14 +170,24 @@ def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, laye
         return Recipe(name, shape, usual, loud if shape[0] == hidden else usual)
     if path.endswith(FACTORS):
         return Recipe(name, shape, Normal(1.0, 0.1), Normal(1.0, 0.1))
-    if len(shape) != MATRIX:  # biases and the taps of convolutions
-        std = 1 / math.sqrt(shape[-1]) if len(shape) > MATRIX else table
-        return Recipe(name, shape, Normal(0.0, std), Normal(0.0, std))
-    if path.endswith(WRITERS):  # writes to the residual stream, which each layer does twice
-        std = 1 / math.sqrt(2 * layers) / math.sqrt(shape[-1])
+    writes = path.endswith(WRITERS) and "router" not in path  # to the residual stream, which each layer does twice
+    scale = 1 / math.sqrt(2 * layers) if writes else DECIDED if path.endswith(ROUTERS) else 1.0
+    if len(shape) > MATRIX:  # experts on top of each other, and the taps of convolutions
+        return _plain(name, shape, scale / math.sqrt(shape[-2] if source.transposed else shape[-1]))
+    if len(shape) < MATRIX:
+        return _plain(name, shape, USUAL if path == "classifier.bias" else table)
+    if path.endswith(ROUTERS):
+        return _plain(name, shape, scale / math.sqrt(shape[-1]))
+    if writes:
+        std = scale / math.sqrt(shape[-1])
         return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_STREAM * std), "rows")
     std = 1 / math.sqrt(hidden)
     return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_COLUMN * std))
+
+
+def _plain(name: str, shape: tuple[int, ...], std: float) -> Recipe:
+    """A tensor without outlier channels."""
+    return Recipe(name, shape, Normal(0.0, std), Normal(0.0, std))
 
 
 def _split(recipes: list[Recipe], limit: int) -> list[list[Recipe]]:
