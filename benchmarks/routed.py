@@ -7,13 +7,15 @@ with dense experts and with so many groups a layer. Each form is fed the same ra
 A router of random weights takes much the same experts for all of them, so each token's experts are drawn instead.
 For each it prints the time of a pass, the programs that it called, and the bytes of the weight files that those read,
 beside what shardmill plan expects. The portable engine reads weights at the speed of the memory and calls a program
-within microseconds, so it shows what is saved; what a call costs on the Neural Engine, only a Mac can tell.
+within microseconds; here it runs every expert of a program for all tokens, as a device does. So it shows what is saved.
+What a call costs on the Neural Engine, only a Mac can tell.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ import portable_coreml
 import torch
 from convert import machine
 from flagships import MODELS
+from portable_coreml.run import find_experts
 
 from shardmill import config, plan, topology, traffic
 from shardmill.checkpoint.headers import read_tensors
@@ -65,6 +68,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     portable_coreml.install("fp32")
+    find_experts.LEAST = sys.maxsize  # a device runs all experts of a program, for every token
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
         folder, content = Path(name), {**MODELS[args.model][1], "num_hidden_layers": args.layers, "vocab_size": VOCAB}
         synth_checkpoint(content, folder / "checkpoint", seed=0)
