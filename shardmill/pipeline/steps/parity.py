@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,9 @@ from shardmill.pipeline.verdict import settle
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardmill.gates.encoder import Runner
     from shardmill.gates.thresholds import Measurement, NotRun
     from shardmill.gates.weights import PackageWeights
+    from shardmill.plan import Part
 
 
 def task(
@@ -55,27 +55,11 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
-        from shardmill.gates import encoder, group, parity
-        from shardmill.gates.reference import Reference
         from shardmill.gates.weights import PackageWeights
 
-        known = load_file(states.path)
-        source = source_folder(record)
+        measure = _encoder if piece.kind == ENCODER else _decoder
         stored = PackageWeights(package.path, piece, plan["prefix"])
-        if piece.kind == ENCODER:
-            found = _encoder(encoder.Runner(bundle.path, piece, plan), known, source, stored)
-            settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
-            return
-        reference = Reference(source, plan["context"], carry(plan))
-        if piece.kind == "layers":
-            runner = parity.Runner(bundle.path, piece, plan)
-            found = parity.layers_parity(runner, reference, known, source, stored)
-        elif piece.kind == "experts":
-            found = group.group_parity(bundle.path, piece, reference, known, source, stored, plan["verify"])
-        else:
-            hidden = known["hidden"][-1]
-            both = hidden, known["logits"][: len(hidden)]
-            found = parity.head_parity(bundle.path, piece, reference, both, source, stored, plan["verify"])
+        found = measure(bundle.path, piece, plan, load_file(states.path), source_folder(record), stored)
         settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
 
     inputs = {
@@ -90,17 +74,43 @@ def task(
 
 
 def _encoder(
-    runner: Runner, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> Iterator[Measurement | NotRun]:
+    bundle: Path,
+    piece: Part,
+    plan: Mapping[str, Any],
+    known: Mapping[str, Tensor],
+    source: Path,
+    stored: PackageWeights,
+) -> Iterable[Measurement | NotRun]:
     """The measurements of an encoder's program."""
-    from shardmill.gates.encoder import encoder_parity
+    from shardmill.gates.encoder import Runner, encoder_parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import checkpoint_weights
 
-    plan = runner.plan
     reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
-    output = known[f"output_{runner.part.tokens}"]
-    yield from encoder_parity(runner, reference, known["tokens"].tolist(), output, source, stored, weights)
+    tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
+    return encoder_parity(Runner(bundle, piece, plan), reference, tokens, output, source, stored, weights)
+
+
+def _decoder(
+    bundle: Path,
+    piece: Part,
+    plan: Mapping[str, Any],
+    known: Mapping[str, Tensor],
+    source: Path,
+    stored: PackageWeights,
+) -> Iterable[Measurement | NotRun]:
+    """The measurements of a program of layers, of experts, or of an LM head."""
+    from shardmill.gates import group, parity
+    from shardmill.gates.reference import Reference
+
+    reference = Reference(source, plan["context"], carry(plan))
+    if piece.kind == "layers":
+        return parity.layers_parity(parity.Runner(bundle, piece, plan), reference, known, source, stored)
+    if piece.kind == "experts":
+        return group.group_parity(bundle, piece, reference, known, source, stored, plan["verify"])
+    hidden = known["hidden"][-1]
+    both = hidden, known["logits"][: len(hidden)]
+    return parity.head_parity(bundle, piece, reference, both, source, stored, plan["verify"])
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
