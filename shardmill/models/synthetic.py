@@ -39,6 +39,7 @@ LOUD_NORM = 0.25  # the norm that reads it holds it down, as trained norms do,
 LOUD_COLUMN = 4.0  # and its column in a projection has larger weights: the case that per-channel INT8 finds hard
 
 DECIDED = 3.0  # a router's logits are so many times wider, so that the last expert a token takes has little weight,
+HUSHED = 0.5  # and experts write so much less than an MLP, so that another expert in its place changes little,
 USUAL = 1.0  # and labels differ by so much before a token is read, as most tokens of a text have the same one
 
 WRITERS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
@@ -170,18 +171,18 @@ def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, laye
         return Recipe(name, shape, usual, loud if shape[0] == hidden else usual)
     if path.endswith(FACTORS):
         return Recipe(name, shape, Normal(1.0, 0.1), Normal(1.0, 0.1))
-    writes = path.endswith(WRITERS) and "router" not in path  # to the residual stream, which each layer does twice
+    last = path.endswith(WRITERS) or bool(source.magnitude)  # of experts that share one, its factors may come first
+    writes = last and "router" not in path  # to the residual stream, which each layer does twice
     scale = 1 / math.sqrt(2 * layers) if writes else DECIDED if path.endswith(ROUTERS) else 1.0
+    scale *= HUSHED if writes and ".experts." in path else 1.0
     if len(shape) > MATRIX:  # experts on top of each other, and the taps of convolutions
-        return _plain(name, shape, scale / math.sqrt(shape[-2] if source.transposed else shape[-1]))
+        return _plain(name, shape, scale / math.sqrt(shape[-1]))
     if len(shape) < MATRIX:
         return _plain(name, shape, USUAL if path == "classifier.bias" else table)
-    if path.endswith(ROUTERS):
-        return _plain(name, shape, scale / math.sqrt(shape[-1]))
     if writes:
         std = scale / math.sqrt(shape[-1])
         return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_STREAM * std), "rows")
-    std = 1 / math.sqrt(hidden)
+    std = scale / math.sqrt(hidden)
     return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_COLUMN * std))
 
 

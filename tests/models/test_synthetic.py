@@ -1,6 +1,7 @@
 """Synthetic checkpoints are what transformers expects, the same for the same seed, and behave like a model."""
 
 import json
+import math
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -20,6 +21,7 @@ from shardmill.models.architecture import Source
 from shardmill.models.synthetic import draw_rows, synth_checkpoint
 
 from .small_configs import FAMILIES, small_config
+from .tiny_families import TINY
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"],
@@ -177,3 +179,14 @@ def test_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match="disk full"):
         synth_checkpoint(CONFIG, tmp_path / "m", seed=0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("experts", [4, 48])
+def test_what_experts_write_is_scaled_down_by_depth_whatever_the_layout(experts: int, tmp_path: Path) -> None:
+    """Each of a few layers would otherwise drown what came before it, and one rounding would change all after it."""
+    content = {**TINY["gpt_oss"], "num_local_experts": experts, "num_hidden_layers": 2, "model_type": "gpt_oss"}
+    synth_checkpoint(content, tmp_path / "ck", 0)
+    weights = checkpoint_weights(tmp_path / "ck")
+    down, up = (weights(f"model.layers.0.mlp.experts.{name}").float() for name in ("down_proj", "gate_up_proj"))
+    assert float(down.std()) == pytest.approx(synthetic.HUSHED / math.sqrt(4 * down.shape[-1]), rel=0.05)
+    assert float(up.std()) == pytest.approx(1 / math.sqrt(up.shape[-1]), rel=0.05)
