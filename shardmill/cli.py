@@ -20,6 +20,7 @@ from shardmill.commands import (
     bench,
     chat,
     compare_compiled,
+    device,
     diff,
     diff_residency,
     doctor,
@@ -134,6 +135,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(device.app, name="device")
 
 
 def main() -> None:
