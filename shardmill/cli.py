@@ -39,6 +39,7 @@ from shardmill.commands import (
     sign,
     synth_checkpoint,
     verify,
+    warm,
     why,
 )
 from shardmill.printable import one_line
@@ -115,6 +116,7 @@ COMMANDS = (
     generate.generate,
     chat.chat,
     serve.serve,
+    warm.warm,
     label.label,
     bench.bench,
     inspect.inspect,
