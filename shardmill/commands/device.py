@@ -81,6 +81,29 @@ def rank(
         Console().print(_table(own))
 
 
+@app.command()
+def forecast(
+    builds: Annotated[
+        list[Path] | None, typer.Argument(help="Builds; default: all in build/.", metavar="[BUILD]...")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Foresee what passes take on systems that builds were measured on, by bytes, operations and dispatches."""
+    from shardmill.device.forecast import forecast as foreseen
+
+    rows = foreseen(builds or _builds())
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        ms, known = row["forecast_ms"], row["measured_ms"]
+        beside = f", measured {known:.2f} ms ({ms / known - 1:+.0%})" if known else ", not measured"
+        name = Path(row["build"]).name
+        typer.echo(one_line(f"{row['system']}: {name} at T={row['width']}: forecast {ms:.2f} ms{beside}"))
+    if not rows:
+        typer.echo("nothing was measured: `shardmill device kit` and `shardmill device import` come first")
+
+
 def _builds() -> list[Path]:
     """Finished builds of this folder."""
     return sorted(file.parent for file in Path("build").glob("*/model.json"))

@@ -13,16 +13,17 @@ from typing import Any
 
 import shardmill.lane.main as lane
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.device.describe import described, weights_bytes, widths_of
 from shardmill.device.recording import Arrays, Recording, record
 from shardmill.errors import ShardmillError
-from shardmill.files import dumps, load_json, replacing
+from shardmill.files import dumps, replacing
 from shardmill.gates.fp16_range import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.lane.kit import FORMAT, KIT
 from shardmill.machine import is_portable
 from shardmill.pipeline.subjects import check_files
 from shardmill.quiet import quiet_coremltools
-from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest, verify_width
+from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
 NAMED = "shardmill.lane"  # what the modules are called here; in a kit it is `lane`
@@ -99,43 +100,29 @@ def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, 
 
 def _variant(name: str, build: Path, manifest: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
     """What kit.json says of a build."""
-    encodes = MARK in manifest
-    widths = manifest["buckets"] if encodes else manifest["widths"]
-    parts = [_part(name, build, manifest, place, widths) for place in range(len(manifest["parts"]))]
     return {
         "name": name,
         "model": manifest["model"],
         "source": manifest.get("source", {}),
-        "described": {
-            "kind": "encoder" if encodes else "decoder",
-            "context": None if encodes else manifest["context"],
-            "verify": None if encodes else verify_width(manifest),
-            "widths": widths,
-            "shapes": "fixed" if encodes else "range",
-            "state": None if encodes else "graph",
-            "programs": len(parts),
-            "weights_bytes": sum(program["weights"] for part in parts for program in part["programs"]),
-            "precision": _precision(build),
-        },
+        "described": described(build, manifest),
         "artifacts": {part: entry["files"] for part, entry in manifest["packages"].items()},
-        "parts": parts,
+        "parts": [_part(name, build, manifest, place) for place in range(len(manifest["parts"]))],
         "recorded": {str(width): rows for width, rows in recording.passes.items()},
         "tokens": {str(width): tokens for width, tokens in recording.tokens.items()},
     }
 
 
-def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int, widths: Sequence[int]) -> dict[str, Any]:
+def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> dict[str, Any]:
     """A part and its programs: one for all widths, or for an encoder's only one."""
-    part = manifest["parts"][place]
+    part, widths = manifest["parts"][place], widths_of(manifest)
     package = manifest["packages"][part["name"]]["path"]
-    weights = sum(file.stat().st_size for file in (build / package).rglob("weights/*"))
     fixed = MARK in manifest
     program = {
         "path": f"variants/{name}/{package}",
         "function": None,
-        "widths": [widths[place]] if fixed else list(widths),
+        "widths": [widths[place]] if fixed else widths,
         "fixed": fixed,
-        "weights": weights,
+        "weights": weights_bytes(build / package),
     }
     return {
         "name": part["name"],
@@ -157,15 +144,6 @@ def _layers(package: Path) -> list[list[Any]]:
             if not found or found[-1][1] != layer:
                 found.append([output, layer])
     return found
-
-
-def _precision(build: Path) -> str:
-    """What precision.json gives all matrices; "mixed" where it names some, "" where there is none."""
-    try:
-        recipe = load_json(build / "precision.json")
-    except (OSError, ValueError):
-        return ""
-    return "mixed" if recipe.get("matrices") else str(recipe.get("default", ""))
 
 
 def _sha256(content: Content) -> str:

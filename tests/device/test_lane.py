@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 import signal
 import subprocess
@@ -87,6 +88,9 @@ def test_killed_at_ten_random_points_it_goes_on_and_comes_to_the_same(kit: Path)
             torn.write('{"key": "tiny/la')  # as a line that was being written
     again = subprocess.run(command(kit), check=True, env=env, capture_output=True, text=True)
     assert "going on: " in again.stdout
+    kept = [json.loads(line) for line in (kit / "results.jsonl").read_text().splitlines()]
+    keys = [line["key"] for line in kept[1:] if line["status"] != "not_run"]
+    assert len(keys) == len(set(keys)) == 21  # what was finished was not measured again, and no torn line is left
     killed = timeless(result(kit))
     (kit / "results.jsonl").unlink()
     assert killed == timeless(measured(kit))

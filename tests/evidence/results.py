@@ -55,7 +55,7 @@ def result(lines: dict[str, Any] | None = None, engine: str = "coreml", **machin
         "source": {"repo": "who/what", "commit": "f" * 40},
         "described": {
             "kind": "decoder", "context": 64, "verify": 4, "widths": [1, 4], "shapes": "range", "state": "graph",
-            "programs": 2, "weights_bytes": 5, "precision": "int8",
+            "programs": 2, "weights_bytes": 5, "state_bytes": 4, "parameters": 3, "precision": "int8",
         },
         "artifacts": {part: entry["files"] for part, entry in MANIFEST["packages"].items()},
         "measurements": measurements() if lines is None else lines,
