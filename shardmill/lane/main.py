@@ -11,7 +11,7 @@ from shardmill.lane.child import run_child
 from shardmill.lane.kit import Kit, LaneError, check_kit, read_kit
 from shardmill.lane.progress import Progress
 from shardmill.lane.results import STATUSES, Results, write_result
-from shardmill.lane.rounds import Run, measure
+from shardmill.lane.rounds import Run, bisect, measure
 from shardmill.lane.system import identity
 from shardmill.lane.watch import Watch
 
@@ -77,11 +77,13 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
         work=out / "work",
         engine=options.engine,
         passes=options.passes,
-        bisects=not options.no_bisect,
     )
     progress = Progress(kit, results)
     measure(run, progress)
     write_result(out / "result.json", kit, results)
+    if not options.no_bisect:
+        bisect(run, progress)
+        write_result(out / "result.json", kit, results)
     print(_closing(kit, results, out / "result.json"))
     return 0
 

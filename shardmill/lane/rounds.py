@@ -28,7 +28,6 @@ class Run:
         work: folder for compiled programs.
         engine: module that takes Core ML's place, or None.
         passes: that a speed is the median of.
-        bisects: whether the operation that fails is looked for.
     """
 
     kit: Kit
@@ -37,15 +36,19 @@ class Run:
     work: Path
     engine: str | None
     passes: int
-    bisects: bool
 
 
 def measure(run: Run, progress: Progress) -> None:
     """Finishes every measurement that is not finished yet."""
     for group in groups(run.kit):
         _finish(run, group, progress)
+
+
+def bisect(run: Run, progress: Progress) -> None:
+    """Looks for the operation that fails, in each program that can't be loaded; it may take a dozen loads that hang."""
+    for group in groups(run.kit):
         broken = [m.key for m in group.measurements if run.results.status(m.key) in FAILED]
-        if run.bisects and any(key.endswith((f"/{COMPILE}", f"/{FIRST}")) for key in broken):
+        if any(key.endswith((f"/{COMPILE}", f"/{FIRST}")) for key in broken):
             _bisect(run, group, progress)
 
 
