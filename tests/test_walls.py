@@ -35,7 +35,7 @@ MAY_USE: dict[str, set[str]] = {
     "gates": {"checkpoint", "convert", "decode", "forms", "lane", "models", "plan", "runtime"},
     "precision": {"convert", "forms", "gates", "models", "plan"},
     "serve": {"decode", "runtime"},
-    "bench": {"config", "decode", "lane", "plan", "runtime", "serve"},
+    "bench": {"config", "decode", "lane", "models", "plan", "runtime", "serve"},
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
         "attest", "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "models", "plan",

@@ -13,18 +13,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardmill.errors import ShardmillError
+from shardmill.runtime.label import Reader
 from shardmill.runtime.loading import begins
 from shardmill.serve.model import Model
-from shardmill.serve.server import serve
+from shardmill.serve.server import serve, serve_encoder
 from shardmill.serve.settings import Settings
 from shardmill.serve.warming import FIRST_PASSES
 
-from .fake import Speaker, fake_model
+from .fake import Speaker, byte_tokenizer, fake_model
 from .running import PATIENCE, ask, wait_until
 
 PROGRAMS = ("layers_00_02", "layers_02_04", "head_0")
@@ -58,15 +60,15 @@ class Slow:
 class Served:
     """`serve` in a thread."""
 
-    def __init__(self, load: Callable[[], Model], port: int) -> None:
-        self.port, self.said, self.raised = port, [], []  # type: ignore[var-annotated]
+    def __init__(self, load: Callable[[], Any], port: int, run: Any = serve) -> None:
+        self.serve, self.port, self.said, self.raised = run, port, [], []  # type: ignore[var-annotated]
         self.thread = threading.Thread(target=self.run, args=(load,), daemon=True)
         self.thread.start()
         wait_until(self.listens)
 
-    def run(self, load: Callable[[], Model]) -> None:
+    def run(self, load: Callable[[], Any]) -> None:
         try:
-            serve(load, Settings(port=self.port), self.said.append, warming=len(PROGRAMS))
+            self.serve(load, Settings(port=self.port), self.said.append, warming=len(PROGRAMS))
         except ShardmillError as error:
             self.raised.append(str(error))
 
@@ -135,10 +137,28 @@ def test_a_load_that_fails_ends_the_server_with_its_line(port: int) -> None:
     assert up.raised == ["compiled/head_0.mlmodelc can't be loaded: no"] and up.said == []
 
 
+def test_an_encoder_too_is_served_as_soon_as_it_is_loaded(port: int) -> None:
+    gate = threading.Event()
+
+    def load() -> Any:
+        begins("encoder_64")
+        assert gate.wait(PATIENCE)
+        encoder: Any = SimpleNamespace(manifest={"model": "tiny"})
+        return Reader(encoder, byte_tokenizer(), None)
+
+    up = Served(load, port, serve_encoder)
+    state = {"status": "starting", "part": 1, "of": 3, "name": "encoder_64"}
+    wait_until(lambda: up.health() == (503, state))
+    gate.set()
+    wait_until(lambda: up.health() == (200, {"status": "ok"}))
+    assert up.request("GET", "/v1/models")[2]["data"][0]["id"] == "tiny"
+
+
 STUCK = """
 import time
 from shardmill import cli
 from shardmill.commands import serve
+from shardmill.runtime.label import Reader
 from shardmill.runtime.loading import begins
 from shardmill.serve import load
 
