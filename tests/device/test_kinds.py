@@ -31,9 +31,9 @@ def lane(build: Path, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str,
 
 def test_experts_that_the_host_routes_to_are_measured_one_by_one(tmp_path: Path) -> None:
     """A program that no recorded token takes is loaded all the same, and what can't be compared says so."""
-    source = routed.checkpoint("zaya", tmp_path)
-    made = routed.build(source, tmp_path / "made", routed.GROUPS["zaya"])
-    build = finish(made.plan, made.packages, made.table, source, tmp_path / "zaya")
+    source = routed.checkpoint("lfm2_moe", tmp_path)
+    made = routed.build(source, tmp_path / "made", routed.GROUPS["lfm2_moe"])
+    build = finish(made.plan, made.packages, made.table, source, tmp_path / "routed")
     variant, found = lane(build, tmp_path)
     kinds = {part["name"]: part["kind"] for part in variant["parts"]}
     called = {part for row in variant["recorded"]["1"] for part in row}
