@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shardmill import files
@@ -21,6 +22,7 @@ from shardmill.lane.todo import Measurement, seconds_left
 from .lane import HERE, command, environment, lines, measured, result, timeless
 
 LANE = Path(lane_results.__file__).parent
+PATIENCE = 20.0  # seconds, after which a test gives up
 LAYERS, HEAD = "layers_00_02", "head_0"
 
 
@@ -94,6 +96,34 @@ def test_killed_at_ten_random_points_it_goes_on_and_comes_to_the_same(kit: Path)
     killed = timeless(result(kit))
     (kit / "results.jsonl").unlink()
     assert killed == timeless(measured(kit))
+
+
+def hanging(kit: Path, operation: str) -> subprocess.Popen[str]:
+    """A run that is at a load without an end."""
+    env = environment(kit, HERE / "fake", FAULT=f"hang:{operation}")
+    run = subprocess.Popen(command(kit), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert any("load.first ..." in line for line in run.stdout)
+    return run
+
+
+def test_ctrl_c_says_how_to_go_on_and_leaves_no_child(kit: Path, operation: str) -> None:
+    run = hanging(kit, operation)
+    (child,) = psutil.Process(run.pid).children()
+    run.send_signal(signal.SIGINT)
+    _, complaints = run.communicate(timeout=PATIENCE)
+    assert (run.returncode, "the same command goes on from here" in complaints) == (130, True)
+    assert "Traceback" not in complaints and not child.is_running()
+
+
+def test_a_child_ends_when_its_parent_is_killed(kit: Path, operation: str) -> None:
+    """Or a load that hangs would hold the engine for ever."""
+    run = hanging(kit, operation)
+    (child,) = psutil.Process(run.pid).children()
+    run.kill()
+    run.communicate(timeout=PATIENCE)
+    psutil.wait_procs([child], timeout=PATIENCE)
+    assert not child.is_running()
 
 
 def test_what_was_measured_is_not_measured_again(kit: Path) -> None:
