@@ -97,6 +97,7 @@ rule report:
         speed="build/{model}/benchmark/speed.json",
         receipts=sm.all_receipts(C),
         search=sm.made_by("search", C),
+        evidence=sm.evidence(C),
     output:
         page=report(
             "build/{model}/report.html",

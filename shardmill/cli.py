@@ -20,6 +20,7 @@ from shardmill.commands import (
     bench,
     chat,
     compare_compiled,
+    device,
     diff,
     diff_residency,
     doctor,
@@ -38,6 +39,7 @@ from shardmill.commands import (
     sign,
     synth_checkpoint,
     verify,
+    warm,
     why,
 )
 from shardmill.printable import one_line
@@ -114,6 +116,7 @@ COMMANDS = (
     generate.generate,
     chat.chat,
     serve.serve,
+    warm.warm,
     label.label,
     bench.bench,
     inspect.inspect,
@@ -134,6 +137,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(device.app, name="device")
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ GROUND = {"errors", "files", "interrupt", "machine", "printable", "pydantic_erro
 # Each room with those that it may use, beside the ground; from the ground up.
 MAY_USE: dict[str, set[str]] = {
     "decode": set(),
+    "lane": set(),
     "checkpoint": set(),
     "attest": set(),
     "forms": set(),
@@ -30,20 +31,22 @@ MAY_USE: dict[str, set[str]] = {
     "convert": {"checkpoint", "forms", "models", "plan"},
     "topology": {"config", "convert", "forms", "models", "plan"},
     "traffic": {"config", "forms", "convert", "models", "plan", "topology"},
-    "gates": {"checkpoint", "convert", "decode", "forms", "models", "plan", "runtime"},
+    "evidence": {"lane"},
+    "gates": {"checkpoint", "convert", "decode", "forms", "lane", "models", "plan", "runtime"},
     "precision": {"convert", "forms", "gates", "models", "plan"},
     "serve": {"decode", "runtime"},
-    "bench": {"config", "decode", "plan", "runtime", "serve"},
-    "report": {"forms", "gates"},
+    "bench": {"config", "decode", "lane", "models", "plan", "runtime", "serve"},
+    "report": {"evidence", "forms", "gates"},
     "pipeline": {
-        "attest", "bench", "checkpoint", "config", "convert", "decode", "forms", "gates", "models", "plan",
+        "attest", "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "models", "plan",
         "precision", "report", "runtime", "serve", "topology", "traffic",
     },
     "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
+    "device": {"checkpoint", "evidence", "forms", "gates", "lane", "models", "pipeline", "runtime"},
     "doctor": {"checkpoint", "runtime"},
     "commands": {
-        "bench", "catalogue", "checkpoint", "config", "decode", "doctor", "gates", "models", "pipeline", "plan",
-        "release", "runtime", "serve",
+        "bench", "catalogue", "checkpoint", "config", "decode", "device", "doctor", "evidence", "gates", "models",
+        "pipeline", "plan", "release", "runtime", "serve",
     },
     "cli": {"commands"},
     "portable": set(),
@@ -109,7 +112,7 @@ def test_nothing_is_used_over_a_wall(name: str) -> None:
     others = {room(used) for used in uses(name)} - {own, ""}
     if own in GROUND | {""}:
         allowed = GROUND | ({"portable"} if own == "machine" else set())
-    elif own == "decode" or name.startswith("portable_coreml"):
+    elif own in ("decode", "lane") or name.startswith("portable_coreml"):
         allowed = set()
     else:
         allowed = MAY_USE[own] | GROUND | {"portable"}

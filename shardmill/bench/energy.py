@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import os
 import platform
-import plistlib
 import shutil
-import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.bench.client import Joules
+from shardmill.lane.energy import COMMAND, counted
 
 POWERCAP = Path("/sys/class/powercap")
-POWERMETRICS = ("powermetrics", "--samplers", "cpu_power,gpu_power,ane_power", "-i", "100", "-f", "plist")
-CONSUMERS = ("cpu_energy", "gpu_energy", "ane_energy")  # millijoules in one sample
 
 
 @dataclass(frozen=True)
@@ -37,10 +33,10 @@ def meter() -> Iterator[Meter]:
     """The machine's meter."""
     if platform.system() != "Darwin":
         yield rapl(POWERCAP)
-    elif os.geteuid() != 0 or shutil.which(POWERMETRICS[0]) is None:
+    elif os.geteuid() != 0 or shutil.which(COMMAND[0]) is None:
         yield Meter(None, "powermetrics tells it to root only: run the same command with sudo")
     else:
-        with powermetrics(POWERMETRICS) as joules:
+        with powermetrics(COMMAND) as joules:
             yield Meter(joules)
 
 
@@ -82,28 +78,6 @@ def _number(file: Path) -> int:
 
 @contextmanager
 def powermetrics(command: Sequence[str]) -> Iterator[Joules]:
-    """Sums the samples of a running `command`: property lists, each followed by a zero byte. Exact to one sample."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    sums = [0.0]
-
-    def listen() -> None:
-        assert process.stdout is not None
-        pending = b""
-        while chunk := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-            *samples, pending = (pending + chunk).split(b"\0")
-            sums[0] += sum(millijoules(sample) for sample in samples) / 1e3
-
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    try:
-        yield lambda: sums[0]
-    finally:
-        process.terminate()
-        process.wait()
-        listener.join()
-
-
-def millijoules(sample: bytes) -> float:
-    """Energy in one property list; processor, GPU and Neural Engine together."""
-    processor = plistlib.loads(sample.strip())["processor"]
-    return float(sum(processor[consumer] for consumer in CONSUMERS))
+    """Sums the samples of a running `command`."""
+    with counted(command) as millijoules:
+        yield lambda: millijoules() / 1e3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from shardmill.commands.drafting import (
     check_policy,
 )
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import holds_encoder, read_manifest
+from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 LIMIT = "default: as many tokens as the context holds"
 
@@ -50,6 +51,9 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 1 << 20,
     grace_seconds: Annotated[float, typer.Option(min=0, help="Time for the running request at shutdown.")] = 10.0,
     precision: Precision = "fp32",
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Listen while the programs are being loaded; /health tells how far that is.")
+    ] = False,
     guard_margin: Annotated[
         float, typer.Option(min=0, help="Rows of wide passes whose two best logits are closer are run again alone.")
     ] = 0.0,
@@ -86,10 +90,19 @@ def serve(
     )
     if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
+    warming = _programs(build, draft_build) if warm else None
     if holds_encoder(build):
-        serve_encoder(lambda: label.load(build, precision), settings, typer.echo)
+        serve_encoder(lambda: label.load(build, precision), settings, typer.echo, warming)
         return
-    run(lambda: load.load_model(build, draft_build, precision, context_policy, chat_template), settings, typer.echo)
+    model = partial(load.load_model, build, draft_build, precision, context_policy, chat_template)
+    run(model, settings, typer.echo, warming)
+
+
+def _programs(build: Path, draft_build: Path | None) -> int:
+    """How many programs a server loads. Raises ShardmillError where a folder holds no finished build."""
+    manifests = [read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)]
+    manifests += [read_manifest(draft_build)] if draft_build else []
+    return sum(len(manifest["parts"]) for manifest in manifests)
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -7,7 +7,6 @@ seed. Here the date goes, the identifiers are derived from the content, and maps
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -47,26 +46,3 @@ def load_spec(path: Path) -> Any:
     spec = Model_pb2.Model()
     spec.ParseFromString((path / MODEL_FILE).read_bytes())
     return spec
-
-
-def with_default_tokens(source: Path, target: Path, tokens: int) -> None:
-    """A copy of a package whose flexible inputs default to T = `tokens`.
-
-    A compute plan describes the default shape only, so the plan for another T needs such a copy.
-    """
-    shutil.copytree(source, target, copy_function=_link)
-    spec = load_spec(source)
-    for feature in spec.description.input:
-        array = feature.type.multiArrayType
-        for axis, bounds in enumerate(array.shapeRange.sizeRanges):
-            if bounds.upperBound != bounds.lowerBound:
-                array.shape[axis] = tokens
-    (target / MODEL_FILE).unlink()
-    (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        Path(target).hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardmill.gates.thresholds import Measurement
+from shardmill.lane.cut import with_default_tokens
+from shardmill.lane.plan import planned
 from shardmill.machine import is_portable
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs
-WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations that a plan gives no device
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,6 @@ def inspect(package: Path, bundle: Path, tokens: int, fixed: bool = False) -> tu
 
     rows = list(measure(bundle, f"T={tokens}" if fixed else "T=1"))
     if tokens > 1 and not fixed:
-        from shardmill.convert.package import with_default_tokens
-
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / package.name
             with_default_tokens(package, copy, tokens)
@@ -77,49 +76,7 @@ def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row],
 
 def measure(bundle: Path, shape: str) -> Iterator[Row]:
     """Rows by Core ML's own plan for a compiled bundle."""
-    import coremltools as ct
-    from coremltools.models.compute_plan import MLComputePlan
-
-    plan = MLComputePlan.load_from_path(str(bundle), compute_units=ct.ComputeUnit.CPU_AND_NE)
-    for name, function in plan.model_structure.program.functions.items():
-        for op in _nested_operations(function.block):
-            usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
-            device = "" if usage is None else type(usage.preferred_compute_device).__name__
-            able = [] if usage is None else [type(d).__name__ for d in usage.supported_compute_devices]
-            kind = op.operator_name
-            yield Row(shape, name, _output_of(op), kind, measured_status(kind, device, able), device, "measured")
-
-
-def _output_of(op: Any) -> str:
-    """The name of an operation of a plan, which is also the rules' name: its first output, or the state it writes."""
-    if op.outputs:
-        return str(op.outputs[0].name)
-    written = op.inputs["input"].bindings if "input" in op.inputs else ()
-    return next((str(binding.name) for binding in written if binding.name), "")
-
-
-def _nested_operations(block: Any) -> Iterator[Any]:
-    """All operations of a block and of the blocks in it."""
-    for op in block.operations:
-        yield op
-        for inner in op.blocks:
-            yield from _nested_operations(inner)
-
-
-def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
-    """The status that a plan's answer amounts to.
-
-    Args:
-        kind: the operation's type.
-        device: the device that the plan prefers; "" if it names none.
-        able: the devices that support the operation.
-    """
-    if "NeuralEngine" in device:
-        return "ane"
-    if device:
-        return "not_chosen" if any("NeuralEngine" in name for name in able) else "ineligible"
-    plain = kind.split(".")[-1]  # "ios18.conv" -> "conv"
-    return "no_device" if plain.startswith(WITHOUT_DEVICE) else "unknown"
+    yield from (Row(shape=shape, evidence="measured", **row) for row in planned(bundle))
 
 
 def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:

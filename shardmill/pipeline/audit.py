@@ -13,13 +13,15 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import THREADS, hash_file
-from shardmill.errors import ShardmillError
+from shardmill.errors import ShardmillError, UnreadableError
+from shardmill.evidence.build import evidence_files
 from shardmill.files import dumps, read_sealed
 from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, card, is_signature
 from shardmill.pipeline.provenance import RECEIPT
@@ -87,6 +89,11 @@ def records(build: Path) -> dict[str, Record]:
             known[record] = Record(hash_file(build / record), record)
         for path, sha in content["files"].items():
             known.setdefault(path, Record(sha, record))
+    for file in evidence_files(build):  # sealed by whoever measured; one that was changed is named by nothing
+        with suppress(UnreadableError):
+            read_sealed(file)
+            name = file.relative_to(build).as_posix()
+            known[name] = Record(hash_file(file), name)
     return known
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmill.evidence.build import evidence_files
 from shardmill.files import parse_json
 from shardmill.forms.recipe import RULES, SEARCH
 
@@ -63,6 +64,11 @@ def budget(config: Config) -> dict[str, Any] | None:
     """The config's `convert.budget`."""
     found: dict[str, Any] | None = settings(config)["convert"]["budget"]
     return found
+
+
+def evidence(config: Config) -> list[str]:
+    """What was measured of the build elsewhere and imported: no step makes it, and there may be none."""
+    return [str(file) for file in evidence_files(Path("build") / config.model)]
 
 
 def task_files(config: Config) -> list[str]:

@@ -262,6 +262,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "receipts": dag.receipts,
             "search": dag.made_by("search"),
         },
+        outside={"evidence": configured.evidence},
         params={"settings": configured.settings, "pipeline": lambda config: dag.drawn(STEPS, config)},
         needs=Need(500),
         packages=("jinja2", "markupsafe", "matplotlib"),

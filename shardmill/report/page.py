@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from shardmill.forms.recipe import called
 from shardmill.report import wording
 from shardmill.report.dag import drawings
+from shardmill.report.devices import devices
 from shardmill.report.forms import costliest, front_plot
 from shardmill.report.forms import steps as front_steps
 from shardmill.report.gates import questions
@@ -77,7 +78,9 @@ def context(build: Build) -> dict[str, Any]:
         "worth": worth(build.plan["passes"]),
         "limit": build.plan["weight_file_limit"],
         "state_bytes": {piece.name: state_bytes(piece, build) for piece in build.pieces},
-        "placement": placement(build.residency),
+        "placement": placement(build.placed),
+        "devices": devices(build.devices, build.residency),
+        "stale": build.stale,
         "statuses": STATUS,
         "speed": build.speed,
         "origin": origin(build),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.evidence.build import measured_verdicts
+from shardmill.evidence.file import Evidence
 from shardmill.files import read_json
 
 Json = Mapping[str, Any]
@@ -40,6 +42,8 @@ class Build:
     settings: Json  # the config
     pipeline: Sequence[Json]  # the steps, see pipeline.dag.drawn
     search: Json | None = None  # what the search for forms found, of a build that has one
+    devices: Sequence[Evidence] = ()  # what was measured elsewhere of these programs
+    stale: Sequence[str] = ()  # files of evidence of other programs
 
     @property
     def encodes(self) -> bool:
@@ -50,6 +54,11 @@ class Build:
     def residency(self) -> tuple[Json, ...]:
         """What the residency gate said, part by part."""
         return self.verdicts.get("residency", ())
+
+    @property
+    def placed(self) -> tuple[Json, ...]:
+        """The same, where what a device measured takes the place of what was predicted."""
+        return measured_verdicts(self.residency, self.devices)
 
     @property
     def parity(self) -> tuple[Json, ...]:

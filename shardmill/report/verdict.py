@@ -84,7 +84,7 @@ def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
 
 def residency(build: Build) -> Iterator[Caveat]:
     """Residency where it was not measured."""
-    predicted = [file["part"] for file in build.residency if file["evidence"] != "measured"]
+    predicted = [file["part"] for file in build.placed if file["evidence"] != "measured"]
     if predicted:
         why = (
             f"Placement rules say that no operation of {plural(len(predicted), 'program')} is known to leave the "

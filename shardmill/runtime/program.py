@@ -11,6 +11,7 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.models.host import Floats
+from shardmill.runtime.loading import begins
 
 
 class Program:
@@ -21,6 +22,7 @@ class Program:
         import coremltools as ct
 
         self.name, self.path = path.stem, path
+        begins(self.name)
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
         try:
             load = ct.models.CompiledMLModel if path.suffix == ".mlmodelc" else ct.models.MLModel

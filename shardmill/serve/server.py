@@ -20,6 +20,7 @@ from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.runtime.label import Reader
 from shardmill.runtime.load import engine_name
+from shardmill.runtime.loading import begins
 from shardmill.serve.app import create_app
 from shardmill.serve.connections import Connection, Lobby
 from shardmill.serve.encoder_app import create_encoder_app
@@ -27,6 +28,7 @@ from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.reading import Desk
 from shardmill.serve.settings import Settings
+from shardmill.serve.warming import FIRST_PASSES, Ready, Warming
 from shardmill.serve.worker import Worker
 
 LAST_WORDS = 2.0  # seconds that answers have to leave once the engine has stopped
@@ -36,7 +38,7 @@ class Server(uvicorn.Server):
     """uvicorn's server, which also tells the worker that it ends."""
 
     def __init__(
-        self, config: uvicorn.Config, worker: Worker | Desk, grace: float, announce: Callable[[], None]
+        self, config: uvicorn.Config, worker: Worker | Desk | Warming, grace: float, announce: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._worker, self._grace, self._announce = worker, grace, announce
@@ -53,66 +55,96 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(load: Callable[[], Model], settings: Settings, announce: Callable[[str], None]) -> None:
+def serve(
+    load: Callable[[], Model], settings: Settings, announce: Callable[[str], None], warming: int | None = None
+) -> None:
     """Serves until a signal ends it.
 
     Args:
         load: makes the model; called once the address is known to be free.
+        settings: of the server.
         announce: takes the line that says where the server listens.
+        warming: the number of programs to load, for a server that listens while it loads them; None: it listens once
+            they are loaded.
 
     Raises:
         ShardmillError: the address can't be used, or whatever `load` raises.
     """
-    listener = bind(settings)
-    try:
-        model = load()
-        metrics = Metrics()
-        worker = Worker(
-            model,
-            metrics,
-            queue=settings.limits.queue,
-            policy=settings.policy,
-            draft_table=settings.draft_table,
-            context_policy=settings.context_policy,
-        )
-        server = make_server(model, worker, metrics, settings, lambda: announce(greeting(model, settings, listener)))
-        _serve_until_signal(server, worker, listener)
-    finally:
-        listener.close()
+    _serve(partial(_ready, load, settings), settings, announce, warming)
 
 
-def serve_encoder(load: Callable[[], Reader], settings: Settings, announce: Callable[[str], None]) -> None:
+def serve_encoder(
+    load: Callable[[], Reader], settings: Settings, announce: Callable[[str], None], warming: int | None = None
+) -> None:
     """Serves an encoder until a signal ends it; arguments and errors are those of `serve`."""
+    _serve(partial(_ready_encoder, load, settings), settings, announce, warming)
+
+
+def _ready(load: Callable[[], Model], settings: Settings, listener: socket.socket) -> Ready:
+    """A decoder, loaded, and with every width run."""
+    model, metrics = load(), Metrics()
+    begins(FIRST_PASSES)
+    worker = Worker(
+        model,
+        metrics,
+        queue=settings.limits.queue,
+        policy=settings.policy,
+        draft_table=settings.draft_table,
+        context_policy=settings.context_policy,
+    )
+    return Ready(create_app(model, worker, metrics, settings), worker, greeting(model, settings, listener))
+
+
+def _ready_encoder(load: Callable[[], Reader], settings: Settings, listener: socket.socket) -> Ready:
+    reader, metrics = load(), Metrics()
+    desk = Desk(metrics, settings.limits.queue)
+    name = reader.encoder.manifest["model"]
+    app = create_encoder_app(name, reader, desk, metrics, settings)
+    return Ready(app, desk, _greeting(name, engine_name(), machine.threads(), settings, listener))
+
+
+def _serve(
+    make: Callable[[socket.socket], Ready], settings: Settings, announce: Callable[[str], None], warming: int | None
+) -> None:
     listener = bind(settings)
     try:
-        reader = load()
-        metrics = Metrics()
-        desk = Desk(metrics, settings.limits.queue)
-        name = reader.encoder.manifest["model"]
-        app = create_encoder_app(name, reader, desk, metrics, settings)
-        line = _greeting(name, engine_name(), machine.threads(), settings, listener)
-        _serve_until_signal(around(app, desk, settings, lambda: announce(line)), desk, listener)
+        if warming is not None:
+            _serve_warming(partial(make, listener), settings, announce, warming, listener)
+            return
+        ready = make(listener)
+        server = around(ready.app, ready.worker, settings, lambda: announce(ready.greeting))
+        ready.worker.start()
+        _serve_until_signal(server, ready.worker, listener)
     finally:
         listener.close()
 
 
-def _serve_until_signal(server: Server, worker: Worker | Desk, listener: socket.socket) -> None:
-    """Runs the server, and its worker as long."""
-    worker.start()
+def _serve_warming(
+    make: Callable[[], Ready],
+    settings: Settings,
+    announce: Callable[[str], None],
+    programs: int,
+    listener: socket.socket,
+) -> None:
+    """Listens first, and loads meanwhile. Raises what the load has raised."""
+    warming = Warming(make, programs, settings, announce)
+    loader = threading.Thread(target=warming.load, name="loader", daemon=True)  # ends with the process
+    server = around(warming, warming, settings, loader.start)
+    warming.stop = lambda: setattr(server, "should_exit", True)
+    _serve_until_signal(server, warming, listener)
+    if warming.error is not None:
+        raise warming.error
+
+
+def _serve_until_signal(server: Server, worker: Worker | Desk | Warming, listener: socket.socket) -> None:
+    """Runs the server, and ends its worker with it."""
     try:
         _run(server, listener)
     finally:
         worker.close(timeout=LAST_WORDS)
 
 
-def make_server(
-    model: Model, worker: Worker, metrics: Metrics, settings: Settings, announce: Callable[[], None]
-) -> Server:
-    """Makes the server around a worker that has not been started yet."""
-    return around(create_app(model, worker, metrics, settings), worker, settings, announce)
-
-
-def around(app: ASGIApp, worker: Worker | Desk, settings: Settings, announce: Callable[[], None]) -> Server:
+def around(app: ASGIApp, worker: Worker | Desk | Warming, settings: Settings, announce: Callable[[], None]) -> Server:
     """Makes the server of an application."""
     limits = settings.limits
     config = uvicorn.Config(

@@ -19,6 +19,7 @@ import tiny
 from shardmill import plan
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert import package
+from shardmill.lane.cut import with_default_tokens
 
 IN_ANOTHER_PROCESS = """
 import sys
@@ -101,7 +102,7 @@ def test_loading_leaves_its_bytes_alone(built: tiny.Build) -> None:
 def test_another_default_changes_only_the_default_shapes(built: tiny.Build, tmp_path: Path) -> None:
     path, copy = built.packages["layers_02_03"], tmp_path / "copy.mlpackage"
     before = tree_hash(path)
-    package.with_default_tokens(path, copy, 4)
+    with_default_tokens(path, copy, 4)
     assert tree_hash(path) == before
     old, new = package.load_spec(path), package.load_spec(copy)
     shapes = {f.name: tuple(f.type.multiArrayType.shape) for f in new.description.input}
@@ -131,5 +132,5 @@ def test_a_changed_default_of_a_store_s_package_leaves_the_store_alone(built: ti
         if file.is_file():
             file.chmod(0o444)
     before = tree_hash(tmp_path / "stored.mlpackage")
-    package.with_default_tokens(tmp_path / "stored.mlpackage", tmp_path / "copy.mlpackage", 4)
+    with_default_tokens(tmp_path / "stored.mlpackage", tmp_path / "copy.mlpackage", 4)
     assert tree_hash(tmp_path / "stored.mlpackage") == before != tree_hash(tmp_path / "copy.mlpackage")

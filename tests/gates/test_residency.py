@@ -12,7 +12,8 @@ from portable_coreml.files.bundle import compile_model
 
 from shardmill.errors import GateError
 from shardmill.gates import residency
-from shardmill.gates.residency import Row, measured_status, measurements
+from shardmill.gates.residency import Row, measurements
+from shardmill.lane.plan import measured_status
 
 from .judged import judge
 

@@ -212,3 +212,11 @@ def test_a_damaged_receipt_is_not_attested(build: Path) -> None:
     receipt.write_text(receipt.read_text().replace("stack", "stick"))
     with pytest.raises(ShardmillError, match="stack.receipt.json: can't be read"):
         made.attest(build)
+
+
+def test_evidence_of_a_device_is_a_part_of_the_build_while_nobody_changes_it(build: Path) -> None:
+    file = build / "evidence/apple-m4.json"
+    write_json(file, sealed({"kind": "whatever was measured"}))
+    assert audit(build).wrong == ()
+    file.write_text(file.read_text().replace("whatever", "whatsoever"))
+    assert audit(build).wrong == (("evidence/apple-m4.json", "not a part of the build: no record names it"),)

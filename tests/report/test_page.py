@@ -7,6 +7,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from evidence import results
 
 from report import sample
 from report.reading import elements, section, words
@@ -122,6 +123,33 @@ def test_measured_residency_is_called_measured() -> None:
     assert "prefers it (measured)" in residency and "predicted" not in residency
     assert "Predicted, not measured" not in words(html)
     assert "Neural Engine speed" not in words(html)
+
+
+def test_a_device_stands_apart_and_its_residency_beats_the_prediction() -> None:
+    """Chip, speed, what went wrong, and the rule that an operation contradicts; the gate's own numbers stay."""
+    plans = {
+        f"{part}/residency.T={width}": results.planned(("conv", "conv_0", "ane"), ("matmul", "matmul_0", "ineligible"))
+        for part in sample.PARTS
+        for width in (1, 4)
+    }
+    wrong = {"head_0/parity.T=4": results.line("wrong", "psnr is 3.00 dB")}
+    device = results.evidence({**results.measurements(), **plans, **wrong})
+    html = render(sample.build(devices=(device,), stale=("old.json",)))
+    found, text = section(html, "devices"), words(html)
+    assert "Apple M4 Max, macOS 26.1 (25B78) measured" in found
+    assert "1 20.00 50.0 7 of 8" in found and "4 30.00 133.3" in found
+    assert "head_0/parity.T=4: psnr is 3.00 dB" in found
+    assert "matmul matmul_0 layers_00_02 eligible no rule is against it ineligible" in found
+    assert "evidence/old.json is of programs that this build no longer has" in found
+    assert "prefers it (measured)" in section(html, "residency")
+    assert "Predicted, not measured: Neural Engine residency." not in text and "4 of them by prediction" in text
+
+
+def test_what_another_engine_gave_is_no_measurement_of_the_neural_engine(page: str) -> None:
+    assert 'id="devices"' not in page
+    html = render(sample.build(devices=(results.evidence(engine="portable_coreml"),)))
+    assert "portable_coreml another engine" in section(html, "devices")
+    assert "Predicted, not measured: Neural Engine residency." in words(html)
 
 
 def test_findings_carry_rule_remedy_and_parts(page: str) -> None:

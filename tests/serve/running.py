@@ -14,9 +14,10 @@ from typing import Any
 
 from openai import OpenAI
 
+from shardmill.serve.app import create_app
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
-from shardmill.serve.server import Server, bind, make_server
+from shardmill.serve.server import Server, around, bind
 from shardmill.serve.settings import Settings
 from shardmill.serve.worker import Worker
 
@@ -83,7 +84,7 @@ def running(model: Model, settings: Settings | None = None, send_buffer: int = 0
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     up = threading.Event()
-    server = make_server(model, worker, metrics, settings, up.set)
+    server = around(create_app(model, worker, metrics, settings), worker, settings, up.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     worker.start()
     thread.start()

@@ -130,7 +130,7 @@ def test_an_api_key_that_no_client_can_send_is_told(
 ) -> None:
     """A file's line break is no part of it."""
     started: list[Settings] = []
-    monkeypatch.setattr(server, "serve", lambda load, settings, announce: started.append(settings))
+    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
     monkeypatch.setenv("SHARDMILL_API_KEY", key)
     result = shardmill("serve", build)
     if says is None:

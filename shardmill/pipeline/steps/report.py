@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
+from shardmill.evidence.build import read_evidence
 from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.pipeline.task import Task, paths_from
 from shardmill.report.read import Build, read_pieces, read_receipts, read_verdicts
@@ -22,6 +23,7 @@ def task(
     speed: Path,
     receipts: list[Path],
     search: list[Path],
+    evidence: list[Path],
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
@@ -37,6 +39,7 @@ def task(
         speed: benchmark/speed.json.
         receipts: of all steps up to the gates.
         search: what the search for forms found, if there was one.
+        evidence: what was measured of the build elsewhere, as it was imported.
         settings: the config as plain data.
         pipeline: the steps as `dag.drawn` has them.
     """
@@ -45,9 +48,10 @@ def task(
         from shardmill.report.drawing import alone
         from shardmill.report.page import context, filled
 
-        plan, root = read_json(summary), manifest.parent
+        plan, root, model = read_json(summary), manifest.parent, read_json(manifest)
+        devices, stale = read_evidence(sorted(evidence), model)
         build = Build(
-            model=read_json(manifest),
+            model=model,
             plan=plan,
             source=read_json(record),
             pieces=read_pieces(plan, parts, artifacts),
@@ -57,6 +61,8 @@ def task(
             settings=settings,
             pipeline=pipeline,
             search=read_json(search[0]) if search else None,
+            devices=devices,
+            stale=stale,
         )
         shown = context(build)
         write_text(made["page"], filled(shown))

@@ -1,0 +1,128 @@
+"""`shardmill device ...`: builds out to a Mac, and what was measured there back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardmill.commands.build import located_build
+from shardmill.printable import one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(
+    help="Measure builds on a Mac that has no shardmill, and take in what was measured.", no_args_is_help=True
+)
+
+Builds = Annotated[
+    list[Path],
+    typer.Argument(help="Folders of finished builds, or published ones.", metavar="BUILD...", parser=located_build),
+]
+
+
+@app.command()
+def kit(
+    builds: Builds,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.")] = Path("kit.zip"),
+) -> None:
+    """Pack builds with what they should give and what measures them: one zip that needs coremltools only."""
+    from shardmill.device.kit import write_kit
+
+    content = write_kit(builds, output)
+    names = ", ".join(variant["name"] for variant in content["variants"])
+    typer.echo(f"{output}: {names}; {output.stat().st_size / 1e6:.1f} MB. On the Mac: unzip it, python3 measure.py")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="result.json, as measure.py wrote it.")],
+    builds: Annotated[
+        list[Path] | None,
+        typer.Argument(help="The build that it is of; default: whichever of build/* it is.", metavar="[BUILD]..."),
+    ] = None,
+) -> None:
+    """Put what was measured beside the build that it is of, by chip and system. `snakemake all` then shows it."""
+    from shardmill.device.importing import import_result
+
+    for target, evidence in import_result(file, builds or _builds()):
+        counts = Counter(line["status"] for line in evidence.lines.values())
+        said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        typer.echo(one_line(f"{target}: {evidence.system}: {said}"))
+
+
+@app.command()
+def rank(
+    builds: Annotated[
+        list[Path] | None, typer.Argument(help="Builds to compare; default: all in build/.", metavar="[BUILD]...")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say which build of a checkpoint is the fastest on which chip, by what was imported."""
+    from shardmill.device.rank import rank as ranked
+
+    rows = ranked(builds or _builds())
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        typer.echo("nothing was imported: `shardmill device kit` and `shardmill device import` come first")
+        return
+    from rich.console import Console
+
+    for system, own in groupby(rows, key=lambda row: (row["system"], row["source"])):
+        typer.echo(one_line(f"{system[0]}: {system[1].partition('@')[0]}"))
+        Console().print(_table(own))
+
+
+@app.command()
+def forecast(
+    builds: Annotated[
+        list[Path] | None, typer.Argument(help="Builds; default: all in build/.", metavar="[BUILD]...")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Foresee what passes take on systems that builds were measured on, by bytes, operations and dispatches."""
+    from shardmill.device.forecast import forecast as foreseen
+
+    rows = foreseen(builds or _builds())
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        ms, known = row["forecast_ms"], row["measured_ms"]
+        beside = f", measured {known:.2f} ms ({ms / known - 1:+.0%})" if known else ", not measured"
+        name = Path(row["build"]).name
+        typer.echo(one_line(f"{row['system']}: {name} at T={row['width']}: forecast {ms:.2f} ms{beside}"))
+    if not rows:
+        typer.echo("nothing was measured: `shardmill device kit` and `shardmill device import` come first")
+
+
+def _builds() -> list[Path]:
+    """Finished builds of this folder."""
+    return sorted(file.parent for file in Path("build").glob("*/model.json"))
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> Table:
+    """Builds of one checkpoint on one system."""
+    from rich.table import Table
+
+    table = Table("place", "build", "form", "ms (tokens a second)", "first load", "trouble")
+    for row in rows:
+        form, rates = row["form"], row["tokens_per_second"]
+        passes = [f"T={width}: {ms:.2f} ({rates[width]:.1f})" for width, ms in row["ms"].items()]
+        table.add_row(
+            str(row["place"] or "none"),
+            Path(row["build"]).name,
+            f"{form['shapes']}, {form['programs']} programs, {form['precision']}",
+            "\n".join(passes),
+            "" if row["first_load_seconds"] is None else f"{row['first_load_seconds']:.1f} s",
+            row["trouble"],
+        )
+    return table

@@ -1,0 +1,73 @@
+"""What of a build decides how fast it is: its form, and how much a pass reads, computes and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from shardmill.files import load_json
+from shardmill.runtime.manifest import MARK, verify_width
+
+FP16 = 2  # bytes of a number in a state
+
+
+def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A build's form.
+
+    Args:
+        build: the folder.
+        manifest: its model.json.
+    """
+    encodes = MARK in manifest
+    packages = [build / entry["path"] for entry in manifest["packages"].values()]
+    return {
+        "kind": "encoder" if encodes else "decoder",
+        "context": None if encodes else manifest["context"],
+        "verify": None if encodes else verify_width(manifest),
+        "widths": widths_of(manifest),
+        "shapes": "fixed" if encodes else "range",
+        "state": None if encodes else "graph",
+        "programs": len(manifest["parts"]),
+        "weights_bytes": sum(map(weights_bytes, packages)),
+        "state_bytes": sum(FP16 * prod(shape) for part in manifest["parts"] for shape in part["states"].values()),
+        "parameters": sum(map(_parameters, packages)),
+        "precision": _precision(build),
+    }
+
+
+def widths_of(manifest: Mapping[str, Any]) -> list[int]:
+    """The tokens that passes carry."""
+    return list(manifest[MARK] if MARK in manifest else manifest["widths"])
+
+
+def weights_bytes(package: Path) -> int:
+    """Bytes of a package's weight files."""
+    return sum(file.stat().st_size for file in package.rglob("weights/*"))
+
+
+def _parameters(package: Path) -> int:
+    """How many numbers a package's matrices have, whatever form they are stored in."""
+    from portable_coreml.files.load import load_model
+    from portable_coreml.program import TensorType
+
+    found: dict[str, int] = {}
+    stored: set[str] = set()  # what a matrix is expanded from
+    for function in load_model(package).program.functions.values():
+        for op in function.block.walk():
+            if op.kind.split(".")[-1].startswith("const"):
+                stored |= {name for names in op.inputs.values() for name in names if isinstance(name, str)}
+                kinds = {out.name: out.type for out in op.outputs if isinstance(out.type, TensorType)}
+                shapes = {name: [extent or 1 for extent in kind.shape] for name, kind in kinds.items()}
+                found |= {name: prod(shape) for name, shape in shapes.items() if sum(n > 1 for n in shape) > 1}
+    return sum(count for name, count in found.items() if name not in stored)
+
+
+def _precision(build: Path) -> str:
+    """What precision.json gives all matrices; "mixed" where it names some, "" where there is none."""
+    try:
+        recipe = load_json(build / "precision.json")
+    except (OSError, ValueError):
+        return ""
+    return "mixed" if recipe.get("matrices") else str(recipe.get("default", ""))

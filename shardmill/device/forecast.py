@@ -1,0 +1,121 @@
+"""What a pass should take, by what it reads, computes and calls: three numbers of a chip, fitted to measured passes.
+
+    ms = bytes / bandwidth + operations / throughput + dispatches * cost
+
+Nothing that comes from here is measured, and it is never called so. The fit minimises relative errors and lets no
+number be negative; one that the samples say nothing about comes out as zero, that is, as costing nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill.device.describe import described
+from shardmill.errors import ShardmillError
+from shardmill.evidence.build import evidence_files, read_evidence
+from shardmill.evidence.file import Evidence
+from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+LEAST = 3  # samples, as many as there are numbers to be found
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a pass does: bytes of weights and states that it reads, additions and multiplications, programs called."""
+
+    bytes: float
+    operations: float
+    dispatches: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What work costs on a chip, each in milliseconds: of a byte, of an operation, of a dispatch."""
+
+    byte: float
+    operation: float
+    dispatch: float
+
+    def ms(self, work: Work) -> float:
+        """The forecast of a pass."""
+        return self.byte * work.bytes + self.operation * work.operations + self.dispatch * work.dispatches
+
+
+def work_of(described: Mapping[str, Any], width: int) -> Work:
+    """The work of a pass, by what a kit says of a variant. Every weight and every state is read once.
+
+    Args:
+        described: `weights_bytes`, `state_bytes`, `parameters` and `programs`.
+        width: tokens of the pass. A program of an encoder is for one width, so a pass calls only one.
+    """
+    share = 1 / described["programs"] if described["kind"] == "encoder" else 1.0
+    read = share * (described["weights_bytes"] + described["state_bytes"])
+    positions = described["state_bytes"] / 2  # numbers of keys and values, each for one multiplication with a query
+    operations = 2.0 * width * (share * described["parameters"] + positions)
+    return Work(read, operations, share * described["programs"])
+
+
+def fitted(samples: Sequence[tuple[Work, float]]) -> Costs:
+    """The costs that explain measured passes best.
+
+    Args:
+        samples: work, and the milliseconds that it took.
+
+    Raises:
+        ShardmillError: there are fewer samples than numbers to find.
+    """
+    from scipy.optimize import nnls
+
+    if len(samples) < LEAST:
+        raise ShardmillError(f"a forecast needs {LEAST} measured passes of a chip at least, there are {len(samples)}")
+    rows = np.array([[work.bytes, work.operations, work.dispatches] for work, _ in samples])
+    scale = np.maximum(rows.max(axis=0), 1e-30)  # bytes and dispatches are many orders apart
+    relative = rows / scale / np.array([[ms] for _, ms in samples])
+    found, _ = nnls(relative, np.ones(len(samples)))
+    return Costs(*(float(value) for value in found / scale))
+
+
+def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
+    """What passes of builds should take on each system that some of them were measured on.
+
+    Args:
+        builds: folders of finished builds, measured or not.
+
+    Returns:
+        A row for each system, build and width: `forecast_ms`, and `measured_ms` where there is that.
+
+    Raises:
+        ShardmillError: a folder holds no finished build, or a system was measured too little.
+    """
+    forms = {build: read_manifest(build, COMPLETE) for build in builds}
+    evidence = {build: read_evidence(evidence_files(build), manifest)[0] for build, manifest in forms.items()}
+    known = {build: [one for one in found if one.is_measured] for build, found in evidence.items()}
+    rows: list[dict[str, Any]] = []
+    for system in sorted({one.system for found in known.values() for one in found}):
+        here = {build: [one for one in found if one.system == system] for build, found in known.items()}
+        costs = fitted([sample for found in here.values() for sample in _samples(found)])
+        for build, manifest in forms.items():
+            form = described(build, manifest)
+            for width in form["widths"]:
+                taken = [ms for one in here[build] if (ms := one.timing(f"pass.T={width}", "ms"))]
+                row = {"system": system, "build": str(build), "width": width, "costs": asdict(costs)}
+                row |= {"forecast_ms": costs.ms(work_of(form, width)), "measured_ms": taken[0] if taken else None}
+                rows.append(row)
+    return rows
+
+
+def _samples(evidence: Sequence[Evidence]) -> list[tuple[Work, float]]:
+    """Measured passes of evidence whose kits say what a pass does."""
+    found = []
+    for one in evidence:
+        described = one.variant["described"]
+        for width in one.widths:
+            ms = one.timing(f"pass.T={width}", "ms")
+            if ms and described.get("parameters"):
+                found.append((work_of(described, width), ms))
+    return found

@@ -1,0 +1,45 @@
+"""What was measured of a build comes to lie beside it, as it is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardmill.errors import ShardmillError
+from shardmill.evidence.file import FOLDER, Evidence, file_name, of_build, read_result
+from shardmill.files import replacing
+from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+
+def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Evidence]]:
+    """Puts a result beside the builds that it is of.
+
+    Args:
+        file: result.json of measure.py.
+        builds: folders of finished builds.
+
+    Returns:
+        Each build's file and what it says of that build.
+
+    Raises:
+        ShardmillError: the file is no result or was changed, it is of none of the builds, or another result of the same
+            chip and system is there.
+    """
+    content = read_result(file)
+    found = []
+    for build in builds:
+        target = build / FOLDER / file_name(content)
+        evidence = of_build(target, content, read_manifest(build, COMPLETE))
+        if evidence is not None:
+            found.append((build, target, evidence))
+    if not found:
+        names = ", ".join(map(str, builds)) or "no build"
+        raise ShardmillError(f"{file}: its programs ({', '.join(content['variants'])}) are not those of {names}")
+    for _, target, _ in found:
+        if target.exists() and target.read_bytes() != file.read_bytes():
+            raise ShardmillError(f"{target} holds another run on that chip and system; remove it to take this one")
+    for _, target, _ in found:
+        with replacing(target) as temporary:
+            shutil.copyfile(file, temporary)
+    return [(target, evidence) for _, target, evidence in found]

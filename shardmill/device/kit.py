@@ -1,0 +1,166 @@
+"""A kit: builds, what they should give, and what measures them, in one zip that a Mac needs nothing else for.
+
+The same builds give the same bytes: files are sorted, stored and undated. kit.json names every other file's sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import shardmill.lane.main as lane
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.device.describe import described, weights_bytes, widths_of
+from shardmill.device.recording import Arrays, Recording, record
+from shardmill.errors import ShardmillError
+from shardmill.files import dumps, replacing
+from shardmill.gates.fp16_range import layer_of
+from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.lane.kit import FORMAT, KIT
+from shardmill.machine import is_portable
+from shardmill.pipeline.subjects import check_files
+from shardmill.quiet import quiet_coremltools
+from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
+
+ROOT = "shardmill-kit"  # the folder that a kit unpacks to
+NAMED = "shardmill.lane"  # what the modules are called here; in a kit it is `lane`
+README = """\
+This kit measures Core ML programs on this machine. That is a Mac with Apple silicon and macOS 15 or newer.
+It needs Python 3.10 or newer, with coremltools and numpy:
+
+    python3 -m venv .venv && .venv/bin/pip install coremltools==9.0 numpy
+    .venv/bin/python measure.py
+
+It may be stopped at any time and goes on where it was. At last it writes result.json, which is what to send back.
+`sudo .venv/bin/python measure.py` measures energy too.
+"""
+Content = bytes | Path
+
+
+def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
+    """Packs builds.
+
+    Args:
+        builds: folders of finished builds.
+        target: the zip, which takes its place when it is whole.
+
+    Returns:
+        kit.json's content.
+
+    Raises:
+        ShardmillError: a folder holds no finished build, a file is not as it was made, two builds have the same name,
+            or this is a Mac, where there is no fp32 to compare with.
+    """
+    if not is_portable():
+        raise ShardmillError("a kit needs results in fp32, which Core ML does not give: make it on Linux")
+    names = [build.resolve().name for build in builds]
+    for name in names:
+        if names.count(name) > 1:
+            raise ShardmillError(f"two of the builds are called {name}: rename the folder of one")
+    arrays, variants = Arrays(), []
+    files: dict[str, Content] = dict(_lane())
+    for name, build in zip(names, builds, strict=True):
+        manifest = read_manifest(build, COMPLETE)
+        check_files(manifest, build)
+        with quiet_coremltools():
+            recording = record(build, manifest, arrays)
+        files |= _packages(name, build, manifest)
+        variants.append(_variant(name, build, manifest, recording))
+    files |= {f"arrays/{key}.npy": content for key, content in arrays.files.items()}
+    content = {
+        "format": FORMAT,
+        "limits": {"psnr": THRESHOLDS["psnr"].limit},
+        "variants": variants,
+        "files": {name: _sha256(files[name]) for name in sorted(files)},
+    }
+    with replacing(target) as temporary:
+        _zip(temporary, files | {KIT: dumps(content).encode()})
+    return content
+
+
+def _lane() -> Iterator[tuple[str, Content]]:
+    """measure.py and the modules beside it, which there are called `lane`."""
+    for file in sorted(Path(lane.__file__).parent.glob("*.py")):
+        text = file.read_text(encoding="utf-8").replace(NAMED, "lane")
+        yield "measure.py" if file.name == "measure.py" else f"lane/{file.name}", text.encode()
+    yield "README.txt", README.encode()
+
+
+def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
+    """Every file of a build's packages, and its manifest, by their names in the kit."""
+    found: dict[str, Content] = {f"variants/{name}/model.json": build / "model.json"}
+    for entry in manifest["packages"].values():
+        for file in entry["files"]:
+            found[f"variants/{name}/{entry['path']}/{file}"] = build / entry["path"] / file
+    return found
+
+
+def _variant(name: str, build: Path, manifest: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
+    """What kit.json says of a build."""
+    return {
+        "name": name,
+        "model": manifest["model"],
+        "source": manifest.get("source", {}),
+        "described": described(build, manifest),
+        "artifacts": {part: entry["files"] for part, entry in manifest["packages"].items()},
+        "parts": [_part(name, build, manifest, place) for place in range(len(manifest["parts"]))],
+        "recorded": {str(width): rows for width, rows in recording.passes.items()},
+        "tokens": {str(width): tokens for width, tokens in recording.tokens.items()},
+    }
+
+
+def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """A part and its programs: one for all widths, or for an encoder's only one."""
+    part, widths = manifest["parts"][place], widths_of(manifest)
+    package = manifest["packages"][part["name"]]["path"]
+    fixed = MARK in manifest
+    program = {
+        "path": f"variants/{name}/{package}",
+        "function": None,
+        "widths": [widths[place]] if fixed else widths,
+        "fixed": fixed,
+        "weights": weights_bytes(build / package),
+    }
+    return {
+        "name": part["name"],
+        "kind": part["kind"],
+        "output": part["output"],
+        "stateful": bool(part["states"]),
+        "layers": _layers(build / package),
+        "programs": [program],
+    }
+
+
+def _layers(package: Path) -> list[list[Any]]:
+    """Where the operations of each layer begin: the first one's output, and the layer."""
+    from portable_coreml.files.load import load_model
+
+    found: list[list[Any]] = []
+    for function in load_model(package).program.functions.values():
+        for output, layer in layer_of(function).items():
+            if not found or found[-1][1] != layer:
+                found.append([output, layer])
+    return found
+
+
+def _sha256(content: Content) -> str:
+    return hash_file(content) if isinstance(content, Path) else hashlib.sha256(content).hexdigest()
+
+
+def _zip(target: Path, files: Mapping[str, Content]) -> None:
+    """An undated zip of stored files: weights do not shrink, and no library's version decides the bytes."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(f"{ROOT}/{name}")
+            entry.external_attr, entry.create_system = 0o644 << 16, 3
+            content = files[name]
+            with archive.open(entry, "w", force_zip64=True) as inside:
+                if isinstance(content, bytes):
+                    inside.write(content)
+                    continue
+                with open(content, "rb") as source:
+                    while block := source.read(1 << 22):
+                        inside.write(block)

@@ -1,0 +1,164 @@
+"""What a build's programs are fed with and what they give: in fp32, and with fp16's rounding as they are shipped.
+
+The portable engine runs a short text in passes of each width, all parts chained, in fp32. Every part is then fed with
+the same inputs once more, in fp16. A device is compared with both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill.machine import load_programs_as
+from shardmill.models.host import Floats
+from shardmill.runtime import encoder, engine
+from shardmill.runtime.load import load_tokenizer
+from shardmill.runtime.manifest import MARK
+from shardmill.runtime.program import Program
+
+TEXT = "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n"
+TOKENS = 8  # that every width is fed with at least, and in two passes at least
+ROWS = 4096  # of a program's output channels that are kept at most, evenly spaced
+Row = dict[str, dict[str, Any]]  # one pass: by part, the keys of its `inputs`, of `fp32` and `fp16`, and the stride
+
+
+@dataclass
+class Arrays:
+    """Recorded arrays by content: parts share most of what they are fed with."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, array: Floats) -> str:
+        """The key of an array, which is stored in float16 where that loses nothing."""
+        half = array.astype(np.float16)
+        kept = half if np.array_equal(half.astype(np.float32), array) else array
+        written = io.BytesIO()
+        np.lib.format.write_array(written, np.ascontiguousarray(kept), version=(1, 0), allow_pickle=False)
+        content = written.getvalue()
+        key = hashlib.sha256(content).hexdigest()[:32]
+        self.files[key] = content
+        return key
+
+    def __getitem__(self, key: str) -> Floats:
+        """An array in float32."""
+        found = np.lib.format.read_array(io.BytesIO(self.files[key]), allow_pickle=False)
+        return np.asarray(found, np.float32)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A build's.
+
+    Attributes:
+        passes: by width, pass by pass.
+        tokens: by width, the likeliest token after each one that was fed; empty for an encoder.
+    """
+
+    passes: dict[int, list[Row]]
+    tokens: dict[int, list[int]]
+
+
+class _Tap:
+    """Stands for a loaded model, and notes what goes in and comes out."""
+
+    def __init__(self, program: Program, note: Callable[[str, Mapping[str, Floats], Floats], None]) -> None:
+        self.name, self.model, self.note = program.name, program.model, note
+
+    def predict(self, data: Mapping[str, Floats], state: Any = None) -> dict[str, Any]:
+        """What the model gives."""
+        given = {name: np.array(value, np.float32) for name, value in data.items()}
+        outputs: dict[str, Any] = self.model.predict(dict(data), state=state)
+        (result,) = outputs.values()
+        self.note(self.name, given, np.asarray(result, np.float32))
+        return outputs
+
+
+def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recording:
+    """Runs a build's programs on the portable engine.
+
+    Args:
+        build: the folder.
+        manifest: its model.json.
+        arrays: where recorded arrays are put.
+
+    Raises:
+        ShardmillError: a program can't be loaded.
+    """
+    tokens = _text(build, manifest)
+    recording = _encoder(build, manifest, tokens, arrays) if MARK in manifest else _decoder(build, tokens, arrays)
+    for part in manifest["parts"]:
+        _shipped(build, part, recording.passes, arrays)
+    return recording
+
+
+def _stride(channels: int) -> int:
+    """Every how many of a program's output channels one is kept."""
+    return max(1, math.ceil(channels / ROWS))
+
+
+def _text(build: Path, manifest: Mapping[str, Any]) -> list[int]:
+    """Tokens of a text that every tokenizer knows."""
+    tokens: list[int] = load_tokenizer(build, manifest).encode(TEXT).ids
+    return tokens or [0]
+
+
+def _decoder(build: Path, text: Sequence[int], arrays: Arrays) -> Recording:
+    loaded = engine.load(build, "fp32")
+    recording, row = Recording({}, {}), _noted(loaded.programs, arrays)
+    for width in loaded.widths:
+        count = min(max(2, math.ceil(TOKENS / width)), loaded.slots // width)
+        fed = (list(text) * math.ceil(count * width / len(text)))[: count * width]
+        recording.passes[width], recording.tokens[width] = [], []
+        loaded.reset()
+        for start in range(0, count * width, width):
+            at = range(start, start + width)
+            logits = loaded.forward(fed[start : start + width], at, at)
+            recording.tokens[width] += [int(token) for token in logits.argmax(axis=1)]
+            recording.passes[width].append(row())
+    return recording
+
+
+def _encoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
+    loaded = encoder.load(build, "fp32")
+    recording, row = Recording({}, {}), _noted(list(loaded.programs.values()), arrays)
+    for bucket in manifest["buckets"]:
+        loaded.run((list(text) * math.ceil(bucket / len(text)))[: max(1, bucket - 1)], bucket)  # one is padding
+        recording.passes[bucket] = [row()]
+    return recording
+
+
+def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
+    """Taps programs; what is given back gives what was noted since it was last asked."""
+    current: Row = {}
+
+    def note(name: str, inputs: Mapping[str, Floats], output: Floats) -> None:
+        keys = {key: arrays.add(value) for key, value in inputs.items()}
+        kept = output[:, :: _stride(output.shape[1])]
+        current[name] = {"inputs": keys, "fp32": arrays.add(kept), "stride": _stride(output.shape[1])}
+
+    def taken() -> Row:
+        found = dict(current)
+        current.clear()
+        return found
+
+    for program in programs:
+        program.model = _Tap(program, note)
+    return taken
+
+
+def _shipped(build: Path, part: Mapping[str, Any], passes: Mapping[int, list[Row]], arrays: Arrays) -> None:
+    """Adds to each pass what a part gives with fp16's rounding."""
+    with load_programs_as("fp16"):
+        program = Program(build / part["program"]["path"], stateful=bool(part["states"]))
+    for rows in passes.values():
+        program.state = program.model.make_state() if part["states"] else None
+        for row in (row[part["name"]] for row in rows if part["name"] in row):
+            output = program({name: arrays[key] for name, key in row["inputs"].items()})
+            row["fp16"] = arrays.add(output[:, :: _stride(output.shape[1])])

@@ -1,0 +1,155 @@
+"""One file of evidence: is it whole, which build is it of, and what does it say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ShardmillError, UnreadableError
+from shardmill.files import load_json, read_sealed
+from shardmill.lane.results import FORMAT, KIND, STATUSES
+
+Json = Mapping[str, Any]
+FOLDER = "evidence"
+COREML = "coreml"
+HEADER = {"format": int, "kind": str, "kit": str, "machine": dict, "engine": dict, "variants": dict}
+MACHINE = {"chip": str, "os": str, "system": str, "build": str, "memory_bytes": int, "python": str, "packages": dict}
+VARIANT = {"model": str, "source": dict, "described": dict, "artifacts": dict, "measurements": dict}
+LINE = {"status": str, "value": dict, "timing": dict, "detail": str}
+TROUBLE = ("wrong", "refused", "crashed", "timeout")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one run of the lane says of one build.
+
+    Attributes:
+        path: the file.
+        content: of the whole file.
+        variant: the part of it that is about the build.
+    """
+
+    path: Path
+    content: Json
+    variant: Json
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether Apple's Core ML ran; of another engine's figures none counts for a device."""
+        return bool(self.content["engine"]["name"] == COREML)
+
+    @property
+    def system(self) -> str:
+        """Chip, system, and the engine where it is another than Core ML, for a person."""
+        return _system_of(self.content)
+
+    @property
+    def lines(self) -> Json:
+        """The measurements by key: UNIT/NAME of a program, NAME of all together."""
+        found: Json = self.variant["measurements"]
+        return found
+
+    @property
+    def widths(self) -> list[int]:
+        """Those that were to be measured."""
+        return sorted(self.variant["described"]["widths"])
+
+    @cached_property
+    def troubles(self) -> list[tuple[str, str, str]]:
+        """Key, status and detail of each measurement that went wrong; which operation it was goes with it."""
+        found = [(key, line["status"], line["detail"]) for key, line in self.lines.items() if _is_trouble(key, line)]
+        blamed = [(key, "bisected", line["detail"]) for key, line in self.lines.items() if key.endswith("/bisect")]
+        return sorted([*found, *blamed])
+
+    def timing(self, key: str, name: str) -> float | None:
+        """A figure of a measurement, if it was taken."""
+        value = self.lines.get(key, {}).get("timing", {}).get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+    def total(self, ending: str, name: str) -> float | None:
+        """The sum of a figure over all programs; None where one lacks it."""
+        keys = [key for key in self.lines if key.endswith(f"/{ending}")]
+        found = [self.timing(key, name) for key in keys]
+        known = [value for value in found if value is not None]
+        return sum(known) if known and len(known) == len(found) else None
+
+    def residency(self, part: str) -> list[dict[str, Any]]:
+        """The rows of a part's compute plans as residency/PART.json has them."""
+        found = []
+        for key, line in sorted(self.lines.items()):
+            unit, _, name = key.rpartition("/")
+            if unit.partition(".")[0] == part and name.startswith("residency.") and line["status"] == "ok":
+                shape, evidence = name.removeprefix("residency."), line["value"]["evidence"]
+                found += [{**row, "shape": shape, "evidence": evidence, "rules": ()} for row in line["value"]["rows"]]
+        return found
+
+
+def is_result(path: Path) -> bool:
+    """Whether a file calls itself a result of the lane; of one that can't be read, whoever reads it says why."""
+    try:
+        content = load_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == KIND
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result of the lane, checked. Raises ShardmillError where it is none, or not as it was written."""
+    try:
+        content = read_sealed(path)
+    except UnreadableError as error:
+        raise ShardmillError(f"{path}: no result.json of measure.py, or not as that wrote it") from error
+    for problem in _faults(content):
+        raise ShardmillError(f"{path}: no result.json of measure.py that this shardmill reads: {problem}")
+    return content
+
+
+def of_build(path: Path, content: Json, manifest: Json) -> Evidence | None:
+    """What a result says of a build; None where none of its variants has the build's packages."""
+    packages = {part: entry["files"] for part, entry in manifest["packages"].items()}
+    variants = [variant for variant in content["variants"].values() if variant["artifacts"] == packages]
+    return Evidence(path, content, variants[0]) if variants else None
+
+
+def _system_of(content: Json) -> str:
+    """Where a result was measured, for a person."""
+    machine, engine = content["machine"], content["engine"]["name"]
+    by = "" if engine == COREML else f", {engine}"
+    return f"{machine['chip']}, {machine['os']} {machine['system']} ({machine['build']}){by}"
+
+
+def file_name(content: Json) -> str:
+    """The name of a result among a build's evidence: by chip and system."""
+    return re.sub(r"[^a-z0-9.]+", "-", _system_of(content).lower()).strip("-") + ".json"
+
+
+def _faults(content: Json) -> Iterator[str]:
+    """What keeps JSON from being a result."""
+    yield from _wrong(content, HEADER, "")
+    if content["format"] != FORMAT or content["kind"] != KIND:
+        yield f"it is not of the kind '{KIND}', format {FORMAT}"
+    yield from _wrong(content["machine"], MACHINE, "machine.")
+    yield from _wrong(content["engine"], {"name": str}, "engine.")
+    for name, variant in content["variants"].items():
+        yield from _wrong(variant, VARIANT, f"variants.{name}.")
+        if not isinstance(variant["described"].get("widths"), list):
+            yield f"variants.{name}.described.widths is not there or not of its type"
+        for key, line in variant["measurements"].items():
+            yield from _wrong(line, LINE, f"{name}/{key}: ")
+            if line["status"] not in STATUSES:
+                yield f"{name}/{key}: no status is called {line['status']!r}"
+
+
+def _wrong(content: Any, kinds: Mapping[str, type], where: str) -> Iterator[str]:
+    for key, kind in kinds.items():
+        if not isinstance(content, Mapping) or not isinstance(content.get(key), kind):
+            yield f"{where}{key} is not there or not of its type"
+
+
+def _is_trouble(key: str, line: Json) -> bool:
+    """Whether a line tells of something that went wrong; the probes of a bisection are to fail."""
+    return line["status"] in TROUBLE and "/bisect" not in key

@@ -1,0 +1,92 @@
+"""The process that loads and runs programs. It tells its parent what it begins, where it stands, and what it found.
+
+It may die at any moment: nothing that it knows is lost but the measurement that it is at.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardmill.lane.bisect import cut_and_load, list_operations
+from shardmill.lane.job import Found, Job, Refused, WrongError
+from shardmill.lane.kit import read_kit
+from shardmill.lane.measurements import compile_program, first_load, parity, residency, speed, warm_load
+from shardmill.lane.whole import energy, load_all, passes
+
+HEARTBEAT = 0.5  # seconds between looks at the parent
+MEASURES: dict[str, Callable[[Job, int], Found]] = {
+    "compile": compile_program,
+    "load.first": first_load,
+    "load.warm": warm_load,
+    "parity": parity,
+    "speed": speed,
+    "residency": residency,
+    "bisect": cut_and_load,
+    "bisect.operations": list_operations,
+    "load.whole": load_all,
+    "pass": passes,
+    "energy": energy,
+}
+
+
+def run_child(pipe: int, script: Path) -> None:
+    """Does what the task on standard input says.
+
+    Args:
+        pipe: where the parent listens.
+        script: measure.py, beside which the kit lies.
+    """
+    task = json.load(sys.stdin)
+    threading.Thread(target=_follow, args=(task["parent"],), daemon=True).start()
+
+    def tell(message: dict[str, Any]) -> None:
+        os.write(pipe, (json.dumps(message, allow_nan=False) + "\n").encode())
+
+    keys = task["keys"]
+    tell({"stage": "the import of coremltools"})
+    if task["engine"]:
+        importlib.import_module(task["engine"]).install(precision="fp16")
+    import coremltools  # noqa: F401 (a failure here is told as such)
+
+    job = Job(read_kit(Path(task["kit"])), Path(task["work"]), task, lambda stage: tell({"stage": stage}))
+    for key, following in zip(keys, [*keys[1:], ""], strict=True):
+        tell({"begin": key})
+        record = {"key": key, **_measured(job, key), "next": following}
+        tell(record)
+
+
+def _measured(job: Job, key: str) -> dict[str, Any]:
+    """One measurement's record; what the engine refuses is a result too."""
+    name = key.rsplit("/", 1)[1]
+    kind, _, number = name.partition(".T=") if ".T=" in name else name.partition("#")
+    try:
+        found = MEASURES[kind](job, int(number or 0))
+        return {"status": found.status, "value": found.value, "timing": _finite(found.timing), "detail": found.detail}
+    except WrongError as error:
+        return {"status": "wrong", "value": _finite(error.value), "timing": {}, "detail": str(error)}
+    except Refused as error:
+        return {"status": "not_run", "value": {}, "timing": {}, "detail": str(error)}
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return {"status": "refused", "value": {}, "timing": {}, "detail": f"{job.stage_name}: {first}"[:500]}
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """Without numbers that JSON lacks."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def _follow(parent: int) -> None:
+    """Ends this process when its parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(HEARTBEAT)
+    os._exit(1)

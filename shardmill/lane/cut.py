@@ -1,0 +1,88 @@
+"""Copies of a package: with another default shape, or cut off after one of its operations."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
+# MIL's types of tensors that Core ML takes as an output, by those of features (FeatureTypes.proto).
+OUTPUTS = {10: 65552, 11: 65568, 23: 131104}  # float16, float32, int32
+
+
+def with_default_tokens(source: Path, target: Path, tokens: int) -> None:
+    """A copy of a package whose flexible inputs default to T = `tokens`.
+
+    A compute plan describes the default shape only, so the plan for another T needs such a copy.
+    """
+    spec = _copied(source, target)
+    for feature in spec.description.input:
+        array = feature.type.multiArrayType
+        for axis, bounds in enumerate(array.shapeRange.sizeRanges):
+            if bounds.upperBound != bounds.lowerBound:
+                array.shape[axis] = tokens
+    (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
+
+
+def operations(package: Path) -> list[tuple[str, str]]:
+    """Type and first output of each operation; constants among them."""
+    return [(op.type, op.outputs[0].name if op.outputs else "") for op in _block(_read(package)).operations]
+
+
+def cut_after(source: Path, target: Path, place: int) -> None:
+    """A copy of a package whose program ends after the operation at `place`.
+
+    What the operations so far have made and others would have used is its output, so that nothing in front of the cut
+    can be dropped as unused.
+    """
+    spec = _copied(source, target)
+    block = _block(spec)
+    kept, rest = list(block.operations[: place + 1]), list(block.operations[place + 1 :])
+    later = {binding.name for op in rest for argument in op.inputs.values() for binding in argument.arguments}
+    later |= {*block.outputs, kept[-1].outputs[0].name if kept[-1].outputs else ""}
+    ends = [out for op in kept if not op.type.startswith("const") for out in op.outputs if out.name in later]
+    ends = [out for out in ends if out.type.tensorType.dataType in OUTPUTS]
+    del block.operations[place + 1 :]
+    del block.outputs[:]
+    block.outputs.extend(out.name for out in ends)
+    del spec.description.output[:]
+    for out in ends:
+        feature = spec.description.output.add()
+        feature.name = out.name
+        array = feature.type.multiArrayType
+        array.dataType = OUTPUTS[out.type.tensorType.dataType]
+        sizes = [d.constant.size if d.HasField("constant") else 0 for d in out.type.tensorType.dimensions]
+        if all(sizes):
+            array.shape.extend(sizes)
+    (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
+
+
+def _copied(source: Path, target: Path) -> Any:
+    """Links a package's files to another place; its program is read, and left out there, to be written anew."""
+    shutil.copytree(source, target, copy_function=_link)
+    (target / MODEL_FILE).unlink()
+    return _read(source)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copyfile(source, target)
+
+
+def _read(package: Path) -> Any:
+    from coremltools.proto import Model_pb2
+
+    spec = Model_pb2.Model()
+    spec.ParseFromString((package / MODEL_FILE).read_bytes())
+    return spec
+
+
+def _block(spec: Any) -> Any:
+    """The block of operations of the first function; `main` where there is one."""
+    functions = spec.mlProgram.functions
+    function = functions["main" if "main" in functions else min(functions)]
+    return function.block_specializations[function.opset]

@@ -1,0 +1,58 @@
+"""Energy of the whole chip, by macOS's powermetrics, which tells it to root only."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from shardmill.lane.job import Refused
+
+COMMAND = ("powermetrics", "--samplers", "cpu_power,gpu_power,ane_power", "-i", "100", "-f", "plist")
+CONSUMERS = ("cpu_energy", "gpu_energy", "ane_energy")  # millijoules in one sample
+ROOT_ONLY = "powermetrics tells it to root only: sudo python3 measure.py, and what is measured already stays"
+
+
+@contextmanager
+def meter(command: Sequence[str] = COMMAND) -> Iterator[Callable[[], float]]:
+    """Counts millijoules. Raises Refused where this process may not know."""
+    if os.geteuid() != 0 or shutil.which(command[0]) is None:
+        raise Refused(ROOT_ONLY)
+    with counted(command) as millijoules:
+        yield millijoules
+
+
+@contextmanager
+def counted(command: Sequence[str]) -> Iterator[Callable[[], float]]:
+    """Millijoules in the samples of a running `command`: property lists, each followed by a zero byte.
+
+    Exact to one sample.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    sums = [0.0]
+
+    def listen() -> None:
+        assert process.stdout is not None
+        pending = b""
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            *samples, pending = (pending + chunk).split(b"\0")
+            sums[0] += sum(_millijoules(sample) for sample in samples)
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield lambda: sums[0]
+    finally:
+        process.terminate()
+        process.wait()
+        listener.join()
+
+
+def _millijoules(sample: bytes) -> float:
+    """Energy in one property list; processor, GPU and Neural Engine together."""
+    processor = plistlib.loads(sample.strip())["processor"]
+    return float(sum(processor[consumer] for consumer in CONSUMERS))

@@ -1,0 +1,97 @@
+"""A kit as it lies unpacked: what kit.json says, and whether every file is the one that was packed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+KIT = "kit.json"
+
+
+class LaneError(Exception):
+    """One line for the person who measures."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One program of a part, for some widths. A part has one, or several where its widths are programs of their own.
+
+    Attributes:
+        name: the part's, with the program's place where there are several.
+        part: the part as kit.json has it.
+        program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes.
+    """
+
+    name: str
+    part: dict[str, Any]
+    program: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kit:
+    """An unpacked kit.
+
+    Attributes:
+        folder: where it lies.
+        digest: sha256 of kit.json, which names every other file's.
+        content: of kit.json.
+    """
+
+    folder: Path
+    digest: str
+    content: dict[str, Any]
+
+    @property
+    def variants(self) -> dict[str, dict[str, Any]]:
+        """By name, in the kit's order."""
+        return {variant["name"]: variant for variant in self.content["variants"]}
+
+    def units(self, variant: str) -> dict[str, Unit]:
+        """The programs of a variant by name, in the order of a pass."""
+        found = {}
+        for part in self.variants[variant]["parts"]:
+            several = len(part["programs"]) > 1
+            for place, program in enumerate(part["programs"]):
+                name = f"{part['name']}.{place}" if several else part["name"]
+                found[name] = Unit(name, part, program)
+        return found
+
+
+def read_kit(folder: Path) -> Kit:
+    """The kit in a folder. Raises LaneError where there is none, or one of another format."""
+    try:
+        raw = (folder / KIT).read_bytes()
+        content = json.loads(raw)
+    except (OSError, ValueError) as error:
+        raise LaneError(f"{folder / KIT} can't be read ({error}); unpack the kit again") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise LaneError(f"{folder / KIT} is not of format {FORMAT}; unpack the kit again")
+    return Kit(folder, hashlib.sha256(raw).hexdigest(), content)
+
+
+def check_kit(kit: Kit) -> None:
+    """Raises LaneError, naming the first file that is not as it was packed."""
+    for name, sha in kit.content["files"].items():
+        path = kit.folder / name
+        if not path.is_file():
+            raise LaneError(f"{path} is missing; unpack the kit again")
+        if _sha256(path) != sha:
+            raise LaneError(f"{path} is not the file that was packed; unpack the kit again")
+
+
+def _sha256(path: Path) -> str:
+    known = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in _blocks(file):
+            known.update(block)
+    return known.hexdigest()
+
+
+def _blocks(file: Any) -> Iterator[bytes]:
+    while block := file.read(1 << 22):
+        yield block

@@ -1,0 +1,104 @@
+"""The process that a person starts: checks the kit, has everything measured, and writes one JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from shardmill.lane.child import run_child
+from shardmill.lane.kit import Kit, LaneError, check_kit, read_kit
+from shardmill.lane.progress import Progress
+from shardmill.lane.results import STATUSES, Results, write_result
+from shardmill.lane.rounds import Run, bisect, measure
+from shardmill.lane.system import identity
+from shardmill.lane.watch import Watch
+
+LIMIT = 1800.0  # seconds; the longest first load that anyone has published took 23 minutes
+PASSES = 30
+
+
+def main(script: Path, arguments: Sequence[str] | None = None) -> int:
+    """Measures the kit that lies beside measure.py, or is the child that does so.
+
+    Args:
+        script: measure.py.
+        arguments: of the command line.
+
+    Returns:
+        0 when every measurement has its line, 1 after an error, 130 after Ctrl-C.
+    """
+    options = _parser().parse_args(arguments)
+    if options.child is not None:
+        run_child(options.child, script)
+        return 0
+    try:
+        return _measure(script, options)
+    except LaneError as error:
+        print(f"measure.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nmeasure.py: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="measure.py",
+        description="Measures the programs of this kit on this machine. Stopped or killed, it goes on where it was.",
+    )
+    parser.add_argument("--out", type=Path, help="folder for results and compiled programs; default: beside measure.py")
+    parser.add_argument("--timeout", type=float, default=LIMIT, help="seconds that one measurement may take")
+    parser.add_argument("--passes", type=int, default=PASSES, help="passes that a speed is the median of")
+    parser.add_argument("--engine", help="module to install where there is no Core ML, e.g. portable_coreml")
+    parser.add_argument("--no-bisect", action="store_true", help="don't look for the operation that fails to load")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def _measure(script: Path, options: argparse.Namespace) -> int:
+    native = sys.platform == "darwin"
+    if native and options.engine:
+        raise LaneError("--engine is for machines without Core ML; leave it out")
+    if not native and not options.engine:
+        raise LaneError("there is no Core ML here; run it on a Mac, or try the kit out with --engine portable_coreml")
+    kit = read_kit(script.parent)
+    print(f"checking {len(kit.content['files'])} files", flush=True)
+    check_kit(kit)
+    out = (options.out or script.parent).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    header = {"kit": kit.digest, "machine": identity(), "engine": {"name": options.engine or "coreml"}}
+    results = Results(out / "results.jsonl", header)
+    run = Run(
+        kit=kit,
+        results=results,
+        watch=Watch(script, out / "log.txt", options.timeout),
+        work=out / "work",
+        engine=options.engine,
+        passes=options.passes,
+    )
+    progress = Progress(kit, results)
+    measure(run, progress)
+    write_result(out / "result.json", kit, results)
+    if not options.no_bisect:
+        bisect(run, progress)
+        write_result(out / "result.json", kit, results)
+    print(_closing(kit, results, out / "result.json"))
+    return 0
+
+
+def _closing(kit: Kit, results: Results, file: Path) -> str:
+    """What was found, in some lines."""
+    found = [f"{key}: {record['status']}: {record['detail']}" for key, record in _troubles(results)]
+    counts = ", ".join(f"{_count(results, status)} {status}" for status in STATUSES if _count(results, status))
+    names = " and ".join(kit.variants)
+    return "\n".join([*found, f"{names}: {counts}", f"{file}: send this file back"])
+
+
+def _troubles(results: Results) -> Iterable[tuple[str, dict[str, str]]]:
+    return ((key, record) for key, record in results.records.items() if record["status"] not in ("ok", "not_run"))
+
+
+def _count(results: Results, status: str) -> int:
+    return sum(record["status"] == status for record in results.records.values())

@@ -1,0 +1,149 @@
+"""What is measured of one program."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from shardmill.lane.cut import with_default_tokens
+from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
+from shardmill.lane.plan import planned
+
+WARM = 3  # passes before those that count
+
+
+def compile_program(job: Job, _: int) -> Found:
+    """Compiles the package for this system."""
+    import coremltools as ct
+
+    target = job.bundle(job.unit)
+    job.stage("compilation")
+    start = time.perf_counter()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = ct.models.utils.compile_model(str(job.package(job.unit)), str(Path(folder) / target.name))
+        shutil.rmtree(target, ignore_errors=True)
+        Path(made).rename(target)
+    return Found(timing={"compile_seconds": time.perf_counter() - start})
+
+
+def first_load(job: Job, _: int) -> Found:
+    """Loads the program in a new process, and runs a first pass of every width: each is specialised then."""
+    return Found(timing=load_and_run(job, job.bundle(job.unit)))
+
+
+def warm_load(job: Job, _: int) -> Found:
+    """The same once more in another process, when the system knows the program."""
+    return Found(timing=load_and_run(job, job.bundle(job.unit)))
+
+
+def load_and_run(job: Job, bundle: Path) -> dict[str, Any]:
+    """Loads a bundle of the job's unit and runs it once at every width; what each took in seconds."""
+    job.stage("load")
+    start = time.perf_counter()
+    model = job.load(job.unit, bundle)
+    timing: dict[str, Any] = {"load_seconds": time.perf_counter() - start}
+    for width in job.unit.program["widths"]:
+        rows = job.recorded(width, job.unit.part["name"])
+        if not rows:
+            continue
+        job.stage(f"first pass at T={width}")
+        inputs = job.inputs(rows[0])
+        start = time.perf_counter()
+        model.predict(inputs, state=_state(job, model))
+        timing[f"first_pass_seconds.T={width}"] = time.perf_counter() - start
+    job.loaded[job.unit.name] = model
+    return timing | {"peak_bytes": peak_bytes()}
+
+
+def parity(job: Job, width: int) -> Found:
+    """Every recorded pass of a width, against what the portable engine gave in fp32 and with fp16 rounding."""
+    rows, runner = _rows(job, width), caller(job, width)
+    exact, shipped, found = [], [], []
+    for row in rows:
+        out = runner(job.inputs(row))
+        if not np.isfinite(out).all():
+            bad = int((~np.isfinite(out)).sum())
+            raise WrongError(f"{bad} of {out.size} numbers are not finite", {"nonfinite": bad})
+        found.append(out[:, :: row["stride"]].ravel())
+        exact.append(job.array(row["fp32"]).ravel())
+        shipped.append(job.array(row["fp16"]).ravel())
+    got, fp32, fp16 = (np.concatenate(each) for each in (found, exact, shipped))
+    value = {"psnr": _psnr(got, fp32), "psnr_expected": _psnr(fp16, fp32), "psnr_emulated": _psnr(got, fp16)}
+    limit = job.kit.content["limits"]["psnr"]
+    if value["psnr"] < limit:
+        raise WrongError(f"psnr is {value['psnr']:.2f} dB against fp32, must be at least {limit:g}", value)
+    return Found(value=value | {"passes": len(rows)})
+
+
+def speed(job: Job, width: int) -> Found:
+    """What one pass of a width takes in this program alone."""
+    row, runner = _rows(job, width)[0], caller(job, width)
+    inputs = job.inputs(row)
+    return Found(timing={**timed(lambda: runner(inputs), job.passes), "peak_bytes": peak_bytes()})
+
+
+def residency(job: Job, width: int) -> Found:
+    """The device that Core ML's plan gives each operation. A plan is of the default shape, so others need a copy."""
+    import coremltools as ct
+
+    job.stage("compute plan")
+    evidence = "measured" if job.native else "predicted"
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = job.bundle(job.unit)
+        if not job.unit.program["fixed"]:
+            copy = Path(folder) / "copy.mlpackage"
+            with_default_tokens(job.package(job.unit), copy, width)
+            bundle = Path(ct.models.utils.compile_model(str(copy), str(Path(folder) / "copy.mlmodelc")))
+        rows = [dict(row) for row in planned(bundle)]
+    counts = dict(sorted(Counter(row["status"] for row in rows).items()))
+    return Found(value={"evidence": evidence, "counts": counts, "rows": rows})
+
+
+def timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
+    """Median and least milliseconds of a call."""
+    for _ in range(WARM):
+        call()
+    taken = []
+    for _ in range(passes):
+        start = time.perf_counter()
+        call()
+        taken.append(1e3 * (time.perf_counter() - start))
+    return {"ms": median(taken), "ms_least": min(taken), "passes": passes}
+
+
+def caller(job: Job, width: int) -> Callable[[dict[str, Floats]], Floats]:
+    """The loaded program with fresh states, as a function of its inputs."""
+    if job.unit.name not in job.loaded:
+        job.stage("load")
+        job.loaded[job.unit.name] = job.load(job.unit, job.bundle(job.unit))
+    job.stage(f"passes at T={width}")
+    model = job.loaded[job.unit.name]
+    state, output = _state(job, model), job.unit.part["output"]
+    return lambda inputs: np.asarray(model.predict(inputs, state=state)[output], np.float32)
+
+
+def _state(job: Job, model: Any) -> Any:
+    return model.make_state() if job.unit.part["stateful"] else None
+
+
+def _rows(job: Job, width: int) -> list[Any]:
+    rows = job.recorded(width, job.unit.part["name"])
+    if not rows:
+        raise Refused("no recorded pass of this width calls the program")
+    return rows
+
+
+def _psnr(value: Floats, expected: Floats) -> float:
+    """The peak signal-to-noise ratio in dB, where the peak is the largest expected magnitude."""
+    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
+    noise = float(np.mean((a - b) ** 2))
+    return float(20 * np.log10(max(np.abs(b).max(), 1e-30)) - 10 * np.log10(max(noise, 1e-30)))

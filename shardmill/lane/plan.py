@@ -1,0 +1,57 @@
+"""Where Core ML's compute plan puts the operations of a compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations that a plan gives no device
+
+
+def planned(bundle: Path) -> Iterator[dict[str, Any]]:
+    """A row for each operation: function, output, operation, status and the preferred device, "" for none."""
+    import coremltools as ct
+    from coremltools.models.compute_plan import MLComputePlan
+
+    plan = MLComputePlan.load_from_path(str(bundle), compute_units=ct.ComputeUnit.CPU_AND_NE)
+    for name, function in plan.model_structure.program.functions.items():
+        for op in _nested_operations(function.block):
+            usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
+            device = "" if usage is None else type(usage.preferred_compute_device).__name__
+            able = [] if usage is None else [type(d).__name__ for d in usage.supported_compute_devices]
+            kind = op.operator_name
+            status = measured_status(kind, device, able)
+            yield {"function": name, "output": _output_of(op), "operation": kind, "status": status, "device": device}
+
+
+def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
+    """The status that a plan's answer amounts to.
+
+    Args:
+        kind: the operation's type.
+        device: the device that the plan prefers; "" if it names none.
+        able: the devices that support the operation.
+    """
+    if "NeuralEngine" in device:
+        return "ane"
+    if device:
+        return "not_chosen" if any("NeuralEngine" in name for name in able) else "ineligible"
+    plain = kind.split(".")[-1]  # "ios18.conv" -> "conv"
+    return "no_device" if plain.startswith(WITHOUT_DEVICE) else "unknown"
+
+
+def _output_of(op: Any) -> str:
+    """The name of an operation of a plan, which is also the rules' name: its first output, or the state it writes."""
+    if op.outputs:
+        return str(op.outputs[0].name)
+    written = op.inputs["input"].bindings if "input" in op.inputs else ()
+    return next((str(binding.name) for binding in written if binding.name), "")
+
+
+def _nested_operations(block: Any) -> Iterator[Any]:
+    """All operations of a block and of the blocks in it."""
+    for op in block.operations:
+        yield op
+        for inner in op.blocks:
+            yield from _nested_operations(inner)

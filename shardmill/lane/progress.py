@@ -1,0 +1,39 @@
+"""What a person sees meanwhile: which measurement of how many, what came of it, and how long the rest may take."""
+
+from __future__ import annotations
+
+from shardmill.lane.kit import Kit
+from shardmill.lane.results import Record, Results
+from shardmill.lane.todo import groups, seconds_left
+
+
+class Progress:
+    """Lines on the terminal."""
+
+    def __init__(self, kit: Kit, results: Results) -> None:
+        """Says so if an earlier run has left something."""
+        self._all = [measurement for group in groups(kit) for measurement in group.measurements]
+        self._results = results
+        if results.records:
+            print(f"going on: {len(results.records)} measurements are there already", flush=True)
+
+    def begin(self, key: str) -> None:
+        """A measurement begins."""
+        print(f"{self._place()} {key} ...", flush=True)
+
+    def done(self, record: Record) -> None:
+        """A measurement has its line."""
+        words = [record["status"], f"{record['timing']['seconds']:.1f} s" if "seconds" in record["timing"] else ""]
+        words += [record["detail"], self._left()]
+        print(f"{self._place()} {record['key']}: {', '.join(word for word in words if word)}", flush=True)
+
+    def _place(self) -> str:
+        finished = sum(m.key in self._results.records for m in self._all)
+        return f"[{finished}/{len(self._all)}]"
+
+    def _left(self) -> str:
+        todo = [m for m in self._all if m.key not in self._results.records]
+        seconds = seconds_left(todo, self._results.records, self._all)
+        if not seconds:
+            return ""
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

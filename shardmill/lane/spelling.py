@@ -1,0 +1,33 @@
+"""JSON with one spelling, and a record that carries the digest of itself, as all records of a build do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SEAL = "shardmill_seal"
+
+
+def dumps(content: Any) -> str:
+    """Sorted keys, one space, a final newline."""
+    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with the sha256 of all else in it."""
+    body = {key: value for key, value in content.items() if key != SEAL}
+    return body | {SEAL: hashlib.sha256(dumps(body).encode()).hexdigest()}
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Writes a text that is there whole or not at all, also after the power fails."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(scratch, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -1,0 +1,45 @@
+"""What this machine is: chip, system, memory, and the packages that measure."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def identity() -> dict[str, Any]:
+    """What a measurement depends on, and what a run must find again to be gone on with."""
+    return {
+        "chip": _chip(),
+        "system": platform.mac_ver()[0] or platform.release(),
+        "os": "macOS" if sys.platform == "darwin" else platform.system(),
+        "build": _ask("sw_vers", "-buildVersion") if sys.platform == "darwin" else platform.machine(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in ("coremltools", "numpy")},
+    }
+
+
+def _chip() -> str:
+    if sys.platform == "darwin":
+        return _ask("sysctl", "-n", "machdep.cpu.brand_string")
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as info:
+            names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _ask(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"

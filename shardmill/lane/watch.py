@@ -1,0 +1,131 @@
+"""A child process that may die or hang, watched: each of its measurements becomes a record, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.lane.results import Record
+
+TAIL = 300  # characters of what a dead child said last
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How children are run.
+
+    Attributes:
+        script: measure.py.
+        log: where whatever they print goes.
+        limit: seconds that one measurement may take.
+    """
+
+    script: Path
+    log: Path
+    limit: float
+
+
+def watched(watch: Watch, task: Mapping[str, Any], begun: Callable[[str], None]) -> Iterator[Record]:
+    """Runs a child and gives the record of every measurement that it finishes or fails at.
+
+    It ends after the first one at which the child died or hung; what comes after that is another child's.
+
+    Args:
+        watch: how.
+        task: what the child does, see `child`.
+        begun: called with the key of each measurement that begins.
+    """
+    reading, writing = os.pipe()
+    with open(watch.log, "ab") as log:
+        said = log.tell()
+        child = subprocess.Popen(
+            [sys.executable, str(watch.script), "--child", str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
+    os.close(writing)
+    try:
+        assert child.stdin is not None
+        with suppress(BrokenPipeError):  # of a child that has died already, which is told below
+            child.stdin.write(json.dumps({**task, "parent": os.getpid()}).encode())
+            child.stdin.close()
+        yield from _followed(reading, child, watch, said, begun, task["keys"][0])
+    finally:
+        os.close(reading)
+        _kill(child)
+
+
+def _followed(
+    reading: int,
+    child: subprocess.Popen[bytes],
+    watch: Watch,
+    said: int,
+    begun: Callable[[str], None],
+    first: str,
+) -> Iterator[Record]:
+    """The records of a running child. Until it says what it begins, it is at the first."""
+    key, stage, start = first, "start of the process", time.monotonic()
+    pending = b""
+    while True:
+        left = start + watch.limit - time.monotonic()
+        ready, _, _ = select.select([reading], [], [], max(left, 0))
+        if not ready:
+            yield _failed(key, "timeout", f"no end of {stage} within {watch.limit:g} s", start)
+            return
+        chunk = os.read(reading, 1 << 16)
+        if not chunk:
+            child.wait()
+            if key:
+                yield _failed(key, "crashed", f"{_fate(child.returncode)} in {stage}{_tail(watch.log, said)}", start)
+            return
+        *lines, pending = (pending + chunk).split(b"\n")
+        for message in map(json.loads, lines):
+            if "begin" in message:
+                key, stage = message["begin"], "its beginning"
+                begun(key)
+            elif "stage" in message:
+                stage = message["stage"]
+            else:
+                message["timing"]["seconds"] = round(time.monotonic() - start, 3)
+                key = message.pop("next")
+                start = time.monotonic()
+                yield message
+
+
+def _failed(key: str, status: str, detail: str, start: float) -> Record:
+    timing = {"seconds": round(time.monotonic() - start, 3)}
+    return {"key": key, "status": status, "value": {}, "timing": timing, "detail": detail}
+
+
+def _fate(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _tail(log: Path, said: int) -> str:
+    """The last line that a child printed."""
+    with open(log, "rb") as file:
+        file.seek(said)
+        lines = file.read()[-4 * TAIL :].decode("utf-8", "replace").strip().splitlines()
+    return f": {lines[-1].strip()[:TAIL]}" if lines else ""
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Ends a child and all that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -1,0 +1,82 @@
+"""What devices said of the build: a block for each chip and system, with what contradicts the placement rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardmill.evidence.build import Contradiction, contradictions
+from shardmill.evidence.file import Evidence
+from shardmill.report.read import Json
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Passes of one width through all programs."""
+
+    width: int
+    ms: float | None
+    tokens_per_second: float | None
+    agree: int | None  # tokens chosen as in fp32
+    tokens: int | None
+    mj: float | None  # of energy for a pass
+    status: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """One chip and system."""
+
+    system: str
+    is_measured: bool
+    passes: tuple[Pass, ...]
+    first_load: float | None  # seconds, of all programs one after the other
+    warm_load: float | None
+    peak_bytes: float | None
+    troubles: tuple[tuple[str, str, str], ...]
+    counts: tuple[tuple[str, int], ...]  # operations by status, over all programs and widths
+    contradictions: tuple[Contradiction, ...]
+
+
+def devices(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
+    """A block for each file of evidence; `verdicts` are the build's residency/PART.json."""
+    return [_device(evidence, verdicts) for evidence in found]
+
+
+def _device(evidence: Evidence, verdicts: Sequence[Json]) -> Device:
+    return Device(
+        system=evidence.system,
+        is_measured=evidence.is_measured,
+        passes=tuple(_pass(evidence, width) for width in evidence.widths),
+        first_load=evidence.total("load.first", "load_seconds"),
+        warm_load=evidence.total("load.warm", "load_seconds"),
+        peak_bytes=evidence.timing("load.whole", "peak_bytes"),
+        troubles=tuple(evidence.troubles),
+        counts=tuple(sorted(_counts(evidence).items())),
+        contradictions=tuple(contradictions(evidence, verdicts)),
+    )
+
+
+def _pass(evidence: Evidence, width: int) -> Pass:
+    key = f"pass.T={width}"
+    line = evidence.lines.get(key, {"status": "not_run", "value": {}})
+    ms = evidence.timing(key, "ms")
+    return Pass(
+        width=width,
+        ms=ms,
+        tokens_per_second=1e3 * width / ms if ms else None,
+        agree=line["value"].get("agree"),
+        tokens=line["value"].get("tokens"),
+        mj=evidence.timing(f"energy.T={width}", "mj_per_pass"),
+        status=line["status"],
+    )
+
+
+def _counts(evidence: Evidence) -> dict[str, int]:
+    """Operations by status in the compute plans."""
+    found: dict[str, int] = {}
+    for key, line in evidence.lines.items():
+        if "/residency." in key:
+            for status, count in line["value"].get("counts", {}).items():
+                found[status] = found.get(status, 0) + count
+    return found

@@ -1,0 +1,67 @@
+"""Models that answer with the recorded output of the inputs that are nearest to those that they get.
+
+FAULT in the environment is KIND:NAME. `hang`, `kill` and `refuse` befall the load of a program that has an operation
+with an output of that NAME; `nan` and `wrong` befall what the program called NAME gives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import compute_plan, utils  # noqa: F401
+
+
+def fault(kind: str, names: set[str]) -> bool:
+    """Whether it is asked for."""
+    wanted, _, name = os.environ.get("FAULT", "").partition(":")
+    return wanted == kind and name in names
+
+
+class CompiledMLModel:
+    """A copy of a package that is called compiled."""
+
+    def __init__(self, path: str, compute_units: Any) -> None:
+        self.unit, self.folder = Path(path).stem, Path(path)
+        outputs = {out.name for op in utils.operations(self.folder) for out in op.outputs}
+        if fault("hang", outputs):
+            time.sleep(3600)
+        if fault("kill", outputs):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault("refuse", outputs):
+            raise RuntimeError("Unable to build the MPSGraph\nsecond line")
+        kit = Path(os.environ["KIT"])
+        (variant,) = json.loads((kit / "kit.json").read_text())["variants"]
+        self.rows = [row[self.unit] for rows in variant["recorded"].values() for row in rows if self.unit in row]
+        self.output = next((part["output"] for part in variant["parts"] if part["name"] == self.unit), "")
+        self.arrays = kit / "arrays"
+
+    def make_state(self) -> object:
+        """It keeps nothing."""
+        return object()
+
+    def array(self, key: str) -> Any:
+        return np.load(self.arrays / f"{key}.npy").astype(np.float32)
+
+    def predict(self, inputs: dict[str, Any], state: Any) -> dict[str, Any]:
+        """What was recorded."""
+        if not self.rows:
+            return {}
+
+        def distance(row: dict[str, Any]) -> float:
+            found = [(self.array(key), inputs[name]) for name, key in row["inputs"].items()]
+            alike = all(a.shape == b.shape for a, b in found)
+            return sum(float(np.abs(a - b).sum()) for a, b in found) if alike else np.inf
+
+        out = self.array(min(self.rows, key=distance)["fp16"])
+        if fault("nan", {self.unit}):
+            out[0, 0] = np.nan
+        if fault("wrong", {self.unit}):
+            out = np.roll(out, 1, axis=1)
+        return {self.output: out}

@@ -1,0 +1,8 @@
+"""What `--engine fake_engine` installs: nothing, for the fake coremltools is there already."""
+
+from __future__ import annotations
+
+
+def install(precision: str) -> bool:
+    """As an engine for the lane has it."""
+    return precision == "fp16"

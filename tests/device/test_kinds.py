@@ -1,0 +1,63 @@
+"""Kits of models that are not a plain decoder: routed experts, which a pass may leave out, and encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import encoders
+import pytest
+import routed
+from models import tiny_encoders
+
+from shardmill.convert import package, trace
+from shardmill.convert.table import write_table
+from shardmill.convert.weights import PartWeights
+from shardmill.device.kit import write_kit
+from shardmill.device.rank import rank
+from shardmill.files import load_json
+
+from .finished import finish
+from .lane import lines, measured, unpacked
+
+
+def lane(build: Path, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """kit.json's variant, and what the fake engine gives."""
+    write_kit([build], folder / "kit.zip")
+    kit = unpacked(folder / "kit.zip", folder / "kit")
+    (variant,) = load_json(kit / "kit.json")["variants"]
+    return variant, lines(measured(kit))
+
+
+def test_experts_that_the_host_routes_to_are_measured_one_by_one(tmp_path: Path) -> None:
+    """A program that no recorded token takes is loaded all the same, and what can't be compared says so."""
+    source = routed.checkpoint("lfm2_moe", tmp_path)
+    made = routed.build(source, tmp_path / "made", routed.GROUPS["lfm2_moe"])
+    build = finish(made.plan, made.packages, made.table, source, tmp_path / "routed")
+    variant, found = lane(build, tmp_path)
+    kinds = {part["name"]: part["kind"] for part in variant["parts"]}
+    called = {part for row in variant["recorded"]["1"] for part in row}
+    for name in kinds:
+        line = found[f"{name}/parity.T=1"]
+        assert line["status"] == ("ok" if name in called else "not_run"), name
+        assert found[f"{name}/load.warm"]["status"] == "ok"
+    assert "experts" in {kinds[name] for name in called}
+    assert found["load.whole"]["status"] == found["pass.T=1"]["status"] == "not_run"
+    assert "chained by a runtime only" in found["load.whole"]["detail"]
+
+
+@pytest.mark.parametrize("model_type", ["bert"])
+def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: str) -> None:
+    source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint"), tmp_path)
+    write_table(parts.pop("embedding"), source, tmp_path / "embedding.safetensors", 1)
+    packages = {}
+    for name, part in parts.items():
+        packages[name] = tmp_path / f"{name}.mlpackage"
+        package.save(trace.convert(part, PartWeights(part, source), "fp16"), packages[name])
+    build = finish(plan, packages, tmp_path / "embedding.safetensors", source, tmp_path / "encoder")
+    variant, found = lane(build, tmp_path)
+    assert [part["programs"][0]["widths"] for part in variant["parts"]] == [[width] for width in plan["buckets"]]
+    for part, width in zip(variant["parts"], plan["buckets"], strict=True):
+        assert found[f"{part['name']}/parity.T={width}"]["value"]["psnr"] > 40
+        assert found[f"pass.T={width}"]["value"] == {"programs": 1}
+    assert rank([build]) == []  # nothing was imported

@@ -1,0 +1,127 @@
+"""`shardmill warm`: every program once at every width, and none twice, however often it is stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import manifest
+from typer.testing import CliRunner
+
+from shardmill import machine
+from shardmill.cli import app
+from shardmill.errors import ShardmillError
+from shardmill.runtime import warm
+from shardmill.runtime.loading import begins, told
+
+NAMES = ("layers_00_02", "layers_02_04", "head_0")
+
+
+class Programs:
+    """Stands for loaded programs, and keeps what was run; one may fail."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, int]] = []
+        self.failing: tuple[str, BaseException] | None = None
+
+    def load(self, path: Path, stateful: bool) -> Any:
+        name = path.stem
+        if self.failing and self.failing[0] == name:
+            raise self.failing[1]
+        return lambda inputs: self.ran.append((name, inputs["hidden"].shape[2]))
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Programs:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = Programs()
+    monkeypatch.setattr(warm, "Program", found.load)
+    return found
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    """A manifest of three programs, and their files' sizes."""
+    folder = tmp_path / "build"
+    content = manifest()
+    (head,) = content["parts"]
+    content["parts"] = [
+        {**head, "name": name, "program": {"path": f"compiled/{name}.mlmodelc", "files": {"w": str(place) * 64}}}
+        for place, name in enumerate(NAMES)
+    ]
+    for name in NAMES:
+        (folder / f"compiled/{name}.mlmodelc").mkdir(parents=True)
+        (folder / f"compiled/{name}.mlmodelc/w").write_bytes(b"w" * 1000)
+    (folder / "model.json").write_text(json.dumps(content))
+    return folder
+
+
+def warmed(build: Path, again: bool = False) -> list[str]:
+    """The names of programs that were loaded now."""
+    return [program.name for program in warm.warm(build, "fp32", again) if program.seconds is not None]
+
+
+def test_every_program_runs_once_at_every_width(build: Path, programs: Programs) -> None:
+    assert warmed(build) == list(NAMES)
+    assert programs.ran == [(name, width) for name in NAMES for width in (1, 4)]
+
+
+def test_what_was_loaded_is_not_loaded_again_unless_asked_for(build: Path, programs: Programs) -> None:
+    warmed(build)
+    assert warmed(build) == []
+    assert warmed(build, again=True) == list(NAMES)
+
+
+def test_stopped_it_goes_on_with_the_rest(build: Path, programs: Programs) -> None:
+    programs.failing = (NAMES[1], KeyboardInterrupt())
+    stopped = CliRunner().invoke(app, ["warm", str(build)])
+    assert stopped.exit_code == 130 and "shardmill: interrupted" in stopped.output
+    assert f"[1/3] {NAMES[0]}: " in stopped.output and NAMES[1] not in stopped.output
+    programs.failing = None
+    again = CliRunner().invoke(app, ["warm", str(build)])
+    assert again.exit_code == 0 and f"[1/3] {NAMES[0]}: loaded before" in again.output
+    assert [name for name, width in programs.ran if width == 1] == list(NAMES)
+
+
+def test_a_program_that_fails_is_the_only_one_that_is_loaded_next_time(build: Path, programs: Programs) -> None:
+    programs.failing = (NAMES[2], ShardmillError("compiled/head_0.mlmodelc can't be loaded: no"))
+    with pytest.raises(ShardmillError, match="can't be loaded"):
+        warmed(build)
+    programs.failing = None
+    assert warmed(build) == [NAMES[2]]
+
+
+def test_another_system_or_other_bytes_are_loaded(
+    build: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed(build)
+    content = json.loads((build / "model.json").read_text())
+    content["parts"][1]["program"]["files"]["w"] = "9" * 64
+    (build / "model.json").write_text(json.dumps(content))
+    assert warmed(build) == [NAMES[1]]
+    monkeypatch.setattr(machine, "engine", lambda: {"name": "coreml", "build": "25C1"})
+    assert warmed(build) == list(NAMES)
+
+
+def test_a_damaged_note_costs_a_load_and_nothing_else(build: Path, programs: Programs, tmp_path: Path) -> None:
+    warmed(build)
+    (tmp_path / "cache/shardmill/warm.json").write_text("{")
+    assert warmed(build) == list(NAMES)
+
+
+def test_the_rest_is_estimated_by_bytes(build: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (build / f"compiled/{NAMES[2]}.mlmodelc/w").write_bytes(b"w" * 4000)
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(warm.time, "perf_counter", lambda: next(clock))
+    assert [(p.seconds, p.left) for p in warm.warm(build, "fp32")] == [(10, 50.0), (10, 40.0), (10, 0.0)]
+
+
+def test_only_who_listens_is_told() -> None:
+    heard: list[str] = []
+    begins("nobody")
+    with told(heard.append):
+        begins("a")
+    begins("b")
+    assert heard == ["a"]
