@@ -32,6 +32,7 @@ class Sizes:
     table: float = 0.0  # of the embedding table
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
     logits: float = 0.0  # not of parameters: positions of the parity text times the vocabulary
+    bucket: float = 0.0  # nor this: tokens that a pass of the job's own encoder takes
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Need:
     table: float = 0.0
     expanded: float = 0.0
     logits: float = 0.0
+    bucket: float = 0.0
 
     def mb(self, sizes: Sizes) -> int:
         """The sum in MB, rounded up."""
@@ -97,6 +99,8 @@ def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> S
     layers = sum(row["parameters"] for row in rows.values() if row["kind"] in ("layers", "experts"))
     layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
     table = rows["embedding"]["parameters"]
+    encoders = (name for name, row in rows.items() if row["kind"] == "encoder")
+    buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))
     return Sizes(
         part=own["parameters"] / MILLION,
         largest=own["largest_tensor"] / MILLION,
@@ -105,4 +109,5 @@ def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> S
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
         logits=positions * plan["architecture"]["vocab"] / MILLION,
+        bucket=buckets.get(part, 0) / MILLION,
     )

@@ -144,7 +144,9 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         takes={"codes": dag.made_by("codes")},
         params={"method": lambda config: config.convert.method},
         needs={
-            "stamped": Need(1200, part=0.05),  # the samples; a few blocks of rows; the program grows with its layers
+            "stamped": Need(
+                800, part=0.05, bucket=900_000
+            ),  # blocks of rows; the program, and samples of a bucket's size
             "plain": Need(700, part=6.5, largest=46),  # coremltools copies: fp32, fp16, int8
         },
         packages=("coremltools", "numpy", "protobuf", "torch"),

@@ -130,7 +130,18 @@ def convert(build: Path, method: str = "plain", limit: int | None = None) -> Cal
 
 def test_jobs_declare_what_the_plan_says_of_their_part(build: Path) -> None:
     assert convert(build)("layers_00_20") > 2 * convert(build)("layers_24_30") > 10_000
-    assert convert(build, "stamped")("layers_00_20") < 1400
+    assert convert(build, "stamped")("layers_00_20") < 1000
+
+
+def test_the_conversion_of_an_encoder_is_declared_by_its_bucket(tmp_path: Path) -> None:
+    """The privacy filter at full size: 799 and 1,120 MB were seen, for buckets of 128 and 512 tokens."""
+    row = {"kind": "encoder", "parameters": 1272110880, "largest_tensor": 6553600, "expanded": 13819680}
+    rows = [row | {"name": "encoder_128"}, row | {"name": "encoder_512"}]
+    table = {"name": "embedding", "kind": "embedding", "parameters": 128040960, "largest_tensor": 0, "expanded": 0}
+    plan = {"architecture": {"layers": 8, "vocab": 200064}, "buckets": [128, 512], "parts": [*rows, table]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    declared = convert(tmp_path, "stamped")
+    assert 799 < declared("encoder_128") < 1120 < declared("encoder_512") < 1400
 
 
 def test_a_job_that_does_not_fit_is_refused_with_the_remedy(build: Path) -> None:

@@ -43,7 +43,7 @@ def test_memory_is_declared_for_the_configured_method_within_the_limit(settings:
         mem_mb = snakefile.mem_mb(parsed, limited(None))("convert")
         assert callable(mem_mb)
         needs[method] = mem_mb({"part": "layers_00_02"}, ["a"])
-    assert needs["stamped"] < 1400 < 5000 < needs["plain"]
+    assert needs["stamped"] < 1000 < 5000 < needs["plain"]
     too_much = snakefile.mem_mb(parsed, limited(1000))("convert")
     assert callable(too_much)
     with pytest.raises(ShardmillError, match="this build may use 1000"):
