@@ -32,7 +32,7 @@ BITS = form(INT4).bits
 def nearest(weight: Tensor, hessian: Tensor) -> float:
     """As conversion rounds."""
     codes, scale, _ = to_integers(weight, form(INT4).levels)
-    return error(weight, Codes(codes, scale), hessian)
+    return error(weight, Codes(codes, scale).values, hessian)
 
 
 def own_scales(weight: Tensor, hessian: Tensor) -> float:
@@ -49,9 +49,9 @@ def own_scales(weight: Tensor, hessian: Tensor) -> float:
 
 QUANTISERS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "to nearest": nearest,
-    "scales that cut off": lambda w, h: error(w, clipped(w, BITS, h.diagonal()), h),
+    "scales that cut off": lambda w, h: error(w, clipped(w, BITS, h.diagonal()).values, h),
     "GPTQ, its own scales": own_scales,
-    "GPTQ with those scales": lambda w, h: error(w, gptq(w, BITS, h), h),
+    "GPTQ with those scales": lambda w, h: error(w, gptq(w, BITS, h).values, h),
 }
 
 

@@ -95,8 +95,9 @@ rule report:
         ),
         verdicts=sm.verdicts(C),
         speed="build/{model}/benchmark/speed.json",
-        receipts=sm.all_receipts(C),
+        receipts=sm.page_receipts(C),
         search=sm.made_by("search", C),
+        points=sm.points(C),
     output:
         page=report(
             "build/{model}/report.html",

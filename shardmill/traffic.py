@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from math import comb, prod
 
 from shardmill.config import Config
-from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
 from shardmill.models.contract import states
 from shardmill.plan import Part, empty_parts
@@ -67,5 +66,5 @@ def missed(e: Experts, count: int) -> float:
 
 def _bytes(part: Part, config: Config) -> int:
     """Of a part's weights and states."""
-    weights = file_bytes(part.named_shapes, recipe(config.convert.precision))
+    weights = file_bytes(part.named_shapes, config.convert.recipe)
     return weights + sum(FP16 * prod(shape) for shape in states(part.form).values())

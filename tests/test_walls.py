@@ -31,7 +31,7 @@ MAY_USE: dict[str, set[str]] = {
     "topology": {"config", "convert", "forms", "models", "plan"},
     "traffic": {"config", "forms", "convert", "models", "plan", "topology"},
     "gates": {"checkpoint", "convert", "decode", "forms", "models", "plan", "runtime"},
-    "precision": {"convert", "forms", "gates", "models", "plan"},
+    "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
     "serve": {"decode", "runtime"},
     "bench": {"config", "decode", "plan", "runtime", "serve"},
     "report": {"forms", "gates"},

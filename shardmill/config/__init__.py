@@ -4,7 +4,7 @@ Whatever can be known to be wrong is wrong here, in one line that names the file
 work starts. Keys that do not exist are errors. configs/schema.json is this package's schema, for editors.
 """
 
-from shardmill.config.convert import Budget, Calibration, Convert
+from shardmill.config.convert import Budget, Calibration, Convert, Search
 from shardmill.config.model import Config
 from shardmill.config.reading import checked, find, load, parse, schema
 from shardmill.config.sections import DRAFTERS, Benchmark, Head, Parity, Source, Tokens
@@ -18,6 +18,7 @@ __all__ = [
     "Convert",
     "Head",
     "Parity",
+    "Search",
     "Source",
     "Tokens",
     "checked",

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from shardmill.config.sections import STRICT, Positive
+from shardmill.config.sections import STRICT, Index, Positive
+from shardmill.forms.form import FP16, INT4, INT8
+from shardmill.forms.recipe import SEARCH, Recipe, recipe
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,6 +38,22 @@ class Budget:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Search:
+    """What the search chooses from, and how its estimates are checked."""
+
+    forms: Annotated[
+        tuple[str, ...],
+        Field(min_length=1, description="Those that a matrix may have: fp16, int8, int4, palette4, palette6/16 say."),
+    ] = (INT4, INT8)
+    measured: Annotated[
+        Index, Field(description="Points of the front that are measured for the report, beside the choice; or 0: none.")
+    ] = 5
+    windows: Annotated[
+        Positive, Field(description="Windows that these are measured on, after the calibration's held ones.")
+    ] = 4
+
+
+@dataclass(frozen=True, config=STRICT)
 class Convert:
     """How programs are made."""
 
@@ -53,6 +71,14 @@ class Convert:
         Calibration | None, Field(description="The text that int4 codes are fitted to; without it they are rounded.")
     ] = None
     budget: Annotated[Budget | None, Field(description="What `precision: search` keeps to.")] = None
+    search: Annotated[Search, Field(description="How `precision: search` goes about it.")] = Search()
     embedding: Annotated[
         Literal["fp16", "int8"], Field(description="The host's table of tokens; int8 has a scale for each row.")
     ] = "fp16"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The forms by which a build is planned: until a search has chosen, the largest that it may take."""
+        if self.precision == SEARCH:
+            return Recipe(FP16 if FP16 in self.search.forms else INT8)
+        return recipe(self.precision)

@@ -10,11 +10,14 @@ from pydantic.dataclasses import dataclass
 from shardmill.config.convert import Convert
 from shardmill.config.sections import STRICT, Auto, Benchmark, Head, Index, Parity, Source, Tokens, alternative
 from shardmill.errors import ConfigError
+from shardmill.forms.form import INT4, INT8
+from shardmill.forms.recipe import SEARCH
 from shardmill.models import DECODER, ENCODER
 from shardmill.pydantic_errors import GIVEN, NAMED
 
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 BUCKETS = (128, 512)  # of an encoder whose config leaves them open
+POINTS = ("chosen", INT4, INT8)  # sets of forms that are measured whatever the front is
 VERIFY = 4  # tokens of a decode pass where a config does not say, see configs/README.md
 
 
@@ -121,6 +124,13 @@ class Config:
             found.append(f"layers_{start:02d}_{end:02d}")
             found += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
         return (*found, *(f"head_{j}" for j in range(self.slices)))
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Names of the sets of forms that are measured beside each other for the report."""
+        if self.convert.precision != SEARCH or not self.convert.search.measured:
+            return ()
+        return (*POINTS, *(f"front_{i + 1}" for i in range(self.convert.search.measured)))
 
     @property
     def verify(self) -> int:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardmill.config.convert import Budget
+from shardmill.config.convert import Budget, Search
 from shardmill.config.model import Config
 from shardmill.config.sections import Head, Source, Tokens
 from shardmill.errors import ConfigError
+from shardmill.forms.form import NAMES, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, local
 
@@ -90,11 +91,17 @@ def _search_problems(config: Config) -> list[str]:
     if convert.calibration and config.kind != DECODER:
         return ["convert.calibration: is for decoders"]
     if convert.precision != SEARCH:
-        return ["convert.budget: is for precision: search"] if convert.budget else []
+        strange = {"budget": convert.budget is not None, "search": convert.search != Search()}
+        return [f"convert.{key}: is for precision: search" for key, is_given in strange.items() if is_given]
     if convert.calibration is None:
         return ["convert.calibration: missing; the search measures on its text what each form costs"]
     if len(given) != 1:
         return ["convert.budget: give one of perplexity, bytes_per_token, bits_per_weight"]
+    unknown = [name for name in convert.search.forms if not is_form(name)]
+    if unknown:
+        return [f"convert.search.forms: {unknown[0]}: no form of a matrix; there are {NAMES}"]
+    if len({*convert.search.forms}) < len(convert.search.forms):
+        return ["convert.search.forms: names one form twice"]
     return []
 
 

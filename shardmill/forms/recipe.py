@@ -9,7 +9,7 @@ A matrix is called by its path in the programs; the LM head has one name, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Recipe:
 
 
 SEARCH = "search"
-# No form that the search may take is larger than INT8, so plans go by that until it has chosen.
+# What the search does not choose the form of, the experts, is in INT8.
 # int4 leaves the last matrices in INT8: the logits hang on them directly, and they are a small share of a large model.
 RULES = {
     FP16: Recipe(FP16),
@@ -99,6 +99,13 @@ def called(convert: Mapping[str, Any]) -> str:
     """What people call the weights of a build with that `convert` in its config; older builds have `weights` there."""
     precision = str(convert.get("precision") or convert["weights"])
     return precision.upper() if precision in RULES else "mixed"
+
+
+def unfit(forms: Sequence[str], constants: Mapping[str, Shape]) -> Iterator[str]:
+    """Matrices of which a search could choose no form."""
+    for path, shape in matrices(constants).items():
+        if all(misfit(name, shape) for name in forms):
+            yield f"convert.search.forms: {', '.join(forms)}: none of them fits {path}, {list(shape)}; add int8"
 
 
 def misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[str]:

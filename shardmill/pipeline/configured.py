@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.files import parse_json
+from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import RULES, SEARCH
 
 if TYPE_CHECKING:
@@ -59,10 +60,28 @@ def calibration_settings(config: Config) -> dict[str, Any] | None:
     return found
 
 
-def budget(config: Config) -> dict[str, Any] | None:
-    """The config's `convert.budget`."""
-    found: dict[str, Any] | None = settings(config)["convert"]["budget"]
-    return found
+def search_settings(config: Config) -> dict[str, Any] | None:
+    """What the search is told: its budget, the forms that it may take, and how many points are to be measured."""
+    if not searches(config):
+        return None
+    found, search = settings(config)["convert"], config.convert.search
+    return {"budget": found["budget"], "forms": list(search.forms), "measured": search.measured}
+
+
+def coded_forms(config: Config) -> list[str]:
+    """Forms that codes are made of besides INT4, which always has some."""
+    return [name for name in config.convert.search.forms if name not in (INT4, INT8)] if searches(config) else []
+
+
+def measures(config: Config) -> bool:
+    """Whether points of the front are measured."""
+    return bool(config.points)
+
+
+def measured_settings(config: Config) -> dict[str, Any] | None:
+    """Which windows of the calibration text they are measured on."""
+    known = calibration_settings(config)
+    return known and {"window": known["window"], "held": known["held"], "windows": config.convert.search.windows}
 
 
 def task_files(config: Config) -> list[str]:

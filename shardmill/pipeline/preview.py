@@ -16,7 +16,6 @@ from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
-from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
 from shardmill.models.contract import states, table_constants
 from shardmill.pipeline.settle import describe
@@ -159,7 +158,7 @@ def preview(config: Config) -> Preview:
 
 
 def _program(part: Part, config: Config) -> Program:
-    chosen, held = recipe(config.convert.precision), part.named_shapes
+    chosen, held = config.convert.recipe, part.named_shapes
     return Program(
         name=part.name,
         kind=part.kind,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Build:
     settings: Json  # the config
     pipeline: Sequence[Json]  # the steps, see pipeline.dag.drawn
     search: Json | None = None  # what the search for forms found, of a build that has one
+    points: Mapping[str, Json] = field(default_factory=dict)  # what was foreseen and measured of sets of forms, by name
 
     @property
     def encodes(self) -> bool:

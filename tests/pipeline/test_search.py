@@ -22,6 +22,7 @@ from .test_incremental import BENCHMARK, PARITY
 from .test_incremental import loosen as loosen_limits
 
 CALIBRATION = {"text": "calibration.txt", "seen": 2, "held": 1, "window": 16}
+LEFT_OUT = tuple(name for name in driver.AFTER if name not in ("original", "measured"))
 BUDGET = {"bits_per_weight": 6.0}  # about half of the numbers in four bits
 SEARCH = {"calibration", "search", "precision"}
 

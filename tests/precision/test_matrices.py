@@ -23,6 +23,7 @@ from shardmill.precision import calibration, observe
 from shardmill.precision.matrices import Matrix, matrices
 from shardmill.precision.original import Original, original
 from shardmill.precision.sensitivity import Costs, as_stored, divergence
+from shardmill.precision.windows import windows
 
 FAMILIES = ("phi3", "qwen2", "gemma3_text", "lfm2", "olmo2")
 SLOTS, WINDOWS, HELD = 64, 3, 1
@@ -143,6 +144,6 @@ def test_divergence_is_pytorchs() -> None:
 
 
 def test_windows_do_not_overlap_and_begin_as_a_text_begins() -> None:
-    cut = calibration.windows(list(range(10)), [99], 4, 5)
+    cut = windows(list(range(10)), [99], 4, 5)
     assert cut == [[99, 0, 1, 2], [99, 3, 4, 5], [99, 6, 7, 8]]
-    assert calibration.windows([1, 2], [], 4, 5) == []
+    assert windows([1, 2], [], 4, 5) == []

@@ -202,4 +202,4 @@ SEARCH = Convert(precision="search", calibration=Calibration("text.txt"), budget
 
 def pipeline(convert: Convert = SEARCH) -> list[dict[str, Any]]:
     """The steps of a model of these parts; every one that there is unless a config is given that lacks some."""
-    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS, convert=convert)))
+    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS, points=(), convert=convert)))

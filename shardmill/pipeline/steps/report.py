@@ -22,6 +22,7 @@ def task(
     speed: Path,
     receipts: list[Path],
     search: list[Path],
+    points: list[Path],
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
@@ -37,6 +38,7 @@ def task(
         speed: benchmark/speed.json.
         receipts: of all steps up to the gates.
         search: what the search for forms found, if there was one.
+        points: what was measured of sets of forms.
         settings: the config as plain data.
         pipeline: the steps as `dag.drawn` has them.
     """
@@ -57,6 +59,7 @@ def task(
             settings=settings,
             pipeline=pipeline,
             search=read_json(search[0]) if search else None,
+            points={point.stem: read_json(point) for point in points},
         )
         shown = context(build)
         write_text(made["page"], filled(shown))
