@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -211,3 +212,19 @@ def test_a_model_that_goes_on_after_its_experts_is_refused() -> None:
     a = expert_model()
     for other in (replace(a, kinds=(*a.kinds, Kind())), replace(a, graph=replace(a.graph, post_norms=True))):
         assert refusal(other, experts="routed").endswith("can't end with its experts' sum; take `dense`")
+
+
+SEARCH = {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 1.03}}
+
+
+def test_a_search_is_planned_by_the_largest_form_that_it_may_take() -> None:
+    """What it chooses is known only later; whatever that is, it fits the parts."""
+    int8, fp16 = (settings(convert={"precision": name}) for name in ("int8", "fp16"))
+    few, all_forms = (settings(convert=SEARCH | {"search": {"forms": f}}) for f in (["palette6"], ["int4", "fp16"]))
+    assert topology.settled(few, PHI).ranges == topology.settled(int8, PHI).ranges
+    assert topology.settled(all_forms, PHI).ranges == topology.settled(fp16, PHI).ranges
+
+
+def test_forms_of_which_none_fits_a_matrix_are_refused() -> None:
+    text = refusal(PHI, convert=SEARCH | {"search": {"forms": ["palette4/7"]}})
+    assert re.match(r"convert.search.forms: palette4/7: none of them fits layers\.0\.\S+, \[\d+, \d+\]; add int8", text)

@@ -115,7 +115,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1100, layer=4, table=2),
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
         wanted=configured.measures,
-        lane=3.25,
+        lane=3.5,
         amount="in fp32",
     ),
     "measured": Step(
@@ -128,10 +128,10 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "codes": "codes/{part}.safetensors",
         },
         params={"point": lambda config: "{point}"},
-        needs=Need(1700, layer=12, table=8),
+        needs=Need(1700, layer=12, largest=12, table=2),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=configured.measures,
-        lane=3.25,
+        lane=3.5,
         amount="# point",
     ),
     "precision": Step(
