@@ -63,6 +63,8 @@ rule provenance:
         receipts=sm.all_receipts(C),
         verdicts=sm.verdicts(C),
         text=C.parity.text,
+        calibration=sm.calibration_files(C),
+        recipe=sm.recipe_files(C),
     output:
         provenance="build/{model}/provenance.json",
         results="build/{model}/test-results.jsonl",

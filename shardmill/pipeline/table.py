@@ -271,7 +271,11 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         provenance.task,
         makes={"provenance": "provenance.json", "results": "test-results.jsonl"},
         reads={"record": RECORD, "manifest": MODEL, "receipts": dag.receipts, "verdicts": dag.verdicts},
-        outside={"text": lambda config: config.parity.text},
+        outside={
+            "text": lambda config: config.parity.text,
+            "calibration": configured.calibration_files,
+            "recipe": configured.recipe_files,
+        },
         params={"settings": configured.settings},
         needs=Need(300),
         kept=False,
