@@ -16,7 +16,7 @@ from typing import Any
 
 from shardmill.errors import ConfigError
 from shardmill.files import load_json
-from shardmill.forms.form import FP16, INT4, INT8, Shape, form, matrices, misfit, stored_bytes
+from shardmill.forms.form import FP16, INT4, INT8, MATRIX, Shape, form, matrices, misfit, stored_bytes
 
 SCHEMA = 1
 KEYS = {"schema", "default", "matrices"}
@@ -49,6 +49,14 @@ class Recipe:
     def bytes_of(self, constants: Mapping[str, Shape]) -> int:
         """Bytes of a program's constants; padding in the weight file left out."""
         return sum(stored_bytes(self.form(path), shape) for path, shape in constants.items())
+
+    def bytes_by_form(self, constants: Mapping[str, Shape]) -> dict[str, int]:
+        """The same by form, where what is no matrix counts as fp16."""
+        found: dict[str, int] = {}
+        for path, shape in constants.items():
+            name = self.form(path) if len(shape) == MATRIX else FP16
+            found[name] = found.get(name, 0) + stored_bytes(name, shape)
+        return found
 
     def within(self, constants: Mapping[str, Shape]) -> dict[str, Any]:
         """The recipe as a file's content, with those names only that a model has and that are not the default."""
