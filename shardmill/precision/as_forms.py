@@ -29,7 +29,7 @@ class FormWeights(HeldWeights):
             part: the part.
             source: the checkpoint's folder.
             codes: the part's file of codes.
-            forms: of matrices by what the model calls them.
+            forms: of matrices by their paths; those of experts, which no search chooses, have none and are in INT8.
             prefix: as of all held weights.
         """
         super().__init__(part, codes.name, prefix)
@@ -40,7 +40,7 @@ class FormWeights(HeldWeights):
         if path not in self.weights.shapes:
             raise GateError(f"{self.name} does not hold {path}")
         is_matrix = len(self.weights.shapes[path]) == MATRIX
-        name = self.forms.get(self.part.in_model(path), DEFAULT) if is_matrix else "fp16"
+        name = self.forms.get(path, DEFAULT) if is_matrix else "fp16"
         if form(name).kind == "fp16":
             return Stored(self.weights[path].half().squeeze())
         if name == DEFAULT:

@@ -213,3 +213,13 @@ def test_the_usual_forms_leave_codes_as_they_were(root: Path) -> None:
     """Another set of forms has codes of its own, and back again none are made."""
     run(root, settings(search=FEW | {"forms": ["int8", "int4", "palette4"]}))
     assert not any(name.startswith("codes/") for name in run(root, settings()))
+
+
+def test_a_part_in_int8_does_not_depend_on_codes(root: Path) -> None:
+    """Nor does one whose form has no codes in the file; another text leaves its package as it is."""
+    int8 = settings(precision="int8", budget=None, search={})
+    run(root, int8)
+    (root / "calibration.txt").write_text(tiny.sample_text() * 2)
+    worked = run(root, int8)
+    assert any(name.startswith("codes/") for name in worked)
+    assert not any(name.startswith("packages/") for name in worked)

@@ -21,7 +21,7 @@ from shardmill.precision.measured import measured, write_original
 from shardmill.precision.part_codes import rounded, write_part_codes
 from shardmill.precision.sensitivity import as_stored
 
-from .cases import Case, in_memory
+from .cases import Case, in_memory, write_case
 
 OTHERS = ("fp16", "palette4", "palette6/16")
 FORMS = ("int4", "int8", *OTHERS)
@@ -115,3 +115,19 @@ def test_a_part_does_not_hold_what_is_another_s(case: Case, codes: dict[str, Pat
     with pytest.raises(Exception, match="does not hold lm_head.weight"):
         held(case, chosen(case), codes)[0].stored("lm_head.weight")
     assert first.kind == "layers"
+
+
+def test_a_head_with_a_bias_and_experts_are_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of the head's rows have their own rows of the bias; experts, of which nothing is chosen, are in INT8."""
+    monkeypatch.setattr(module, "ROWS", 40)
+    monkeypatch.setattr(stored, "ROWS", 24)
+    case = write_case("phimoe", tmp_path)
+    assert any("bias" in path for path in case.parts[-1].shapes)
+    write_original(case.model, case.texts, tmp_path / "original.safetensors")
+    paths = [path for part in case.parts for path in matrices(part.shapes)]
+    files = dict.fromkeys([part.name for part in case.parts], tmp_path / "none")  # fp16 and INT8 need no codes
+    exact = measured(case.model, tmp_path / "original.safetensors", held(case, dict.fromkeys(paths, "fp16"), files))
+    experts = [path for path in paths if "experts" in path]
+    mixed = held(case, {path: "fp16" for path in paths if path not in experts}, files)
+    found = measured(case.model, tmp_path / "original.safetensors", mixed)
+    assert abs(exact["kl"]) < 1e-6 and experts and 1e-7 < found["kl"] < 0.1
