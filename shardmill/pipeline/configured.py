@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,11 @@ def recipe_files(config: Config) -> list[str]:
     return [] if precision in RULES else [precision]
 
 
+def parity_text(config: Config) -> str:
+    """The text that the parity gates are fed with."""
+    return config.parity.text
+
+
 def calibrates(config: Config) -> bool:
     """Whether codes are fitted to a text."""
     return config.convert.calibration is not None
@@ -52,6 +58,14 @@ def searches(config: Config) -> bool:
 def calibration_files(config: Config) -> list[str]:
     """The calibration text, if there is one."""
     return [config.convert.calibration.text] if config.convert.calibration else []
+
+
+# What provenance names with its hash, by the inputs of its step.
+NAMED: Mapping[str, Callable[[Config], str | list[str]]] = {
+    "text": parity_text,
+    "calibration": calibration_files,
+    "recipe": recipe_files,
+}
 
 
 def calibration_settings(config: Config) -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ from shardmill.pipeline.steps import compile as compiling
 PACKAGE, BUNDLE, TABLE = "packages/{part}.mlpackage", "compiled/{part}.mlmodelc", "embedding.safetensors"
 RECORD, PLAN, PART, STATES = "source.receipt.json", "plan.json", "parts/{part}.json", "reference.safetensors"
 RECIPE, MODEL, SPEED = "precision.json", "model.json", "benchmark/speed.json"
+CODES, ORIGINAL = "codes/{part}.safetensors", "measured/original.safetensors"
 
 STEPS: dict[str, Step] = {  # each after those that it reads from
     "fetch": Step(
@@ -73,7 +74,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     ),
     "codes": Step(
         codes.task,
-        makes={"codes": "codes/{part}.safetensors"},
+        makes={"codes": CODES},
         reads={"part": PART, "summary": PLAN, "record": RECORD},
         takes={"edges": "calibration.safetensors"},
         params={"forms": configured.coded_forms},
@@ -87,7 +88,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         sensitivity.task,
         makes={"costs": "sensitivity/{part}.json"},
         reads={"part": PART, "summary": PLAN, "record": RECORD},
-        takes={"edges": "calibration.safetensors", "codes": "codes/{part}.safetensors"},
+        takes={"edges": "calibration.safetensors", "codes": CODES},
         needs=Need(1700, layer=8, largest=12, table=4),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=configured.searches,
@@ -108,7 +109,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     ),
     "original": Step(
         original.task,
-        makes={"states": "measured/original.safetensors"},
+        makes={"states": ORIGINAL},
         reads={"summary": PLAN, "record": RECORD},
         outside={"text": configured.calibration_files},
         params={"settings": configured.measured_settings},
@@ -122,11 +123,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         measured.task,
         makes={"figures": "measured/{point}.json"},
         reads={"summary": PLAN, "parts": (PART,), "record": RECORD},
-        takes={
-            "chosen": "search.json",
-            "states": "measured/original.safetensors",
-            "codes": "codes/{part}.safetensors",
-        },
+        takes={"chosen": "search.json", "states": ORIGINAL, "codes": CODES},
         params={"point": lambda config: "{point}"},
         needs=Need(1700, layer=12, largest=12, table=2),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
@@ -150,7 +147,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         reference.task,
         makes={"states": STATES},
         reads={"summary": PLAN, "record": RECORD},
-        outside={"text": lambda config: config.parity.text},
+        outside={"text": configured.parity_text},
         params={"parity": lambda config: configured.settings(config)["parity"]},
         needs=Need(850, layer=4, table=2, logits=12),  # fp32, three times over
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
@@ -271,11 +268,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         provenance.task,
         makes={"provenance": "provenance.json", "results": "test-results.jsonl"},
         reads={"record": RECORD, "manifest": MODEL, "receipts": dag.receipts, "verdicts": dag.verdicts},
-        outside={
-            "text": lambda config: config.parity.text,
-            "calibration": configured.calibration_files,
-            "recipe": configured.recipe_files,
-        },
+        outside=configured.NAMED,
         params={"settings": configured.settings},
         needs=Need(300),
         kept=False,
