@@ -12,11 +12,12 @@ import pytest
 import tiny
 from safetensors.numpy import load_file
 
-from shardmill import plan
+from shardmill import config, plan
 from shardmill.files import read_json
 from shardmill.gates import limits
 from shardmill.gates.weights import PackageWeights
-from shardmill.pipeline import dag
+from shardmill.pipeline import dag, why
+from shardmill.pipeline.store import Store
 from shardmill.pipeline.table import STEPS
 from shardmill.precision.windows import halves
 
@@ -223,3 +224,18 @@ def test_a_part_in_int8_does_not_depend_on_codes(root: Path) -> None:
     worked = run(root, int8)
     assert any(name.startswith("codes/") for name in worked)
     assert not any(name.startswith("packages/") for name in worked)
+
+
+def test_why_foresees_points(root: Path) -> None:
+    """All is as it was; with another budget, points depend on what the search will find."""
+    store = Store(root / "build/.store")
+
+    def foreseen(content: dict[str, Any]) -> dict[str, str]:
+        found = why.forecast(config.parse(content), build_of(root), store)
+        return {verdict.step: verdict.status for verdict in found if verdict.step != "benchmark/speed"}  # not run
+
+    same = foreseen(settings())
+    assert {*same.values()} == {"unchanged"} and same.keys() >= {*POINTS, "measured/original", "search"}
+    other = foreseen(settings(budget={"bits_per_weight": 5.9}))
+    assert other["search"] == "works" and {other[point] for point in POINTS} == {"depends"}
+    assert other["measured/original"] == "unchanged"
