@@ -23,6 +23,7 @@ STORE = "build/.store"
 wildcard_constraints:
     model=C.model,
     part="|".join(C.parts),
+    point="|".join(C.points) or "none",
 
 
 report: "report/workflow.rst"

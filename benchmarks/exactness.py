@@ -168,15 +168,17 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    from shardmill.gates.stack import stored_weights
+    from shardmill.gates.held import held_weights
+    from shardmill.gates.weights import PackageWeights
     from shardmill.models.hf_config import load_hf_config
     from shardmill.plan import load_part
 
     content = manifest(build)
     parts = [load_part(build / "parts" / f"{part['name']}.json") for part in content["parts"]]
-    packages = {part.name: (part, build / "packages" / f"{part.name}.mlpackage") for part in parts}
     plan = json.loads((build / "plan.json").read_text())
-    weights, rows = stored_weights(packages, plan["prefix"])
+    weights, rows = held_weights(
+        [PackageWeights(build / "packages" / f"{part.name}.mlpackage", part, plan["prefix"]) for part in parts]
+    )
     config = load_hf_config(build / "source")
     config.tie_word_embeddings = False  # the table is fp16, the head INT8
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()

@@ -33,11 +33,11 @@ from shardmill.forms.form import FP16, INT4, INT8, form, matrices, stored_bytes
 from shardmill.machine import machine
 from shardmill.plan import Part
 from shardmill.precision.budget import searched
-from shardmill.precision.calibration import windows
 from shardmill.precision.observe import sites
 from shardmill.precision.original import Original, head_blocks, original
 from shardmill.precision.quantisers import Codes, clipped
 from shardmill.precision.sensitivity import as_stored
+from shardmill.precision.windows import windows
 
 CLEAR = 0.1  # nat between the two best tokens; below it either is as good
 Values = Callable[[Tensor, str, Part], Tensor]  # of a matrix [rows, columns], its path, and its part

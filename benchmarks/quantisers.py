@@ -3,7 +3,10 @@
     python benchmarks/quantisers.py build/MODEL TEXT_FILE [--layer 0] [--windows 16] [--window 512]
 
 Squared error of the outputs over their squares, on inputs that transformers' original model has on the text's windows.
-Compared are rounding to nearest, scales that cut off, and coremltools' GPTQ with its own scales and with those.
+Compared are rounding to nearest, scales that cut off, and coremltools' GPTQ with its own scales and with those; and
+what is to be won by changing a matrix' inputs first: a factor for each (AWQ), the best of a few powers of the root mean
+square of the inputs, or a random rotation. Each matrix has the factors that suit it alone, whereas in a model those
+behind one norm would have to share them: what is told of them is the most that they can win.
 """
 
 from __future__ import annotations
@@ -14,25 +17,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ, ModuleGPTQConfig
-from torch import Tensor, nn, zeros
+from torch import Generator, Tensor, linalg, nn, randn, zeros
 
 from shardmill import plan
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.quantize import to_integers
 from shardmill.forms.form import INT4, form
 from shardmill.machine import machine
-from shardmill.precision.calibration import windows
 from shardmill.precision.matrices import matrices
 from shardmill.precision.original import original
 from shardmill.precision.quantisers import Codes, clipped, error, gptq
+from shardmill.precision.windows import windows
 
 BITS = form(INT4).bits
+POWERS = (0.0, 0.25, 0.5, 0.75)  # of AWQ's factors; with the first they are all one
 
 
 def nearest(weight: Tensor, hessian: Tensor) -> float:
     """As conversion rounds."""
     codes, scale, _ = to_integers(weight, form(INT4).levels)
-    return error(weight, Codes(codes, scale), hessian)
+    return error(weight, Codes(codes, scale).values, hessian)
 
 
 def own_scales(weight: Tensor, hessian: Tensor) -> float:
@@ -47,11 +51,30 @@ def own_scales(weight: Tensor, hessian: Tensor) -> float:
     return float(((off @ hessian) * off).sum() / ((weight @ hessian) * weight).sum())
 
 
+def by_factors(weight: Tensor, hessian: Tensor, quantise: Callable[[Tensor, Tensor], Codes]) -> float:
+    """AWQ: columns times factors, inputs divided by them."""
+    found = []
+    for power in POWERS:
+        factors = (hessian.diagonal() / hessian.diagonal().mean()).clamp(min=1e-4) ** (power / 2)
+        codes = quantise(weight * factors, hessian / factors[:, None] / factors)
+        found.append(error(weight, codes.values / factors, hessian))
+    return min(found)
+
+
+def rotated(weight: Tensor, hessian: Tensor) -> float:
+    """GPTQ where a random rotation has spread large weights and inputs over all columns."""
+    turn = linalg.qr(randn(len(hessian), len(hessian), generator=Generator().manual_seed(0)))[0]
+    return error(weight, gptq(weight @ turn, BITS, turn.T @ hessian @ turn).values @ turn.T, hessian)
+
+
 QUANTISERS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "to nearest": nearest,
-    "scales that cut off": lambda w, h: error(w, clipped(w, BITS, h.diagonal()), h),
+    "scales that cut off": lambda w, h: error(w, clipped(w, BITS, h.diagonal()).values, h),
     "GPTQ, its own scales": own_scales,
-    "GPTQ with those scales": lambda w, h: error(w, gptq(w, BITS, h), h),
+    "GPTQ with those scales": lambda w, h: error(w, gptq(w, BITS, h).values, h),
+    "AWQ": lambda w, h: by_factors(w, h, lambda v, k: clipped(v, BITS, k.diagonal())),
+    "AWQ's factors, then GPTQ": lambda w, h: by_factors(w, h, lambda v, k: gptq(v, BITS, k)),
+    "a rotation, then GPTQ": rotated,
 }
 
 

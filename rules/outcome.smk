@@ -63,6 +63,8 @@ rule provenance:
         receipts=sm.all_receipts(C),
         verdicts=sm.verdicts(C),
         text=C.parity.text,
+        calibration=sm.calibration_files(C),
+        recipe=sm.recipe_files(C),
     output:
         provenance="build/{model}/provenance.json",
         results="build/{model}/test-results.jsonl",
@@ -95,9 +97,10 @@ rule report:
         ),
         verdicts=sm.verdicts(C),
         speed="build/{model}/benchmark/speed.json",
-        receipts=sm.all_receipts(C),
+        receipts=sm.page_receipts(C),
         search=sm.made_by("search", C),
         evidence=sm.evidence(C),
+        points=sm.points(C),
     output:
         page=report(
             "build/{model}/report.html",

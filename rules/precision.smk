@@ -44,6 +44,7 @@ rule codes:
         mem_mb=MB("codes"),
     params:
         store=STORE,
+        forms=sm.coded_forms(C),
         tools=TOOLS["codes"],
     script:
         "../scripts/codes.py"
@@ -95,7 +96,7 @@ rule search:
         mem_mb=MB("search"),
     params:
         store=STORE,
-        budget=sm.budget(C),
+        settings=sm.search_settings(C),
         tools=TOOLS["search"],
     script:
         "../scripts/search.py"
@@ -123,3 +124,57 @@ rule precision:
         tools=TOOLS["precision"],
     script:
         "../scripts/precision.py"
+
+
+# What transformers makes of text that nothing is chosen by.
+rule original:
+    input:
+        summary="build/{model}/plan.json",
+        record="build/{model}/source.receipt.json",
+        text=sm.calibration_files(C),
+    output:
+        states="build/{model}/measured/original.safetensors",
+        receipt="build/{model}/measured/original.receipt.json",
+    log:
+        "build/{model}/logs/original.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=MB("original"),
+    params:
+        store=STORE,
+        settings=sm.measured_settings(C),
+        tools=TOOLS["original"],
+    script:
+        "../scripts/original.py"
+
+
+# What a set of forms costs there; only the report waits for it.
+rule measured:
+    input:
+        summary="build/{model}/plan.json",
+        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
+        record=ancient("build/{model}/source.receipt.json"),
+        chosen=ancient("build/{model}/search.json"),
+        states=ancient("build/{model}/measured/original.safetensors"),
+        codes=ancient(expand("build/{{model}}/codes/{part}.safetensors", part=C.parts)),
+        waits=[
+            "build/{model}/search.receipt.json",
+            "build/{model}/measured/original.receipt.json",
+            expand("build/{{model}}/codes/{part}.receipt.json", part=C.parts),
+        ],
+    output:
+        figures="build/{model}/measured/{point}.json",
+        receipt="build/{model}/measured/{point}.receipt.json",
+    log:
+        "build/{model}/logs/measured_{point}.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=MB("measured"),
+    params:
+        store=STORE,
+        point="{point}",
+        tools=TOOLS["measured"],
+    script:
+        "../scripts/measured.py"

@@ -23,7 +23,7 @@ from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form
-from shardmill.forms.recipe import Recipe, recipe
+from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, Model, with_experts
 from shardmill.models.contract import RING, Form, constants, most_tokens, program_form
 from shardmill.models.layer_constants import Shape
@@ -98,7 +98,7 @@ def _units(experts: Experts) -> int:
 def _group_bytes(config: Config, a: Architecture, count: int) -> list[int]:
     """Bytes of the weight file of each of `count` groups of every layer's experts."""
     parts = empty_parts(replace(proposed(replace(config, experts=1), a), experts=count), a)
-    chosen = recipe(config.convert.precision)
+    chosen = config.convert.recipe
     return [file_bytes(part.named_shapes, chosen) for part in parts if part.kind == "experts"]
 
 
@@ -132,7 +132,10 @@ def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
 
 def misfits(config: Config, a: Architecture) -> list[str]:
     """How the config contradicts the model, or the model the Neural Engine."""
-    problems = list(recipes.misfits(recipe(config.convert.precision), _matrix_rows(config, a)))
+    rows = _matrix_rows(config, a)
+    problems = list(recipes.misfits(config.convert.recipe, rows))
+    if config.convert.precision == recipes.SEARCH:
+        problems += recipes.unfit(config.convert.search.forms, rows)
     if a.ends is not None or problems:
         return problems
     ranges, count, width = config.topology, config.head.slices, a.graph.head_dim
@@ -203,14 +206,14 @@ def overweight(config: Config, a: Architecture) -> list[str]:
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
     """Says that an encoder, which is a single program, holds more than that may."""
-    size = file_bytes(constants(program_form(a)), recipe(config.convert.precision))
+    size = file_bytes(constants(program_form(a)), config.convert.recipe)
     return [_refusal("buckets", "an encoder", size, _fewer_bytes(config))] if size > MAX_WEIGHT_BYTES else []
 
 
 def _fewer_bytes(config: Config) -> str:
     """What to do about a matrix or a layer that is too large."""
     smaller = {FP16: "INT8 halves them", INT8: "INT4 halves them"}
-    return smaller.get(recipe(config.convert.precision).default, "this model can't be built")
+    return smaller.get(config.convert.recipe.default, "this model can't be built")
 
 
 def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
@@ -234,14 +237,14 @@ def _blob_bytes(size: int) -> int:
 
 
 def _layer_bytes(config: Config, a: Architecture) -> list[int]:
-    chosen = recipe(config.convert.precision)
+    chosen = config.convert.recipe
     forms = [Form("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
     return [file_bytes(constants(form), chosen) - ALIGNMENT for form in forms]
 
 
 def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
     """Bytes of each of `count` slices of the LM head."""
-    return file_bytes(constants(Form("head", a.graph, rows=a.vocab // count)), recipe(config.convert.precision))
+    return file_bytes(constants(Form("head", a.graph, rows=a.vocab // count)), config.convert.recipe)
 
 
 def _head_slices(config: Config, a: Architecture) -> int:

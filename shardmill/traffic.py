@@ -1,17 +1,19 @@
-"""What a pass of a model with experts calls and reads: where all experts run in the layers' programs, and where not.
+"""What the weights of a build take, and what a pass of a model with experts calls and reads.
 
-By the plan's numbers and one assumption: a token takes any set of experts as likely as any other, whatever the other
-tokens of the pass take. A trained router comes close on the whole, for it was trained to; on one text it may not.
+The latter where all experts run in the layers' programs, and where not: by the plan's numbers and one assumption, that
+a token takes any set of experts as likely as any other, whatever the others of the pass take. A trained router comes
+close on the whole, for it was trained to; on one text it may not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb, prod
 
 from shardmill.config import Config
-from shardmill.forms.recipe import recipe
+from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
 from shardmill.models.contract import states
 from shardmill.plan import Part, empty_parts
@@ -29,6 +31,35 @@ class Pass:
     tokens: int
     dispatches: float  # programs that are called
     bytes: int  # of weights and states that are read
+
+
+@dataclass(frozen=True)
+class Held:
+    """What weights take as they are planned to be stored.
+
+    Attributes:
+        bits_per_weight: what a number of the weight files takes on average, with scales, tables and padding.
+        bytes_by_form: of the numbers in each form with their scales or tables; padding left out.
+    """
+
+    bits_per_weight: float
+    bytes_by_form: Mapping[str, int]
+
+
+def held(parts: Sequence[Part], chosen: Recipe) -> Held:
+    """The weights that a pass reads where it takes every program, as it does unless experts are routed.
+
+    Args:
+        parts: all of a plan; of an encoder, a pass takes one program, and all of them hold the same.
+        chosen: the form of each matrix.
+    """
+    programs = [part for part in parts if part.kind != "embedding"]
+    read = programs[:1] if programs[0].kind == "encoder" else programs
+    sizes: Counter[str] = Counter()
+    for part in read:
+        sizes.update(chosen.bytes_by_form(part.named_shapes))
+    files, numbers = sum(file_bytes(part.named_shapes, chosen) for part in read), sum(sum(p.parameters) for p in read)
+    return Held(round(8 * files / numbers, 3), dict(sorted(sizes.items())))
 
 
 def passes(config: Config, a: Architecture) -> tuple[Pass, ...]:
@@ -67,5 +98,5 @@ def missed(e: Experts, count: int) -> float:
 
 def _bytes(part: Part, config: Config) -> int:
     """Of a part's weights and states."""
-    weights = file_bytes(part.named_shapes, recipe(config.convert.precision))
+    weights = file_bytes(part.named_shapes, config.convert.recipe)
     return weights + sum(FP16 * prod(shape) for shape in states(part.form).values())

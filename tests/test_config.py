@@ -45,6 +45,7 @@ def refusal(content: Any) -> str:
     return line.removeprefix("some.yaml: ")
 
 
+SEARCH = {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 1.03}}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"contxt": 5}, "contxt: unknown key"),
     "unknown nested key": ({"tokens": {"maximum": 4}}, "tokens.maximum: unknown key"),
@@ -85,6 +86,23 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a budget without a search": (
         {"convert": {"budget": {"perplexity": 1.03}}},
         "convert.budget: is for precision: search",
+    ),
+    "a form that there is not": (
+        {"convert": SEARCH | {"search": {"forms": ["int8", "int3"]}}},
+        "convert.search.forms: int3: no form of a matrix; there are fp16, int8, int4, palette4",
+    ),
+    "a form twice": (
+        {"convert": SEARCH | {"search": {"forms": ["int8", "int8"]}}},
+        "convert.search.forms: names one form twice",
+    ),
+    "no form": ({"convert": SEARCH | {"search": {"forms": []}}}, "convert.search.forms: "),
+    "fewer than no points": (
+        {"convert": SEARCH | {"search": {"measured": -1}}},
+        "convert.search.measured: input should be greater than or equal to 0, is -1",
+    ),
+    "forms without a search": (
+        {"convert": {"search": {"forms": ["int8"]}}},
+        "convert.search: is for precision: search",
     ),
     "a perplexity that shrinks": (
         {"convert": {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 0.9}}},

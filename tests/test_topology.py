@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -211,3 +213,30 @@ def test_a_model_that_goes_on_after_its_experts_is_refused() -> None:
     a = expert_model()
     for other in (replace(a, kinds=(*a.kinds, Kind())), replace(a, graph=replace(a.graph, post_norms=True))):
         assert refusal(other, experts="routed").endswith("can't end with its experts' sum; take `dense`")
+
+
+SEARCH = {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 1.03}}
+
+
+def test_a_search_is_planned_by_the_largest_form_that_it_may_take() -> None:
+    """What it chooses is known only later; whatever that is, it fits the parts."""
+    int8, fp16 = (settings(convert={"precision": name}) for name in ("int8", "fp16"))
+    few, all_forms = (settings(convert=SEARCH | {"search": {"forms": f}}) for f in (["palette6"], ["int4", "fp16"]))
+    assert topology.settled(few, PHI).ranges == topology.settled(int8, PHI).ranges
+    assert topology.settled(all_forms, PHI).ranges == topology.settled(fp16, PHI).ranges
+
+
+def test_forms_of_which_none_fits_a_matrix_are_refused() -> None:
+    text = refusal(PHI, convert=SEARCH | {"search": {"forms": ["palette4/7"]}})
+    assert re.match(r"convert.search.forms: palette4/7: none of them fits layers\.0\.\S+, \[\d+, \d+\]; add int8", text)
+
+
+def test_groups_that_fit_the_head_but_not_its_slices_are_refused(tmp_path: Path) -> None:
+    """How many slices there are is known only once they are proposed: 64 divides 200,064 rows, and not 50,016."""
+    recipe_file = tmp_path / "recipe.json"
+    forms = {"schema": 1, "default": "int8", "matrices": {"lm_head.weight": "palette4/64"}}
+    recipe_file.write_text(json.dumps(forms))
+    text = refusal(PHI, convert={"precision": str(recipe_file)})
+    assert text.startswith("convert.precision: lm_head.weight: palette4/64: its 50016 output channels do not divide")
+    one = settings(convert={"precision": str(recipe_file)}, head={"slices": 1})
+    assert topology.misfits(one, PHI) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from models import tiny_families
 from shardmill import config, models, traffic
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Architecture, Experts, with_experts
+from shardmill.plan import empty_parts
+from shardmill.topology import file_bytes
 
 
 def architecture(model_type: str, **changes: Any) -> Architecture:
@@ -50,3 +53,20 @@ def test_a_model_without_experts_has_no_choice() -> None:
     assert traffic.passes(settings(), architecture("llama")) == ()
     with pytest.raises(CheckpointError, match="experts: llama has none; leave `experts` out of the config"):
         with_experts(architecture("llama"), routed=True)
+
+
+def test_weights_are_told_by_the_form_that_they_have() -> None:
+    """What is no matrix is in fp16, and every number is counted once, with its scales."""
+    a, chosen = architecture("llama"), settings(topology=[[0, 2]], head={"slices": 1}, convert={"precision": "int4"})
+    parts = [part for part in empty_parts(chosen, a) if part.kind != "embedding"]
+    found = traffic.held(parts, chosen.convert.recipe)
+    shapes = [(part.kind, shape) for part in parts for shape in part.shapes.values()]
+    layers, head = ([shape for kind, shape in shapes if len(shape) == 2 and kind == k] for k in ("layers", "head"))
+    rest = [shape for _, shape in shapes if len(shape) != 2]
+    assert found.bytes_by_form == {
+        "fp16": sum(2 * prod(shape) for shape in rest),
+        "int4": sum(rows * columns // 2 + 2 * rows for rows, columns in layers),
+        "int8": sum(rows * columns + 2 * rows for rows, columns in head),
+    }
+    files = sum(file_bytes(part.named_shapes, chosen.convert.recipe) for part in parts)
+    assert found.bits_per_weight == round(8 * files / sum(prod(shape) for _, shape in shapes), 3)

@@ -33,7 +33,7 @@ MAY_USE: dict[str, set[str]] = {
     "traffic": {"config", "forms", "convert", "models", "plan", "topology"},
     "evidence": {"lane"},
     "gates": {"checkpoint", "convert", "decode", "forms", "lane", "models", "plan", "runtime"},
-    "precision": {"convert", "forms", "gates", "models", "plan"},
+    "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
     "serve": {"decode", "runtime"},
     "bench": {"config", "decode", "lane", "models", "plan", "runtime", "serve"},
     "report": {"evidence", "forms", "gates"},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 PATHS = (
     ("source", "path"),
     ("convert", "precision"),
+    ("convert", "calibration", "text"),
     ("parity", "text"),
     ("benchmark", "text"),
     ("benchmark", "task_prompts"),
@@ -18,9 +20,10 @@ PATHS = (
 def parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The whole config without what is not set. Paths that lead out of the project are cut to their last name."""
     chosen = _without_unset(settings)
-    for section, key in PATHS:
-        if key in chosen.get(section, {}):
-            chosen[section][key] = _public(chosen[section][key])
+    for *sections, key in PATHS:
+        held = reduce(lambda found, section: found.get(section, {}), sections, chosen)
+        if key in held:
+            held[key] = _public(held[key])
     return chosen
 
 

@@ -58,7 +58,7 @@ def render(found: Preview) -> Iterator[str | Table]:
             yield f"experts: {found.expert_groups or 'dense'}"
         yield f"head.slices: {found.head_slices}"
     yield _programs(found)
-    yield f"weights: {found.bits_per_weight:.2f} bits each, with scales, tables and padding"
+    yield f"weights: {found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
     yield f"host: embedding table of {size(found.table_bytes)}"
     if found.buckets:
         yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"
@@ -69,6 +69,12 @@ def render(found: Preview) -> Iterator[str | Table]:
             yield _by_form(found)
             yield UNIFORM
     yield f"tensors: {TENSORS[found.tensors]}"
+
+
+def _by_bytes(found: Preview) -> str:
+    """What a pass reads of each form, the most first."""
+    ordered = sorted(found.bytes_by_form.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{size(count)} in {name}" for name, count in ordered)
 
 
 UNIFORM = "where experts are routed, that is expected of tokens that take any set of experts as likely as any other"

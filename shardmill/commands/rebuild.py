@@ -22,17 +22,18 @@ def rebuild(
 ) -> None:
     """Build again what a provenance.json, a build's folder or hf:OWNER/NAME speaks of, and compare every byte.
 
-    Exit code 1 if a byte differs, with the step and the ingredient that explain it. Packages of other versions and a
+    Exit code 1 if a byte differs, with the step and the ingredient that explain it. Of a build with a calibration text
+    it says how many codes differ. Packages of other versions and a
     shardmill of other code are refused before anything is built.
     """
-    from shardmill.release.rebuild import build_again, check_tools, compare, read_original, state
+    from shardmill.release.rebuild import build_again, check_tools, codes_compared, compare, read_original, state
 
     original = read_original(build)
     check_tools(original)
     again = build_again(original, out, cores, source)
     told = compare(original, again)
-    for line in told:
-        typer.echo(line, err=True)
+    for line in (*told, *codes_compared(original, again)):
+        typer.echo(line, err=bool(told))
     count = len(original.statement["subject"])
     if told:
         raise typer.Exit(1)

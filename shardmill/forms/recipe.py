@@ -9,14 +9,14 @@ A matrix is called by its path in the programs; the LM head has one name, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ConfigError
 from shardmill.files import load_json
-from shardmill.forms.form import FP16, INT4, INT8, Shape, form, matrices, misfit, stored_bytes
+from shardmill.forms.form import FP16, INT4, INT8, MATRIX, Shape, form, matrices, misfit, stored_bytes
 
 SCHEMA = 1
 KEYS = {"schema", "default", "matrices"}
@@ -50,6 +50,14 @@ class Recipe:
         """Bytes of a program's constants; padding in the weight file left out."""
         return sum(stored_bytes(self.form(path), shape) for path, shape in constants.items())
 
+    def bytes_by_form(self, constants: Mapping[str, Shape]) -> dict[str, int]:
+        """The same by form, where what is no matrix counts as fp16."""
+        found: dict[str, int] = {}
+        for path, shape in constants.items():
+            name = self.form(path) if len(shape) == MATRIX else FP16
+            found[name] = found.get(name, 0) + stored_bytes(name, shape)
+        return found
+
     def within(self, constants: Mapping[str, Shape]) -> dict[str, Any]:
         """The recipe as a file's content, with those names only that a model has and that are not the default."""
         named = {path: name for path, name in sorted(self.forms(constants).items()) if name != self.default}
@@ -57,7 +65,7 @@ class Recipe:
 
 
 SEARCH = "search"
-# No form that the search may take is larger than INT8, so plans go by that until it has chosen.
+# What the search does not choose the form of, the experts, is in INT8.
 # int4 leaves the last matrices in INT8: the logits hang on them directly, and they are a small share of a large model.
 RULES = {
     FP16: Recipe(FP16),
@@ -99,6 +107,13 @@ def called(convert: Mapping[str, Any]) -> str:
     """What people call the weights of a build with that `convert` in its config; older builds have `weights` there."""
     precision = str(convert.get("precision") or convert["weights"])
     return precision.upper() if precision in RULES else "mixed"
+
+
+def unfit(forms: Sequence[str], constants: Mapping[str, Shape]) -> Iterator[str]:
+    """Matrices of which a search could choose no form."""
+    for path, shape in matrices(constants).items():
+        if all(misfit(name, shape) for name in forms):
+            yield f"convert.search.forms: {', '.join(forms)}: none of them fits {path}, {list(shape)}; add int8"
 
 
 def misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[str]:

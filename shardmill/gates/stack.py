@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from shardmill.convert.weights import read
+from shardmill.gates.held import held_weights, transformers_name
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
@@ -26,7 +27,6 @@ from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.models.sources import undone
 from shardmill.plan import Part
-from shardmill.plan import Tensor as Constant
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.table import Table
 
@@ -166,38 +166,11 @@ def stored_model(
         source: the checkpoint's folder.
         prefix: begins the checkpoint's names where transformers' begin with "model.".
     """
-    weights, head = stored_weights(packages, prefix)
+    weights, head = held_weights([PackageWeights(path, part, prefix) for part, path in packages.values()])
     (table,) = embedding.tensors
-    vectors = {_transformers_name(one, prefix): read(one, source) for one in table.beside}
+    vectors = {transformers_name(one, prefix): read(one, source) for one in table.beside}
 
     def original(rows: Tensor) -> Tensor:
         return undone(rows, table.source, list(vectors.values()))
 
     return Stored(reference, lambda name: vectors[name] if name in vectors else weights(name), head, original)
-
-
-def stored_weights(packages: Mapping[str, tuple[Part, Path]], prefix: str) -> tuple[Weights, Iterator[Tensor]]:
-    """Dequantised from all packages: layer and norm weights by transformers' names, and the LM head's rows."""
-    stored = [(part, PackageWeights(path, part, prefix)) for part, path in packages.values()]
-    owners: dict[str, list[PackageWeights]] = {}
-    for part, held in stored:
-        for name in {_transformers_name(t, prefix) for t in part.tensors}:
-            owners.setdefault(name, []).append(held)
-    heads = [weights for part, weights in stored if part.kind == "head"]
-
-    def weights(name: str) -> Tensor:
-        if name == "lm_head.bias":
-            return torch.cat([one(name) for one in heads])
-        first, *others = owners[name]  # several, where a tensor has experts that lie in different programs
-        found = first(name)
-        for other in others:
-            other.fill(found, name)
-        return found
-
-    return weights, (rows for one in heads for rows in one.rows("lm_head.weight"))
-
-
-def _transformers_name(tensor: Constant, prefix: str) -> str:
-    """What transformers calls the parameter that a constant is made from."""
-    name = tensor.source.tensor
-    return "model." + name.removeprefix(prefix) if name.startswith(prefix) else name

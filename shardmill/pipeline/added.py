@@ -18,6 +18,7 @@ from shardmill.pipeline.task import SOURCE
 BUNDLE = "bundle.json"
 CARD_RECORD = "attestations/card.json"
 SIGNATURES = re.compile(r"model\.sig|attestations/(provenance|test-results|rebuild-[0-9a-f]{16})\.dsse\.jsonl")
+STATES = ("reference.safetensors", "measured/original.safetensors")  # of the original, made again from the checkpoint
 PROGRAMS = {"packages": "compiled/", "compiled": "packages/"}  # by what is included, the folder that is not
 
 
@@ -52,4 +53,4 @@ def may_be_absent(name: str, include: str) -> bool:
     """Whether a published build may lack a file that its records name."""
     weights = name.startswith(f"{SOURCE}/") and name.endswith(".safetensors")
     other = PROGRAMS.get(include)
-    return weights or name == "reference.safetensors" or (other is not None and name.startswith(other))
+    return weights or name in STATES or (other is not None and name.startswith(other))

@@ -1,9 +1,9 @@
 """Compares every file of a finished build with what is recorded of it.
 
 provenance.json is where it starts: it names model.json and all that the manifest names, the checkpoint's files and the
-receipts, and the receipts name what the steps made. What varies from run to run (the benchmark, the report) is left out
-there and has receipts of its own. A file that nothing names is as wrong as one whose bytes are others: programs that
-load a build may read whatever lies in it.
+receipts, and the receipts name what the steps made. What varies from run to run (the benchmark, the report), and what
+only the report shows, is left out there and has receipts of its own. A file that nothing names is as wrong as one whose
+bytes are others: programs that load a build may read whatever lies in it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 ATTESTATION = "provenance.json"
 UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
+SHOWN = "measured"  # a folder of results that only the report shows
 LOGS = "logs"
 SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
 
@@ -78,7 +79,8 @@ def records(build: Path) -> dict[str, Record]:
             known.setdefault(path, Record(sha, ATTESTATION))
     except (KeyError, TypeError, AttributeError) as error:
         raise ShardmillError(f"{build / ATTESTATION}: no attestation of a build; remove it and build again") from error
-    for name in UNATTESTED:
+    shown = sorted(path.relative_to(build).as_posix() for path in (build / SHOWN).glob(f"*{RECEIPT}"))
+    for name in (*UNATTESTED, *(path.removesuffix(RECEIPT) for path in shown)):
         receipt = f"{name}{RECEIPT}"
         if (build / receipt).exists():
             known[receipt] = Record(hash_file(build / receipt), receipt)

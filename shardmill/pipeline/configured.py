@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.evidence.build import evidence_files
 from shardmill.files import parse_json
+from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import RULES, SEARCH
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ def recipe_files(config: Config) -> list[str]:
     return [] if precision in RULES else [precision]
 
 
+def parity_text(config: Config) -> str:
+    """The text that the parity gates are fed with."""
+    return config.parity.text
+
+
 def calibrates(config: Config) -> bool:
     """Whether codes are fitted to a text."""
     return config.convert.calibration is not None
@@ -54,16 +61,42 @@ def calibration_files(config: Config) -> list[str]:
     return [config.convert.calibration.text] if config.convert.calibration else []
 
 
+# What provenance names with its hash, by the inputs of its step.
+NAMED: Mapping[str, Callable[[Config], str | list[str]]] = {
+    "text": parity_text,
+    "calibration": calibration_files,
+    "recipe": recipe_files,
+}
+
+
 def calibration_settings(config: Config) -> dict[str, Any] | None:
     """The config's `convert.calibration`."""
     found: dict[str, Any] | None = settings(config)["convert"]["calibration"]
     return found
 
 
-def budget(config: Config) -> dict[str, Any] | None:
-    """The config's `convert.budget`."""
-    found: dict[str, Any] | None = settings(config)["convert"]["budget"]
-    return found
+def search_settings(config: Config) -> dict[str, Any] | None:
+    """What the search is told: its budget, the forms that it may take, and how many points are to be measured."""
+    if not searches(config):
+        return None
+    found, search = settings(config)["convert"], config.convert.search
+    return {"budget": found["budget"], "forms": list(search.forms), "measured": search.measured}
+
+
+def coded_forms(config: Config) -> list[str]:
+    """Forms that codes are made of besides INT4, which always has some."""
+    return [name for name in config.convert.search.forms if name not in (INT4, INT8)] if searches(config) else []
+
+
+def measures(config: Config) -> bool:
+    """Whether points of the front are measured."""
+    return bool(config.points)
+
+
+def measured_settings(config: Config) -> dict[str, Any] | None:
+    """Which windows of the calibration text they are measured on."""
+    known = calibration_settings(config)
+    return known and {"window": known["window"], "held": known["held"], "windows": config.convert.search.windows}
 
 
 def evidence(config: Config) -> list[str]:

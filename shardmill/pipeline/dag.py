@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.pipeline.step import Files, Found, Step, receipt_of
+from shardmill.pipeline.step import Files, Found, Step, receipt_of, wildcard
 
 if TYPE_CHECKING:
     from shardmill.config import Config
 
 Steps = Mapping[str, Step]
 WAITS = "waits"  # the input that a job only waits for
-Job = tuple[str, str | None]  # a step and, where it has a job for each part, the part
+Job = tuple[str, str | None]  # a step and, where it has a job for each part or point, which one
+Names = Mapping[str, Sequence[str]]  # what each wildcard stands for
 
 
 def wanted(steps: Steps, config: Config) -> Steps:
@@ -24,11 +25,27 @@ def wanted(steps: Steps, config: Config) -> Steps:
 def jobs(steps: Steps, config: Config) -> Iterator[Job]:
     """Every job of a build, each after those that it reads from."""
     for name, step in wanted(steps, config).items():
-        yield from ((name, part) for part in (config.parts if step.per_part else (None,)))
+        yield from ((name, one) for one in (names(config)[step.each] if step.each else (None,)))
+
+
+def names(config: Config) -> Names:
+    """What each wildcard stands for in a build."""
+    return {"part": config.parts, "point": config.points}
+
+
+def own(steps: Steps, job: Job) -> dict[str, str]:
+    """What wildcards stand for in a job that has one."""
+    name, one = job
+    return {steps[name].each: one} if one else {}
 
 
 def receipts(steps: Steps) -> tuple[str, ...]:
-    """What is written of every result up to the gates."""
+    """What is written of every result that model.json speaks for."""
+    return tuple(step.receipt for name, step in steps.items() if step.receipt and is_of_the_model(steps, name))
+
+
+def page_receipts(steps: Steps) -> tuple[str, ...]:
+    """The same, and those of what only the report shows."""
     return tuple(step.receipt for name, step in steps.items() if step.receipt and not after_the_gates(steps, name))
 
 
@@ -45,7 +62,7 @@ def delivered(steps: Steps, config: Config) -> list[str]:
         if step.delivered
         for template in _listed(*step.makes.values())
     ]
-    return [path for template in files for path in expanded(template, config.parts)]
+    return [path for template in files for path in expanded(template, names(config))]
 
 
 def waits(steps: Steps, name: str) -> tuple[str, ...]:
@@ -87,26 +104,39 @@ def after_the_gates(steps: Steps, name: str) -> bool:
     return step.gated or bool(made & read)
 
 
-def expanded(files: Files, parts: Sequence[str], part: str | None = None) -> list[str]:
-    """Paths, given the part of a job that has one, else those of all parts."""
+def is_of_the_model(steps: Steps, name: str) -> bool:
+    """Whether model.json speaks for what a step makes: it is waited for, by way of others, where every gate is."""
+    reached: set[str] = set()
+    ahead = [other for other, step in steps.items() if step.gated]
+    while ahead:
+        found = {*_before(steps, ahead.pop())} - reached
+        reached |= found
+        ahead += found
+    return name in reached
+
+
+def expanded(files: Files, names: Names, own: Mapping[str, str] | None = None) -> list[str]:
+    """Paths, in which a wildcard is the job's own where it has one, else each that there is in turn."""
+    known = {**names, **{name: (one,) for name, one in (own or {}).items()}}
     return [
-        template.format(part=each)
+        template.format(**{name: one})
         for template in _listed(files)
-        for each in ((part,) if part else parts if "{part}" in template else ("",))
+        for name in (wildcard(template),)
+        for one in (known[name] if name else ("",))
     ]
 
 
-def bound(files: Files, parts: Sequence[str], part: str | None, build: Path) -> Path | list[Path]:
+def bound(files: Files, names: Names, own: Mapping[str, str], build: Path) -> Path | list[Path]:
     """What a name stands for in a job: a path or, where there may be several, a list."""
-    paths = [build / path for path in expanded(files, parts, part)]
-    several = not isinstance(files, str) or (part is None and "{part}" in files)
+    paths = [build / path for path in expanded(files, names, own)]
+    several = not isinstance(files, str) or (wildcard(files) not in {"", *own})
     return paths if several else paths[0]
 
 
 def outputs(steps: Steps, job: Job, config: Config, build: Path) -> dict[str, Path]:
     """Paths that a job makes, by output name; where a name stands for several, by the files' own."""
-    name, part = job
-    return flat({key: bound(files, config.parts, part, build) for key, files in steps[name].makes.items()})
+    mine = own(steps, job)
+    return flat({key: bound(files, names(config), mine, build) for key, files in steps[job[0]].makes.items()})
 
 
 def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
@@ -120,17 +150,17 @@ def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
 def drawn(steps: Steps, config: Config) -> list[dict[str, Any]]:
     """The table as the report draws it, as plain data: a row for each box, in the table's order."""
     steps = wanted(steps, config)
-    names = {name: step.drawn or name for name, step in steps.items()}
+    called = {name: step.drawn or name for name, step in steps.items()}
     boxes: dict[str, dict[str, Any]] = {}
     for name, step in steps.items():
-        made = expanded(_listed(*step.makes.values())[-1], config.parts)
+        made = expanded(_listed(*step.makes.values())[-1], names(config))
         shown = [step.receipt or template for template in _listed(next(iter(step.makes.values())))]
         box = boxes.setdefault(
-            names[name],
+            called[name],
             {"lane": step.lane, "amount": step.amount, "gate": step.is_gate, "after": [], "files": [], "count": 0},
         )
-        box["after"] += [names[other] for other in _before(steps, name) if names[other] != names[name]]
-        box["files"] += [path for template in shown for path in expanded(template, config.parts)]
+        box["after"] += [called[other] for other in _before(steps, name) if called[other] != called[name]]
+        box["files"] += [path for template in shown for path in expanded(template, names(config))]
         box["count"] += len(made)
     return [{"name": name, **box, "after": sorted(set(box["after"]))} for name, box in boxes.items()]
 

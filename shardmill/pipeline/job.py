@@ -49,7 +49,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
     collect_rarely()
     build, step = Path("build") / snakemake.wildcards.model, table.STEPS[snakemake.rule]
-    withdrawal = partial(_withdraw, build) if not dag.after_the_gates(table.STEPS, snakemake.rule) else _nothing
+    withdrawal = partial(_withdraw, build) if dag.is_of_the_model(table.STEPS, snakemake.rule) else _nothing
     try:
         join_build("build")
         _run(task, step, snakemake, withdrawal)
@@ -103,7 +103,7 @@ def _check_code(step: Step, code: str, record: Path) -> None:
 
 
 def _nothing() -> None:
-    """What jobs after the gates withdraw."""
+    """What jobs withdraw that model.json does not speak for."""
 
 
 def peak_mb() -> float:

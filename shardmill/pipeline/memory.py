@@ -26,7 +26,7 @@ class Sizes:
     """Millions of parameters, and of logits."""
 
     part: float = 0.0  # of the job's own part
-    largest: float = 0.0  # of the largest tensor of that part
+    largest: float = 0.0  # of the largest tensor of that part, or of all programs
     layer: float = 0.0
     model: float = 0.0  # of all programs
     table: float = 0.0  # of the embedding table
@@ -95,7 +95,8 @@ def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> S
     """The sizes of a job of one part, or of the whole model, by plan.json's content and the positions that are fed."""
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
-    own = rows[part] if part else {"parameters": 0, "largest_tensor": 0, "expanded": every}
+    largest = max((row["largest_tensor"] for row in rows.values() if row["kind"] != "embedding"), default=0)
+    own = rows[part] if part else {"parameters": 0, "largest_tensor": largest, "expanded": every}
     layers = sum(row["parameters"] for row in rows.values() if row["kind"] in ("layers", "experts"))
     layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
     table = rows["embedding"]["parameters"]

@@ -64,10 +64,10 @@ def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> di
         config: the model's.
         build: the folder that the build's files are looked for in.
     """
-    (name, part), step = job, steps[job[0]]
+    step, mine = steps[job[0]], dag.own(steps, job)
     found: dict[str, Any] = {}
-    for key, files in dag.inputs(steps, name).items():
-        paths = dag.bound(files, config.parts, part, build)
+    for key, files in dag.inputs(steps, job[0]).items():
+        paths = dag.bound(files, dag.names(config), mine, build)
         if key in step.takes:
             found[key] = [read_artifact(p) for p in paths] if isinstance(paths, list) else read_artifact(paths)
         else:
@@ -76,7 +76,12 @@ def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> di
         value = named(config)
         found[key] = Path(value) if isinstance(value, str) else [Path(path) for path in value]
     found.pop(dag.WAITS, None)
-    return found | {key: value(config) for key, value in step.params.items()}
+    return found | {key: _own(value(config), mine) for key, value in step.params.items()}
+
+
+def _own(value: Any, own: Mapping[str, str]) -> Any:
+    """A parameter, in place of a wildcard what that is in the job."""
+    return own[value[1:-1]] if isinstance(value, str) and value[1:-1] in own else value
 
 
 def taken(arguments: Mapping[str, Any]) -> dict[Path, Path]:

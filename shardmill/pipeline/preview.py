@@ -6,7 +6,7 @@ Of a local checkpoint the headers of the weight files are read too, so that tens
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,6 @@ from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
-from shardmill.forms.recipe import recipe
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
 from shardmill.models.contract import states, table_constants
 from shardmill.pipeline.settle import describe
@@ -24,7 +23,7 @@ from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
-from shardmill.traffic import Pass, passes
+from shardmill.traffic import Pass, held, passes
 
 FP16 = 2  # bytes
 
@@ -69,6 +68,7 @@ class Preview:
         verify: most tokens of a decode pass.
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
+        bytes_by_form: of weights that a pass reads if it takes every program, padding left out.
         topology: layers of each part, the proposal where the config leaves it open; an encoder has none.
         expert_groups: how many programs hold a layer's experts; 0 where they run in the layer's own.
         head_slices: how many programs hold the LM head, likewise.
@@ -94,6 +94,7 @@ class Preview:
     verify: int
     weights: str
     bits_per_weight: float
+    bytes_by_form: Mapping[str, int]
     topology: tuple[tuple[int, int], ...]
     expert_groups: int
     head_slices: int
@@ -124,7 +125,9 @@ def preview(config: Config) -> Preview:
     chosen = proposed(config, a)
     for problem in misfits(chosen, a):
         raise ConfigError(problem)
-    programs = [_program(part, config) for part in empty_parts(chosen, a) if part.kind != "embedding"]
+    parts = empty_parts(chosen, a)
+    programs = [_program(part, config) for part in parts if part.kind != "embedding"]
+    found = held(parts, config.convert.recipe)
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
     each = passes(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), weights + kept)
@@ -137,7 +140,8 @@ def preview(config: Config) -> Preview:
         tokens_max=config.tokens.max,
         verify=config.verify,
         weights=config.convert.precision,
-        bits_per_weight=_bits_per_weight(programs[:1] if a.ends else programs),
+        bits_per_weight=found.bits_per_weight,
+        bytes_by_form=found.bytes_by_form,
         topology=() if a.ends else chosen.ranges,
         expert_groups=chosen.groups,
         head_slices=0 if a.ends else chosen.slices,
@@ -159,23 +163,18 @@ def preview(config: Config) -> Preview:
 
 
 def _program(part: Part, config: Config) -> Program:
-    chosen, held = recipe(config.convert.precision), part.named_shapes
+    chosen, shapes = config.convert.recipe, part.named_shapes
     return Program(
         name=part.name,
         kind=part.kind,
         start=part.start,
         end=part.end,
         layers=dict(Counter(map(_kind_name, part.kinds))),
-        matrices=chosen.forms(held),
-        parameters=sum(map(prod, held.values())),
-        weight_bytes=file_bytes(held, chosen),
+        matrices=chosen.forms(shapes),
+        parameters=sum(map(prod, shapes.values())),
+        weight_bytes=file_bytes(shapes, chosen),
         state_bytes=sum(FP16 * prod(shape) for shape in states(part.form).values()),
     )
-
-
-def _bits_per_weight(programs: Sequence[Program]) -> float:
-    """What a number of the weight files takes on average, with scales, tables and padding."""
-    return round(8 * sum(p.weight_bytes for p in programs) / sum(p.parameters for p in programs), 3)
 
 
 def _kind_name(kind: Kind) -> str:

@@ -27,7 +27,8 @@ from shardmill.pipeline.task import SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 RECEIPT = ".receipt.json"  # ends the name of a receipt
-PARITY_TEXT = "parity.text"
+# Files that a config names, by its keys: what the parity gates were fed with, and by what forms and codes were chosen.
+PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text", "convert.precision"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Evidence:
         manifest: model.json.
         receipts: those of all steps whose results are the same in every build.
         verdicts: what the gates said.
-        text: what the parity gates were fed with.
+        named: files that the config names, by its keys: PARITY_TEXT and, where there are such, the others.
         settings: the config as plain data.
     """
 
@@ -47,7 +48,7 @@ class Evidence:
     manifest: Path
     receipts: Sequence[Path]
     verdicts: Sequence[Path]
-    text: Path
+    named: Mapping[str, Path]
     settings: Mapping[str, Any]
 
 
@@ -101,7 +102,7 @@ def provenance(evidence: Evidence, results: Path) -> dict[str, Any]:
             "resolvedDependencies": [
                 workflow(),
                 *_checkpoint(read_json(evidence.record)),
-                described(PARITY_TEXT, hash_file(evidence.text)),
+                *(described(key, hash_file(file)) for key, file in evidence.named.items()),
                 interpreter(),
                 *packages({name for receipt in steps.values() for name in receipt.get("packages", {})}),
             ],

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
-from shardmill.forms.recipe import recipe
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.pipeline.fingerprint import code_digest
 
@@ -111,7 +110,7 @@ def _key(config: Config) -> str:
             "experts": config.experts,
             "tokens": config.tokens.max,  # which a ring may not hold
             "slices": config.head.slices,
-            "precision": asdict(recipe(config.convert.precision)),
+            "precision": asdict(config.convert.recipe),
             "code": code_digest(CODE),
             "transformers": version("transformers"),
         }

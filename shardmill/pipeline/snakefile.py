@@ -12,12 +12,14 @@ from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.pipeline import dag, fingerprint, memory
 from shardmill.pipeline.configured import (
-    budget,
     calibrates,
     calibration_files,
     calibration_settings,
+    coded_forms,
     evidence,
+    measured_settings,
     recipe_files,
+    search_settings,
     settings,
     source_files,
     split_settings,
@@ -39,21 +41,25 @@ NODE_CORES = 4  # as many as any other rule asks for
 __all__ = [
     "all_receipts",
     "artifacts",
-    "budget",
     "calibrates",
     "calibration_files",
     "calibration_settings",
     "checked",
+    "coded_forms",
     "default_config",
     "drawn",
     "every_core",
     "evidence",
     "gate_receipts",
     "made_by",
+    "measured_settings",
     "mem_mb",
     "only_build",
+    "page_receipts",
+    "points",
     "receipts_of",
     "recipe_files",
+    "search_settings",
     "settings",
     "split_settings",
     "source_files",
@@ -147,8 +153,18 @@ def verdicts(config: Config) -> list[str]:
 
 
 def all_receipts(config: Config) -> list[str]:
-    """Receipts of every step up to the gates."""
+    """Receipts of every step that model.json speaks for."""
     return _paths(dag.receipts(dag.wanted(STEPS, config)), config)
+
+
+def page_receipts(config: Config) -> list[str]:
+    """The same, and those of steps that only the report has a use for."""
+    return _paths(dag.page_receipts(dag.wanted(STEPS, config)), config)
+
+
+def points(config: Config) -> list[str]:
+    """What was measured of points of the front."""
+    return _paths(dag.made_by("measured")(dag.wanted(STEPS, config)), config)
 
 
 def made_by(name: str, config: Config) -> list[str]:
@@ -172,7 +188,7 @@ def drawn(config: Config) -> list[dict[str, Any]]:
 
 
 def _paths(templates: Iterable[str], config: Config) -> list[str]:
-    return [f"build/{{model}}/{path}" for path in dag.expanded(tuple(templates), config.parts)]
+    return [f"build/{{model}}/{path}" for path in dag.expanded(tuple(templates), dag.names(config))]
 
 
 def only_build(build: str) -> None:

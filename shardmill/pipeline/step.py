@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from shardmill.config import Config
 
 RECEIPT = ".receipt.json"
-# A path in a model's build folder, or several. {part} is the job's part or, in a step that has one job, every part.
+WILDCARD = re.compile(r"\{(\w+)\}")
+# A path in a model's build folder, or several. A wildcard, {part} or {point}, is that of the job or, in a step that has
+# no job for each, every one of them.
 Files = str | tuple[str, ...]
 Found = Callable[[Mapping[str, "Step"]], tuple[str, ...]]  # paths that depend on what steps there are
 
@@ -64,10 +67,10 @@ class Step:
     amount: str = ""
 
     @property
-    def per_part(self) -> bool:
-        """Whether there is a job for each part."""
+    def each(self) -> str:
+        """The wildcard for each of which there is a job, "part" say; empty where there is one job."""
         first = next(iter(self.makes.values()))
-        return isinstance(first, str) and "{part}" in first
+        return wildcard(first) if isinstance(first, str) else ""
 
     @property
     def is_gate(self) -> bool:
@@ -79,6 +82,12 @@ class Step:
         """The receipt's path, beside the first output; empty where none is written."""
         first = next(iter(self.makes.values()))
         return receipt_of(first) if self.kept and isinstance(first, str) else ""
+
+
+def wildcard(template: str) -> str:
+    """The wildcard in a path; empty if there is none."""
+    found = WILDCARD.search(template)
+    return found[1] if found else ""
 
 
 def receipt_of(artifact: str) -> str:

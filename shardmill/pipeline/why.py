@@ -112,15 +112,15 @@ class _Walk:
 
     def label(self, job: Job) -> str:
         """What a job's result is called: the path of its receipt without the suffix; empty where there is none."""
-        name, part = job
-        receipt = self.steps[name].receipt
-        return dag.expanded(receipt, self.config.parts, part)[0].removesuffix(RECEIPT) if receipt else ""
+        receipt = self.steps[job[0]].receipt
+        found = dag.expanded(receipt, dag.names(self.config), dag.own(self.steps, job)) if receipt else [""]
+        return found[0].removesuffix(RECEIPT)
 
     def missing(self, job: Job) -> str:
         """The first input of a job that is not known, by what it is called as a result; empty if all are known."""
-        name, part = job
-        files = [*dag.inputs(self.steps, name).values(), dag.waits(self.steps, name)]
-        paths = [path for each in files for path in dag.expanded(each, self.config.parts, part)]
+        files = [*dag.inputs(self.steps, job[0]).values(), dag.waits(self.steps, job[0])]
+        mine = dag.own(self.steps, job)
+        paths = [path for each in files for path in dag.expanded(each, dag.names(self.config), mine)]
         gone = next((path for path in paths if not (self.known / path).exists()), "")
         plain = gone.removesuffix(RECEIPT).removesuffix(Path(gone).suffix)
         return plain if plain in map(self.label, dag.jobs(self.steps, self.config)) else gone

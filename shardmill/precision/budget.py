@@ -1,60 +1,147 @@
-"""From what matrices cost one by one to the forms that a budget buys."""
+"""From what matrices cost one by one to the forms that a budget buys, and to sets of forms that are worth measuring."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from shardmill.forms.form import INT4, INT8, MATRIX, matrices, stored_bytes
-from shardmill.plan import Part
-from shardmill.precision.search import Choice, Table, best, front, smallest
+import numpy as np
 
-FORMS = (INT4, INT8)
+from shardmill.errors import ConfigError
+from shardmill.forms.form import FP16, INT4, INT8, MATRIX, matrices, misfit, stored_bytes
+from shardmill.forms.recipe import RULES
+from shardmill.plan import Part
+from shardmill.precision.search import Choice, Table, best, front, smallest, summed
+
+USUAL = (INT4, INT8)
 POINTS = 33  # of the front
+LEFT = 0.01  # of the worst set's loss: what is left where points that are measured end
 Row = Mapping[str, Any]  # of the step sensitivity
 
 
-def searched(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], budget: Mapping[str, float]) -> Row | None:
+@dataclass(frozen=True)
+class Case:
+    """What there is to choose from.
+
+    Attributes:
+        losses: nats by matrix and form, of the forms that the search may take.
+        sizes: their bytes.
+        every: both again, with INT4 and INT8 whether the search may take them or not.
+        fixed: bytes of everything else that a pass reads.
+        kept: of these, those of matrices.
+        numbers: of all matrices.
+    """
+
+    losses: Table
+    sizes: Table
+    every: tuple[Table, Table]
+    fixed: int
+    kept: int
+    numbers: int
+
+    def chosen(self, budget: Mapping[str, float]) -> Choice | None:
+        """What a budget buys."""
+        ((name, limit),) = budget.items()
+        if name == "perplexity":
+            return smallest(self.losses, self.sizes, math.log(limit))
+        most = limit - self.fixed if name == "bytes_per_token" else limit * self.numbers / 8 - self.kept
+        return best(self.losses, self.sizes, most)
+
+    def described(self, choice: Choice) -> Row:
+        """What is foreseen of a choice."""
+        bits = 8 * (choice.size + self.kept) / self.numbers
+        growth = math.exp(choice.loss)
+        return {"kl": choice.loss, "perplexity": growth, "bytes": choice.size + self.fixed, "bits_per_weight": bits}
+
+
+def searched(
+    parts: Sequence[Part],
+    costs: Sequence[Mapping[str, Row]],
+    budget: Mapping[str, float],
+    forms: Sequence[str] = USUAL,
+    points: int = 0,
+) -> Row | None:
     """The forms with the least loss, or the fewest bytes, that keep to a budget; None if none do.
 
     Args:
         parts: of layers and heads.
         costs: of the matrices of each, by path; the slices of a head add up.
         budget: one of perplexity (its growth as a factor), bytes_per_token, bits_per_weight.
+        forms: that the search may take. One with more bytes than INT8 is taken only where fp16 is among them, since
+            the plan of the programs goes by the largest.
+        points: how many sets of forms along the front are to be described for a measurement.
+
+    Raises:
+        ConfigError: a matrix can have none of the forms.
     """
-    losses, sizes = _tables(parts, costs)
+    case = _case(parts, costs, forms)
+    chosen = case.chosen(budget)
+    if chosen is None:
+        return None
+    found: dict[str, Any] = {"budget": dict(budget), "forms": chosen.forms, "estimate": case.described(chosen)}
+    found["front"] = [case.described(choice) for choice in front(case.losses, case.sizes, POINTS)]
+    found |= {"costs": case.losses, "sizes": case.sizes}
+    if points:
+        named = {"chosen": chosen, **_uniform(case), **_spread(case, points)}
+        found["points"] = {n: {"forms": one.forms, "estimate": case.described(one)} for n, one in named.items()}
+    return found
+
+
+def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]) -> Case:
+    """All of it in tables."""
+    losses, sizes = every = _tables(parts, costs, tuple(dict.fromkeys([*forms, *USUAL])))
+    largest = FP16 if FP16 in forms else INT8
+    allowed = {
+        path: [name for name in forms if name in row and (name in USUAL or row[name] <= _bytes(parts, path, largest))]
+        for path, row in sizes.items()
+    }
+    for path, names in allowed.items():
+        if not names:
+            raise ConfigError(f"convert.search.forms: {', '.join(forms)}: none of them fits {path}; add int8")
+    own = [{path: {name: row[path][name] for name in names} for path, names in allowed.items()} for row in every]
     rest = [shape for part in parts for path, shape in part.shapes.items() if path not in sizes]
     others = [(len(shape), stored_bytes(INT8, shape)) for shape in rest]
     fixed, kept = sum(size for _, size in others), sum(size for axes, size in others if axes == MATRIX)
     numbers = sum(math.prod(shape) for part in parts for shape in matrices(part.shapes).values())
-
-    def described(choice: Choice) -> Row:
-        bits = 8 * (choice.size + kept) / numbers
-        growth = math.exp(choice.loss)
-        return {"kl": choice.loss, "perplexity": growth, "bytes": choice.size + fixed, "bits_per_weight": bits}
-
-    ((name, limit),) = budget.items()
-    if name == "perplexity":
-        chosen = smallest(losses, sizes, math.log(limit))
-    else:
-        chosen = best(losses, sizes, limit - fixed if name == "bytes_per_token" else limit * numbers / 8 - kept)
-    if chosen is None:
-        return None
-    points = [described(choice) for choice in front(losses, sizes, POINTS)]
-    found = {"budget": dict(budget), "forms": chosen.forms, "estimate": described(chosen)}
-    return found | {"front": points, "costs": losses, "sizes": sizes}
+    return Case(own[0], own[1], (losses, sizes), fixed, kept, numbers)
 
 
-def _tables(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]]) -> tuple[Table, Table]:
-    """Nats and bytes by matrix and form."""
+def _bytes(parts: Sequence[Part], path: str, form: str) -> int:
+    """Of a matrix, which the slices of a head share."""
+    return sum(stored_bytes(form, part.shapes[path]) for part in parts if path in part.shapes)
+
+
+def _tables(
+    parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """Nats and bytes by matrix and form, of the forms that fit."""
     losses: dict[str, dict[str, float]] = {}
     sizes: dict[str, dict[str, float]] = {}
     for part, rows in zip(parts, costs, strict=True):
         for path, row in rows.items():
-            loss, size = (table.setdefault(path, dict.fromkeys(FORMS, 0.0)) for table in (losses, sizes))
-            for form in FORMS:
+            fitting = [form for form in forms if not misfit(form, part.shapes[path])]
+            loss, size = (table.setdefault(path, dict.fromkeys(fitting, 0.0)) for table in (losses, sizes))
+            for form in loss:
                 share = row["errors"][form] / row["errors"][INT4] if row["errors"][INT4] else 0.0
                 loss[form] += max(row["kl"], 0.0) * share
                 size[form] += stored_bytes(form, part.shapes[path])
     return losses, sizes
+
+
+def _uniform(case: Case) -> dict[str, Choice]:
+    """INT4 with the last matrices in INT8, and INT8."""
+    found = {name: {path: RULES[name].form(path) for path in case.losses} for name in USUAL}
+    return {name: Choice(forms, *(summed(table, forms) for table in case.every)) for name, forms in found.items()}
+
+
+def _spread(case: Case, count: int) -> dict[str, Choice]:
+    """Points of the front, evenly spaced in bytes from the fewest on; beyond their end, little is left to win."""
+    least = sum(min(row.values()) for row in case.sizes.values())
+    worst = best(case.losses, case.sizes, least + 0.5)
+    assert worst is not None, "the set of the smallest forms keeps to its own size"
+    end = smallest(case.losses, case.sizes, LEFT * worst.loss) or front(case.losses, case.sizes, 2)[-1]
+    limits = np.linspace(least, max(end.size, least), count)
+    found = [best(case.losses, case.sizes, float(limit) + 0.5) for limit in limits]
+    return {f"front_{i + 1}": choice for i, choice in enumerate(found) if choice}

@@ -28,20 +28,6 @@ class Edges:
     held: list[Tensor]
 
 
-def windows(tokens: Sequence[int], opening: Sequence[int], size: int, count: int) -> list[list[int]]:
-    """The first windows of a text, none overlapping, each begun as the tokenizer begins a text.
-
-    Args:
-        tokens: of the text.
-        opening: those that the tokenizer puts first.
-        size: tokens of a window.
-        count: how many are wanted; fewer where the text is shorter.
-    """
-    room = size - len(opening)
-    starts = range(0, len(tokens) - room + 1, room)
-    return [[*opening, *tokens[start : start + room]] for start in starts][:count]
-
-
 def write_edges(
     model: Original, seen: Sequence[Sequence[int]], held: Sequence[Sequence[int]], wanted: Collection[int], to: Path
 ) -> None:

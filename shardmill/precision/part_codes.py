@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,18 +12,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardmill.convert.quantize import to_integers
-from shardmill.forms.form import INT4, INT8, form
+from shardmill.forms.form import FP16, INT4, INT8, form, misfit
 from shardmill.plan import Part
 from shardmill.precision.calibration import read_edges
 from shardmill.precision.matrices import Matrix, matrices
 from shardmill.precision.original import Original
+from shardmill.precision.palettes import Palettes, palettised
 from shardmill.precision.quantisers import Codes, clipped, error, gptq
 
 ERRORS = "errors"
 
 
-def write_part_codes(part: Part, source: Path, model: Original, edges: Path, to: Path) -> None:
-    """Writes INT4 codes of every matrix of a part.
+def write_part_codes(
+    part: Part, source: Path, model: Original, edges: Path, to: Path, forms: Sequence[str] = ()
+) -> None:
+    """Writes codes of every matrix of a part, in INT4 and other forms.
 
     Args:
         part: layers or a head.
@@ -30,18 +34,21 @@ def write_part_codes(part: Part, source: Path, model: Original, edges: Path, to:
         model: the original.
         edges: the calibration's file.
         to: the file to write.
+        forms: the others; INT8 has no codes of its own, and neither has fp16.
     """
     logging.getLogger("coremltools").setLevel(logging.WARNING)  # it tells of every matrix
     edge = read_edges(edges, part.start if part.kind == "layers" else model.layers)
     tensors: dict[str, Tensor] = {}
     errors: dict[str, dict[str, float]] = {}
     for matrix in matrices(part, source, model, edge.seen, held=[]):
-        codes = _chosen(matrix)
-        name = f"{matrix.path}.{INT4}"
-        tensors |= {f"{name}.codes": codes.codes, f"{name}.scale": codes.scale}
+        found = {INT4: _chosen(matrix)} | _palettes(matrix, forms)
+        for name, codes in found.items():
+            beside = {"scale": codes.scale} if isinstance(codes, Codes) else {"lut": codes.lut}
+            held = {"codes": codes.codes} | beside
+            tensors |= {f"{matrix.path}.{name}.{what}": value for what, value in held.items()}
         if matrix.hessian is not None:
-            found = {INT4: codes, INT8: rounded(matrix.weight)}
-            errors[matrix.path] = {form: error(matrix.weight, each, matrix.hessian) for form, each in found.items()}
+            values = _values(matrix, found, forms)
+            errors[matrix.path] = {name: error(matrix.weight, each, matrix.hessian) for name, each in values}
     save_file(dict(sorted(tensors.items())), to, {ERRORS: json.dumps(errors, sort_keys=True)})
 
 
@@ -49,6 +56,24 @@ def _chosen(matrix: Matrix) -> Codes:
     """By GPTQ, or by the weights alone where nothing is known of the inputs."""
     bits = form(INT4).bits
     return clipped(matrix.weight, bits) if matrix.hessian is None else gptq(matrix.weight, bits, matrix.hessian)
+
+
+def _palettes(matrix: Matrix, forms: Sequence[str]) -> dict[str, Palettes]:
+    """The matrix in those forms that are palettes and that it can have."""
+    weigh = None if matrix.hessian is None else matrix.hessian.diagonal()
+    fitting = [name for name in forms if form(name).kind == "palette" and not misfit(name, tuple(matrix.weight.shape))]
+    return {name: palettised(matrix.weight, form(name), weigh) for name in fitting}
+
+
+def _values(
+    matrix: Matrix, found: Mapping[str, Codes | Palettes], forms: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """What the matrix is in each form that it can have, one after the other."""
+    for name, codes in found.items():
+        yield name, codes.values
+    yield INT8, rounded(matrix.weight).values
+    if FP16 in forms:
+        yield FP16, matrix.weight.half().float()
 
 
 def rounded(weight: Tensor) -> Codes:

@@ -79,9 +79,9 @@ def gptq(weight: Tensor, bits: int, hessian: Tensor) -> Codes:
     return _rounded(layer.weight.data, scale, bits)
 
 
-def error(weight: Tensor, found: Codes, hessian: Tensor) -> float:
-    """The squared error of the outputs, as a share of their squares."""
-    off = weight - found.values
+def error(weight: Tensor, values: Tensor, hessian: Tensor) -> float:
+    """The squared error of the outputs if a matrix has other values, as a share of their squares."""
+    off = weight - values
     return float(((off @ hessian) * off).sum() / ((weight @ hessian) * weight).sum().clamp(min=1e-30))
 
 

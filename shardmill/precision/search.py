@@ -72,12 +72,13 @@ def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: fl
     if result.x is None:
         return None
     forms = {name: form for (name, form), taken in zip(pairs, result.x, strict=True) if taken > 0.5}
-    return Choice(forms, _sum(losses, forms), _sum(sizes, forms))
+    return Choice(forms, summed(losses, forms), summed(sizes, forms))
 
 
 def _column(table: Table, pairs: Sequence[tuple[str, str]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array([table[name][form] for name, form in pairs])
 
 
-def _sum(table: Table, forms: Mapping[str, str]) -> float:
+def summed(table: Table, forms: Mapping[str, str]) -> float:
+    """What a set of forms adds up to."""
     return float(sum(table[name][form] for name, form in forms.items()))

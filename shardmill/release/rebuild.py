@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,21 @@ from shardmill.files import parse_json, replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.fingerprint import model_type, needs_family, tools
 from shardmill.pipeline.origin import lay_out, workflow_root
-from shardmill.pipeline.provenance import PARITY_TEXT
+from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
+from shardmill.release.codes import code_lines
 from shardmill.release.differences import explained, steps_of, subject_differences
 from shardmill.release.envelopes import write_envelopes
 from shardmill.release.keys import PublicKey, read_private
 from shardmill.release.sign import ATTESTATIONS
 
 CONFIG = "rebuild.yaml"
+NAMED = {
+    PARITY_TEXT: "text that the gates were fed with",
+    CALIBRATION_TEXT: "text that codes were fitted to",
+    RECIPE: "file that says which form each matrix has",
+}
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,9 @@ def build_again(original: Original, out: Path, cores: int, source: Path | None) 
     config = original.config
     if "repo" not in config["source"]:
         config["source"] = {"path": str(_checkpoint(original, source).resolve())}
-    config["parity"]["text"] = str(_parity_text(original).resolve())
+    for key, file in _named_files(original).items():
+        *sections, last = key.split(".")
+        reduce(lambda found, section: found[section], sections, config)[last] = str(file.resolve())
     if _here(config["benchmark"]["text"]) is None:
         del config["benchmark"]  # no subject depends on it
     if not (out / CONFIG).exists():  # else a build that broke off goes on
@@ -152,14 +161,17 @@ def _checkpoint(original: Original, given: Path | None) -> Path:
     return folder
 
 
-def _parity_text(original: Original) -> Path:
-    """What the parity gates were fed with."""
-    named = original.config["parity"]["text"]
+def _named_files(original: Original) -> dict[str, Path]:
+    """The files that the config names, by its keys: those that the original was built with."""
     rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
-    found = _here(named)
-    if found is None or not _is(found, rows[PARITY_TEXT]["digest"]["sha256"]):
-        raise ShardmillError(f"{named}: the text that the gates were fed with is not here; run where it is")
-    return found
+    files: dict[str, Path] = {}
+    for key in (key for key in NAMED if key in rows):
+        named: Any = reduce(lambda found, name: found[name], key.split("."), original.config)
+        found = _here(named)
+        if found is None or not _is(found, rows[key]["digest"]["sha256"]):
+            raise ShardmillError(f"{named}: the {NAMED[key]} is not here; run where it is")
+        files[key] = found
+    return files
 
 
 def _here(named: str) -> Path | None:
@@ -178,6 +190,15 @@ def compare(original: Original, again: Path) -> list[str]:
     if not names:
         return []
     return [*explained(steps_of(original.statement), steps_of(ours)), *(f"{name}: other bytes" for name in names)]
+
+
+def codes_compared(original: Original, again: Path) -> list[str]:
+    """How many codes differ, in lines; nothing for a build without a calibration text.
+
+    Where only a statement is there to compare with, hashes are all that it has.
+    """
+    steps = steps_of(original.statement)
+    return list(code_lines(original.folder, again, steps)) if original.folder else []
 
 
 def state(again: Path, key: Path, beside: Path | None) -> list[Path]:

@@ -12,6 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from shardmill.report.drawing import HALF, SERIES, figure
 from shardmill.report.plots import Plot, note
+from shardmill.report.points import Point
 from shardmill.report.read import Json
 
 WORST = 12  # matrices that are listed
@@ -20,13 +21,13 @@ STEPS = 8  # rows of the front
 
 @dataclass(frozen=True)
 class Costly:
-    """A matrix as it was chosen to be stored, and what the other form would change."""
+    """A matrix as it was chosen to be stored, and what the next form with more bits and less loss would change."""
 
     path: str
     form: str
     nats: float
     share: float  # of what all matrices cost
-    saves: float  # nats, in the form of more bits; 0 where there is none
+    saves: float  # nats, in that form; 0 where there is none
     takes: int  # bytes more
 
 
@@ -37,8 +38,8 @@ def costliest(search: Json) -> list[Costly]:
     found = []
     for path, form in forms.items():
         own, size = costs[path][form], sizes[path][form]
-        larger = [(costs[path][other], other_size) for other, other_size in sizes[path].items() if other_size > size]
-        nats, most = min(larger, default=(own, size))
+        larger = [(other_size, costs[path][other]) for other, other_size in sizes[path].items() if other_size > size]
+        most, nats = min(((size, nats) for size, nats in larger if nats < own), default=(size, own))
         found.append(Costly(path, form, own, own / total, own - nats, int(most - size)))
     return sorted(found, key=lambda one: (-one.nats, one.path))[:WORST]
 
@@ -50,21 +51,26 @@ def steps(search: Json) -> list[Json]:
     return [*front[:-1:pace], front[-1]]
 
 
-def front_plot(search: Json) -> Plot:
-    """The front as it is foreseen, with the choice on it."""
-    title = "What bits buy, foreseen"
-    words = "each point: the forms with the least loss for their bytes"
-    draw = partial(_draw_front, search=search)
+def front_plot(search: Json, points: Sequence[Point] = ()) -> Plot:
+    """The front as it is foreseen, with the choice on it, and what was measured."""
+    title = "What bits buy, foreseen and measured" if points else "What bits buy, foreseen"
+    words = "line: foreseen, the forms with the least loss for their bytes"
+    words += f"; diamonds: measured on {points[0].tokens} tokens" if points else ""
+    draw = partial(_draw_front, search=search, points=points)
     return Plot("front", title, words, False, figure("front", title, draw, HALF))
 
 
-def _draw_front(axes: Axes, search: Json) -> None:
+def _draw_front(axes: Axes, search: Json, points: Sequence[Point]) -> None:
     """The perplexity's growth over bits per weight."""
     chosen = search["estimate"]
-    points = [(point["bits_per_weight"], point["perplexity"] - 1) for point in search["front"]]
-    axes.plot(*zip(*points, strict=True), color=SERIES[0], lw=1.8)
+    front = [(point["bits_per_weight"], point["perplexity"] - 1) for point in search["front"]]
+    found = [(point.bits, point.growth) for point in points]
+    axes.plot(*zip(*front, strict=True), color=SERIES[0], lw=1.8)
+    if found:
+        axes.plot(*zip(*found, strict=True), "D", ms=5, color=SERIES[2], ls="none")
     axes.plot([chosen["bits_per_weight"]], [chosen["perplexity"] - 1], "o", ms=7, color=SERIES[1])
     note(axes, "chosen", (chosen["bits_per_weight"], chosen["perplexity"] - 1), (8, 6), "left")
     axes.set_xlabel("bits per weight")
-    axes.set_ylim(0, 1.15 * max(growth for _, growth in points) or 1)
+    grown = [growth for _, growth in (*front, *found)]
+    axes.set_ylim(min(0, *grown), 1.15 * max(grown) or 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

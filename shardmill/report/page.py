@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from shardmill.report.forms import costliest, front_plot
 from shardmill.report.forms import steps as front_steps
 from shardmill.report.gates import questions
 from shardmill.report.plots import plots
+from shardmill.report.points import judged, points
 from shardmill.report.provenance import origin
 from shardmill.report.read import Build, Json, Piece
 from shardmill.report.residency import STATUS, placement
@@ -86,14 +87,21 @@ def context(build: Build) -> dict[str, Any]:
         "origin": origin(build),
         "encodes": build.encodes,
         "search": build.search,
-        **(searched(build.search) if build.search else {}),
+        **(searched(build.search, build.points) if build.search else {}),
         **({"types": _label_types(build.model["labels"])} if build.encodes else decoding(build.speed)),
     }
 
 
-def searched(search: Json) -> dict[str, Any]:
-    """What the templates show of a search."""
-    return {"front": front_plot(search), "front_steps": front_steps(search), "costliest": costliest(search)}
+def searched(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
+    """What the templates show of a search, and of what was measured of its points."""
+    found = points(measured)
+    return {
+        "front": front_plot(search, found),
+        "front_steps": front_steps(search),
+        "costliest": costliest(search),
+        "points": found,
+        "judgement": judged(found) if found else None,
+    }
 
 
 def weighed(build: Build) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Build:
     search: Json | None = None  # what the search for forms found, of a build that has one
     devices: Sequence[Evidence] = ()  # what was measured elsewhere of these programs
     stale: Sequence[str] = ()  # files of evidence of other programs
+    points: Mapping[str, Json] = field(default_factory=dict)  # what was foreseen and measured of sets of forms, by name
 
     @property
     def encodes(self) -> bool:

@@ -25,14 +25,16 @@ def run(root: Path, content: dict[str, Any], leave_out: Collection[str] = AFTER)
     settings = config.parse(content)
     build, store = root / "build" / settings.model, Store(root / "build/.store")
     worked, steps = [], dag.wanted(STEPS, settings)
-    for name, part in dag.jobs(steps, settings):
+    for job in dag.jobs(steps, settings):
+        name = job[0]
         if name in leave_out:
             continue
-        step, job = steps[name], (name, part)
+        step = steps[name]
         tools = fingerprint.tools(step, "" if name == "fetch" else fingerprint.model_type(build / RECORD))
         given = arguments(steps, job, settings, build)
         task = describe(step.task, given, store, tools)
-        receipt = build / dag.expanded(step.receipt, settings.parts, part)[0] if step.receipt else None
+        mine = dag.own(steps, job)
+        receipt = build / dag.expanded(step.receipt, dag.names(settings), mine)[0] if step.receipt else None
         if perform(task, dag.outputs(steps, job, settings, build), receipt, store, taken(given)) and receipt:
             worked.append(receipt.relative_to(build).as_posix().removesuffix(RECEIPT))
     return worked

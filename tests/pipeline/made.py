@@ -127,7 +127,9 @@ def attest(build: Path) -> None:
     verdicts = [build / f"{gate}.json" for gate in GATES if (build / f"{gate}.json").exists()]
     text = build.parent / "parity.txt"
     text.write_text("fed")
-    task = provenance.task(build / "source.receipt.json", build / "model.json", receipts, verdicts, text, SETTINGS)
+    task = provenance.task(
+        build / "source.receipt.json", build / "model.json", receipts, verdicts, text, [], [], SETTINGS
+    )
     task.work({"provenance": build / "provenance.json", "results": build / "test-results.jsonl"})
 
 

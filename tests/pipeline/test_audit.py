@@ -15,6 +15,8 @@ from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.pipeline.audit import audit, is_out_of_scope
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.task import Action
 
 from . import made
 
@@ -41,6 +43,19 @@ def test_a_build_that_nobody_touched_is_right(build: Path) -> None:
     code, text = verify(build)
     assert code == 0 and f"{found.checked} files checked, 0 wrong; 5 logs and marks" in text
     assert made.hash_file(build / "provenance.json") in text
+
+
+def test_what_only_the_report_shows_is_known_by_receipts_of_its_own(build: Path) -> None:
+    point = build / "measured/chosen.json"
+    Store(build.parent / ".store").perform(
+        Action("measured"), {"figures": point}, made.receipt(point), lambda outputs: made.make_file(outputs["figures"])
+    )
+    assert audit(build).wrong == ()
+    point.chmod(0o644)
+    point.write_text("other")
+    assert dict(audit(build).wrong) == {"measured/chosen.json": "not the bytes that measured/chosen.receipt.json names"}
+    made.receipt(point).unlink()
+    assert dict(audit(build).wrong) == {"measured/chosen.json": "not a part of the build: no record names it"}
 
 
 def test_any_bit_of_any_file_counts(build: Path) -> None:

@@ -106,7 +106,7 @@ def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
     assert (part.expanded, part.logits) == (4 * NORM / 1e6, 20.0064)
     whole = memory.sizes(phi_4_mini(), 100)
     assert whole.expanded == pytest.approx((64 + 4) * NORM / 1e6)
-    assert (whole.part, whole.largest, whole.table) == (0, 0, TABLE / 1e6)
+    assert (whole.part, whole.largest, whole.table) == (0, SLICE / 1e6, TABLE / 1e6)
     assert whole.model == pytest.approx((32 * LAYER + 4 * (SLICE + NORM)) / 1e6)
 
 

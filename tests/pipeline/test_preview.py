@@ -54,6 +54,7 @@ def test_programs_are_those_that_split_makes(project: Path, tmp_path: Path) -> N
     assert found.state_bytes == 2 * 2 * tiny.LAYERS * tiny.CONTEXT * tiny.HEAD_DIM
     assert found.bytes_per_token == found.weight_bytes + found.state_bytes
     assert (found.tensors, found.refused) == ("match", ())
+    assert {"bits_per_weight": found.bits_per_weight, "bytes_by_form": found.bytes_by_form} == plan["weights"]
 
 
 @pytest.mark.usefixtures("project")

@@ -49,8 +49,9 @@ def write_build(folder: Path, repo: str | None = "a/b") -> Evidence:
         write_json(folder / f"{name}.json", {"part": Path(name).stem, "gate": gate, "engine": {"name": "portable"}})
     (folder / "text.txt").write_text("fed")
     verdicts = [folder / f"{name}.json" for name in GATES]
-    text = folder / "text.txt"
-    return Evidence(folder / "source.receipt.json", folder / "model.json", receipts, verdicts, text, SETTINGS)
+    (folder / "recipe.json").write_text("forms")
+    named = {"parity.text": folder / "text.txt", "convert.precision": folder / "recipe.json"}
+    return Evidence(folder / "source.receipt.json", folder / "model.json", receipts, verdicts, named, SETTINGS)
 
 
 def made_in(folder: Path, repo: str | None = "a/b") -> dict[str, Any]:
@@ -154,6 +155,7 @@ def test_the_tools_are_named_with_their_versions(made: dict[str, Any]) -> None:
         assert (url.type, url.name, url.version) == ("pypi", name, versions([found[name]])[name])
     assert PackageURL.from_string(found["cpython"]["uri"]).type == "generic"
     assert found["parity.text"]["digest"] == {"sha256": hashlib.sha256(b"fed").hexdigest()}
+    assert found["convert.precision"]["digest"] == {"sha256": hashlib.sha256(b"forms").hexdigest()}
 
 
 def test_the_hash_of_a_wheel_is_told_where_the_installer_wrote_it(tmp_path: Path, monkeypatch: Any) -> None:
@@ -174,6 +176,7 @@ def test_the_whole_config_is_a_parameter_and_nothing_of_the_machine() -> None:
         "model": "tiny",
         "source": {"path": "/home/me/checkpoint", "repo": None},
         "tokens": {"max": 4},
+        "convert": {"precision": "/home/me/recipe.json", "calibration": {"text": "~/books/mine.txt", "seen": 2}},
         "parity": {"text": "../secret/parity.txt", "positions": 8},
         "benchmark": {"text": "resources/text/code.txt", "task_prompts": "~/prompts"},
     }
@@ -181,6 +184,7 @@ def test_the_whole_config_is_a_parameter_and_nothing_of_the_machine() -> None:
         "model": "tiny",
         "source": {"path": "checkpoint"},
         "tokens": {"max": 4},
+        "convert": {"precision": "recipe.json", "calibration": {"text": "mine.txt", "seen": 2}},
         "parity": {"text": "parity.txt", "positions": 8},
         "benchmark": {"text": "resources/text/code.txt", "task_prompts": "prompts"},
     }

@@ -12,23 +12,30 @@ import pytest
 import tiny
 from safetensors.numpy import load_file
 
-from shardmill import plan
+from shardmill import config, plan
 from shardmill.files import read_json
 from shardmill.gates import limits
 from shardmill.gates.weights import PackageWeights
+from shardmill.pipeline import dag, why
+from shardmill.pipeline.store import Store
+from shardmill.pipeline.table import STEPS
+from shardmill.precision.windows import halves
 
 from . import driver
 from .test_incremental import BENCHMARK, PARITY
 from .test_incremental import loosen as loosen_limits
 
 CALIBRATION = {"text": "calibration.txt", "seen": 2, "held": 1, "window": 16}
+LEFT_OUT = tuple(name for name in driver.AFTER if name not in ("original", "measured"))
 BUDGET = {"bits_per_weight": 6.0}  # about half of the numbers in four bits
-SEARCH = {"calibration", "search", "precision"}
+SEARCH = {"calibration", "search", "precision", "measured/original"}
+POINTS = {f"measured/{name}" for name in ("chosen", "int4", "int8", "front_1", "front_2")}
+FEW = {"measured": 2, "windows": 1}
 
 
 def settings(**convert: Any) -> dict[str, Any]:
     """The tiny config with a search."""
-    chosen = {"precision": "search", "calibration": CALIBRATION, "budget": BUDGET} | convert
+    chosen = {"precision": "search", "calibration": CALIBRATION, "budget": BUDGET, "search": FEW} | convert
     return tiny.settings("checkpoint", parity=PARITY, benchmark=BENCHMARK, convert=chosen)
 
 
@@ -42,8 +49,9 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         loosen(patch)
-        worked = set(driver.run(root, settings()))
-        assert worked >= SEARCH and {name.split("/")[0] for name in worked} >= {"codes", "sensitivity"}
+        worked = set(run(root, settings()))
+        assert worked >= SEARCH and worked & POINTS
+        assert {name.split("/")[0] for name in worked} >= {"codes", "sensitivity"}
     return root
 
 
@@ -53,6 +61,11 @@ def root(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.chdir(tmp_path / "copy")
     loosen(monkeypatch)
     yield tmp_path / "copy"
+
+
+def run(root: Path, content: dict[str, Any]) -> list[str]:
+    """Builds, and measures points; names of the jobs that worked."""
+    return driver.run(root, content, LEFT_OUT)
 
 
 def loosen(patch: pytest.MonkeyPatch) -> None:
@@ -97,12 +110,12 @@ def test_a_package_holds_the_codes_that_were_chosen_in_int4_and_rounds_the_rest(
 
 
 def test_nothing_works_twice(root: Path) -> None:
-    assert driver.run(root, settings()) == []
+    assert run(root, settings()) == []
 
 
 def test_another_budget_costs_the_search_and_the_parts_whose_forms_change(root: Path) -> None:
     before = read_json(build_of(root) / "search.json")["forms"]
-    worked = driver.run(root, settings(budget={"bits_per_weight": 5.9}))
+    worked = run(root, settings(budget={"bits_per_weight": 5.9}))
     after = read_json(build_of(root) / "search.json")["forms"]
     changed = {path for path in before if before[path] != after[path]}
     assert changed
@@ -110,6 +123,7 @@ def test_another_budget_costs_the_search_and_the_parts_whose_forms_change(root: 
     assert {name for name in worked if name.startswith("packages/")} == packages
     assert {"search", "precision"} <= set(worked)
     assert not any(name.split("/")[0] in ("calibration", "codes", "sensitivity") for name in worked)
+    assert [name for name in worked if name.startswith("measured/")] == ["measured/chosen"]
 
 
 def test_another_text_makes_new_codes(root: Path) -> None:
@@ -120,15 +134,108 @@ def test_another_text_makes_new_codes(root: Path) -> None:
 
 def test_too_short_a_text_is_refused_by_its_name(root: Path) -> None:
     (root / "calibration.txt").write_text("short")
-    with pytest.raises(Exception, match=r"convert\.calibration\.text: calibration\.txt has \d+ tokens"):
+    with pytest.raises(Exception, match=r"convert\.calibration\.text: half of calibration\.txt gives 0 windows of 16"):
         driver.run(root, settings())
 
 
 def test_a_budget_that_no_forms_keep_is_refused(root: Path) -> None:
-    with pytest.raises(Exception, match=r"convert\.budget: no forms keep to \{'bits_per_weight': 3\.0\}"):
+    with pytest.raises(
+        Exception, match=r"convert\.budget: no forms keep to \{'bits_per_weight': 3\.0\}; int4, int8 can't"
+    ):
         driver.run(root, settings(budget={"bits_per_weight": 3.0}))
 
 
 def test_a_build_without_calibration_has_no_such_steps(root: Path) -> None:
-    worked = driver.run(root, settings(precision="int8", calibration=None, budget=None))
-    assert not any(name.split("/")[0] in ("codes", "sensitivity", "search", "calibration") for name in worked)
+    worked = run(root, settings(precision="int8", calibration=None, budget=None, search={}))
+    gone = ("codes", "sensitivity", "search", "calibration", "measured")
+    assert not any(name.split("/")[0] in gone for name in worked)
+
+
+def test_points_are_what_was_foreseen_and_what_was_measured_of_it(first: Path) -> None:
+    build = build_of(first)
+    found = {name: read_json(build / f"{name}.json") for name in POINTS}
+    known = read_json(build / "search.json")["points"]
+    assert {name.removeprefix("measured/") for name in found} == known.keys()
+    for name, point in found.items():
+        assert point["foreseen"] == known[name.removeprefix("measured/")]["estimate"]
+        assert point["measured"]["tokens"] == CALIBRATION["window"] and point["measured"]["kl"] > 0
+    assert {*known["int8"]["forms"].values()} == {"int8"}
+    least, most = (found[f"measured/{name}"] for name in ("front_1", "int8"))
+    assert least["foreseen"]["bytes"] < most["foreseen"]["bytes"]
+    assert least["measured"]["kl"] > 10 * most["measured"]["kl"]
+
+
+def test_points_are_measured_on_windows_that_nothing_else_has_seen(first: Path) -> None:
+    build = build_of(first)
+    tokens = load_file(build / "measured/original.safetensors")["tokens"]
+    _, second = halves(build / "source", (first / "calibration.txt").read_text(), CALIBRATION["window"])
+    assert tokens.tolist() == second[CALIBRATION["held"] : CALIBRATION["held"] + FEW["windows"]]
+
+
+def test_neither_the_model_nor_its_attestation_waits_for_points() -> None:
+    beside = {name for name in STEPS if not dag.is_of_the_model(STEPS, name) and not dag.after_the_gates(STEPS, name)}
+    assert beside == {"original", "measured"}
+    assert not any(path.startswith("measured/") for path in dag.receipts(STEPS))
+    assert {"measured/original.receipt.json", "measured/{point}.receipt.json"} <= set(dag.page_receipts(STEPS))
+
+
+def test_no_points_are_measured_where_none_are_wanted(root: Path) -> None:
+    assert run(root, settings(search={"measured": 0})) == ["plan", "search"]
+
+
+def test_windows_that_the_text_does_not_have_are_refused(root: Path) -> None:
+    with pytest.raises(Exception, match=r"convert\.search\.windows: half of calibration\.txt gives \d+ windows of 16"):
+        run(root, settings(search=FEW | {"windows": 10_000}))
+
+
+def test_a_search_may_take_fp16_and_palettes(root: Path) -> None:
+    """Codes, costs and packages follow; what is stored in a palette are the codes of its file."""
+    forms = ["fp16", "int8", "palette4", "palette6/16"]
+    run(root, settings(search=FEW | {"forms": forms}, budget={"bits_per_weight": 7.0}))
+    build = build_of(root)
+    found = read_json(build / "search.json")
+    assert {*found["forms"].values()} <= {*forms} and found["estimate"]["bits_per_weight"] <= 7.0
+    seen = set()
+    for part in parts_of(build):
+        stored = PackageWeights(build / f"packages/{part.name}.mlpackage", part)
+        codes = load_file(build / f"codes/{part.name}.safetensors")
+        for path in part.shapes.keys() & found["forms"]:
+            name = found["forms"][path]
+            seen.add(name)
+            if name.startswith("palette"):
+                kept = stored.stored(path)
+                assert np.array_equal(kept.values.numpy(), codes[f"{path}.{name}.codes"])
+                assert kept.tables is not None and np.array_equal(kept.tables.numpy(), codes[f"{path}.{name}.lut"])
+    assert any(name.startswith("palette") for name in seen) and len(seen) > 1, seen
+    assert read_json(build / "measured/chosen.json")["measured"]["kl"] > 0
+
+
+def test_the_usual_forms_leave_codes_as_they_were(root: Path) -> None:
+    """Another set of forms has codes of its own, and back again none are made."""
+    run(root, settings(search=FEW | {"forms": ["int8", "int4", "palette4"]}))
+    assert not any(name.startswith("codes/") for name in run(root, settings()))
+
+
+def test_a_part_in_int8_does_not_depend_on_codes(root: Path) -> None:
+    """Nor does one whose form has no codes in the file; another text leaves its package as it is."""
+    int8 = settings(precision="int8", budget=None, search={})
+    run(root, int8)
+    (root / "calibration.txt").write_text(tiny.sample_text() * 2)
+    worked = run(root, int8)
+    assert any(name.startswith("codes/") for name in worked)
+    assert not any(name.startswith("packages/") for name in worked)
+
+
+def test_why_foresees_points(root: Path) -> None:
+    """All is as it was; with another budget, points depend on what the search will find."""
+    store = Store(root / "build/.store")
+
+    def foreseen(content: dict[str, Any]) -> dict[str, str]:
+        found = why.forecast(config.parse(content), build_of(root), store)
+        return {verdict.step: verdict.status for verdict in found if verdict.step != "benchmark/speed"}  # not run
+
+    same = foreseen(settings())
+    assert {*same.values()} == {"unchanged"} and same.keys() >= {*POINTS, "measured/original", "search"}
+    other = foreseen(settings(budget={"bits_per_weight": 5.9}))
+    assert other["search"] == "works" and {other[point] for point in POINTS} == {"depends"}
+    assert other["measured/original"] == "unchanged"

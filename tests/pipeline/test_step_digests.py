@@ -27,7 +27,7 @@ REACHED = {
         "shardmill/checkpoint/headers.py",
         "shardmill/checkpoint/expect.py",
         "shardmill/plan.py",
-        "shardmill/config.py",
+        "shardmill/config/model.py",
     ],
     "parity": [
         "shardmill/gates/thresholds.py",
@@ -183,7 +183,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "an error's text": ("shardmill/pipeline/steps/reference.py", "holds no tokenizer", "has no tokenizer", set()),
     "a new error": ("shardmill/errors.py", "", "\n\nclass NewError(ShardmillError):\n    pass\n", set()),
     "a help text": ("shardmill/commands/serve.py", "Address to listen at.", "The address.", set()),
-    "a config key's description": ("shardmill/config.py", "Tokens compared, from", "How many tokens, from", set()),
+    "a config key's description": ("shardmill/config/sections.py", "Tokens compared, ", "How many tokens, ", set()),
     "a new family": ("shardmill/models/families/newfamily.py", "", "x = 1\n", set()),
     "a new command": ("shardmill/commands/extra.py", "", "x = 1\n", set()),
     "a rule's source": (RULE, "pull request 2593, issue 1807", "pull request 2593", set()),

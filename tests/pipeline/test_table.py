@@ -72,8 +72,8 @@ def flat(value: Any) -> list[str]:
 
 def paths(files: Any, settings: config.Config, step: Step) -> list[str]:
     """What a rule should name for files of the table: {part} stays where Snakemake fills it in."""
-    part = "{part}" if step.per_part else None
-    return [BUILD + path for path in dag.expanded(files, settings.parts, part)]
+    own = {step.each: f"{{{step.each}}}"} if step.each else {}
+    return [BUILD + path for path in dag.expanded(files, dag.names(settings), own)]
 
 
 def test_every_rule_is_a_row(settings: config.Config) -> None:

@@ -2,70 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 import torch
-from models.tiny_families import tiny_text, write_tiny
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
-from transformers import AutoModelForCausalLM
 
-from shardmill import config, plan
-from shardmill.checkpoint.headers import read_tensors
-from shardmill.models import family
-from shardmill.models.hf_config import load_hf_config
-from shardmill.pipeline.steps.split import prefix_of
-from shardmill.plan import Part
-from shardmill.precision import calibration, observe
-from shardmill.precision.matrices import Matrix, matrices
-from shardmill.precision.original import Original, original
+from shardmill.precision import observe
 from shardmill.precision.sensitivity import Costs, as_stored, divergence
+from shardmill.precision.windows import windows
 
-FAMILIES = ("phi3", "qwen2", "gemma3_text", "lfm2", "olmo2")
-SLOTS, WINDOWS, HELD = 64, 3, 1
-
-
-@dataclass(frozen=True)
-class Case:
-    """A checkpoint, cut into its layers and its head, with the states at their edges."""
-
-    source: Path
-    parts: tuple[Part, ...]
-    model: Original
-    edges: Path
-    texts: list[list[int]]
-
-    def edge(self, part: Part) -> calibration.Edges:
-        return calibration.read_edges(self.edges, part.start if part.kind == "layers" else self.model.layers)
-
-    def matrices(self, part: Part) -> Iterator[Matrix]:
-        edge = self.edge(part)
-        return matrices(part, self.source, self.model, edge.seen, edge.held)
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    source = write_tiny(request.param, tmp_path_factory.mktemp("tiny") / "checkpoint")
-    hf, tensors = load_hf_config(source), read_tensors(source)
-    model = family(hf.model_type).describe(hf, SLOTS)
-    model = model.under(prefix_of(tensors, model.prefix))
-    layers = model.architecture.layers
-    settings = {"model": "tiny", "source": {"path": str(source)}, "context": SLOTS}
-    cut = config.parse(settings | {"topology": [[0, 1], [1, layers]], "head": {"slices": 1}})
-    parts = tuple(part for part in plan.draft_parts(cut, model, tensors) if part.kind != "embedding")
-    summary = {"prefix": model.prefix, "context": SLOTS, "architecture": {"tied": "lm_head.weight" not in tensors}}
-    whole, file = original(source, summary), source / "edges.safetensors"
-    texts = [tiny_text(26)[i : 24 + i] for i in range(WINDOWS)]
-    calibration.write_edges(whole, texts[:-HELD], texts[-HELD:], (0, 1, layers), file)
-    return Case(source, parts, whole, file, texts)
-
-
-def in_memory(case: Case) -> AutoModelForCausalLM:
-    """The checkpoint as transformers loads it, in fp32."""
-    return AutoModelForCausalLM.from_pretrained(case.source, dtype=torch.float32, attn_implementation="eager").eval()
+from .cases import HELD, WINDOWS, Case, in_memory
 
 
 def inputs(case: Case, name: str) -> Tensor:
@@ -143,6 +89,6 @@ def test_divergence_is_pytorchs() -> None:
 
 
 def test_windows_do_not_overlap_and_begin_as_a_text_begins() -> None:
-    cut = calibration.windows(list(range(10)), [99], 4, 5)
+    cut = windows(list(range(10)), [99], 4, 5)
     assert cut == [[99, 0, 1, 2], [99, 3, 4, 5], [99, 6, 7, 8]]
-    assert calibration.windows([1, 2], [], 4, 5) == []
+    assert windows([1, 2], [], 4, 5) == []

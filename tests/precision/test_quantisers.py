@@ -44,7 +44,7 @@ def test_scales_that_cut_off_err_less_than_rounding_and_gptq_errs_least(seed: in
     weight, x = draw(seed)
     h = x.T @ x
     rounded, cut, weighed, best = (
-        error(weight, found, h)
+        error(weight, found.values, h)
         for found in (plain(weight, 4), clipped(weight, 4), clipped(weight, 4, h.diagonal()), gptq(weight, 4, h))
     )
     assert best < 0.5 * min(weighed, cut) and max(weighed, cut) < rounded
@@ -55,7 +55,7 @@ def test_the_error_is_that_of_the_outputs() -> None:
     found = clipped(weight, 4)
     outputs, changed = x @ weight.T, x @ found.values.T
     expected = float((outputs - changed).square().sum() / outputs.square().sum())
-    assert error(weight, found, x.T @ x) == pytest.approx(expected, rel=1e-4)
+    assert error(weight, found.values, x.T @ x) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_scale_is_the_best_of_those_that_are_tried() -> None:

@@ -178,6 +178,29 @@ def test_a_checkpoint_that_is_another_is_refused(build: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+def test_a_named_file_that_is_another_is_refused(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe or a calibration text is as much a part of what was built from as the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/parity.txt").write_text("fed")
+    (tmp_path / "recipe.json").write_text("other forms")
+
+    def change(content: dict[str, Any]) -> None:
+        definition = content["predicate"]["buildDefinition"]
+        definition["externalParameters"]["config"]["convert"] = {"precision": "recipe.json"}
+        text = dependency(content, "parity.text")  # whose hash the recipe gets
+        definition["resolvedDependencies"].append(text | {"name": "convert.precision"})
+
+    original = read_original(changed(build, change))
+    with pytest.raises(
+        ShardmillError, match=r"recipe\.json: the file that says which form each matrix has is not here"
+    ):
+        rebuild._named_files(original)
+    (tmp_path / "recipe.json").write_text("fed")
+    found = {key: file.name for key, file in rebuild._named_files(original).items()}
+    assert found == {"parity.text": "parity.txt", "convert.precision": "recipe.json"}
+
+
 @pytest.mark.pipeline
 def test_a_stranger_builds_the_same_bytes(tmp_path: Path, keys: Keys, others: Keys) -> None:
     """With another hash seed, number of cores, locale and time zone; then verify counts two."""

@@ -164,6 +164,7 @@ def plan() -> dict[str, Any]:
 def receipts() -> dict[str, Any]:
     """All receipts that the page knows of."""
     found = {name: receipt(name) for name in ("plan", "embedding", "reference")}
+    found |= {f"measured/{name}": receipt(name) for name in ("original", "chosen")}
     for part in PARTS:
         found[f"packages/{part}"] = receipt("convert", package=f"{part:0<64}")
         found[f"compiled/{part}"] = receipt("compile") | {"note": "Compared with nothing."}
@@ -202,4 +203,4 @@ SEARCH = Convert(precision="search", calibration=Calibration("text.txt"), budget
 
 def pipeline(convert: Convert = SEARCH) -> list[dict[str, Any]]:
     """The steps of a model of these parts; every one that there is unless a config is given that lacks some."""
-    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS, convert=convert)))
+    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS, points=("chosen",), convert=convert)))

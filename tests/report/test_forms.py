@@ -10,6 +10,7 @@ from report import sample
 from report.reading import section, words
 from shardmill.report.forms import costliest, steps
 from shardmill.report.page import render
+from shardmill.report.points import judged, points
 
 
 def search(**changes: Any) -> dict[str, Any]:
@@ -52,3 +53,57 @@ def test_the_page_says_what_was_chosen_and_where_the_loss_lies() -> None:
 
 def test_a_build_without_a_search_has_no_such_section() -> None:
     assert 'id="forms"' not in render(sample.build())
+
+
+def test_what_more_bits_would_save_is_told_of_the_next_form_that_loses_less() -> None:
+    costs = {"a": {"int4": 0.03, "palette6": 0.04, "int8": 0.001, "fp16": 0.0}}
+    sizes = {"a": {"int4": 4.0, "palette6": 6.0, "int8": 8.0, "fp16": 16.0}}
+    (found,) = costliest(search(forms={"a": "int4"}, costs=costs, sizes=sizes))
+    assert (found.saves, found.takes) == (pytest.approx(0.029), 4)
+
+
+def point(name: str, foreseen: float, measured: float, size: int) -> dict[str, Any]:
+    """What was foreseen and measured of a set of forms, by divergences."""
+    return {
+        "foreseen": {"kl": foreseen, "perplexity": 1 + foreseen, "bytes": size, "bits_per_weight": size / 100},
+        "measured": {"kl": measured, "perplexity": 1 + measured, "original": 9.0, "top1": 0.9, "tokens": 2048},
+    }
+
+
+GOOD = {
+    "front_1": point("front_1", 0.4, 0.5, 400),
+    "int4": point("int4", 0.3, 0.35, 500),
+    "chosen": point("chosen", 0.03, 0.025, 600),
+    "front_2": point("front_2", 0.01, 0.02, 700),
+    "int8": point("int8", 0.001, 0.002, 800),
+}
+
+
+def test_estimates_that_rank_as_what_was_measured_are_believed() -> None:
+    found = judged(points(GOOD))
+    assert found.correlation == pytest.approx(1) and len(found.sentences) == 2
+    assert "rank correlation of 1.000" in found.sentences[0] and "is monotone" in found.sentences[1]
+
+
+def test_estimates_that_rank_otherwise_and_a_front_that_is_not_monotone_are_said_so() -> None:
+    """The choice diverges more than a smaller set; of uniform forms that is no fault of the front's."""
+    bad = GOOD | {"chosen": point("chosen", 0.03, 0.6, 600), "int8": point("int8", 0.001, 0.4, 800)}
+    found = judged(points(bad))
+    assert found.correlation is not None and found.correlation < 0.9
+    text = " ".join(found.sentences)
+    assert "under 0.9" in text
+    assert "not monotone: the choice reads more than front, point 1 and diverges more (0.6000 and 0.5000 nat)" in text
+    assert "INT8" not in text
+
+
+def test_points_that_are_one_count_once() -> None:
+    twice = {"chosen": GOOD["chosen"], "front_1": GOOD["chosen"], "int8": GOOD["int8"]}
+    assert judged(points(twice)).correlation is None
+
+
+def test_the_page_shows_what_was_measured_beside_what_was_foreseen() -> None:
+    page = render(sample.build(search=search(), points=GOOD))
+    text = words(section(page, "forms"))
+    assert "2048 tokens that neither" in text and "front, point 2" in text and "+2.50 %" in text
+    assert "foreseen and measured" in text
+    assert "What was measured" not in words(section(render(sample.build(search=search())), "forms"))

@@ -79,6 +79,7 @@ def build_folder(root: Path) -> dict[str, Any]:
         "speed": write(root / "benchmark" / "speed.json", build.speed),
         "search": [],
         "evidence": [],
+        "points": [],
         "receipts": [write(root / f"{name}.receipt.json", content) for name, content in build.receipts.items()],
         "settings": build.settings,
         "pipeline": build.pipeline,

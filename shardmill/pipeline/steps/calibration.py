@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ConfigError
 from shardmill.files import read_json
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
@@ -29,22 +28,20 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
     wanted = sorted(starts | {plan["architecture"]["layers"]})
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.precision.calibration import windows, write_edges
+        from shardmill.precision.calibration import write_edges
         from shardmill.precision.original import original
+        from shardmill.precision.windows import halves
 
         source = source_folder(record)
-        tokenizer = read_tokenizer(source / "tokenizer.json")
-        opening = tokenizer.encode("").ids
-        tokens = tokenizer.encode(file.read_text(encoding="utf-8"), add_special_tokens=False).ids
-        half, size = len(tokens) // 2, min(settings["window"], plan["context"])
-        seen = windows(tokens[:half], opening, size, settings["seen"])
-        held = windows(tokens[half:], opening, size, settings["held"])
-        for name, cut in (("seen", seen), ("held", held)):
+        size = min(settings["window"], plan["context"])
+        first, second = halves(source, file.read_text(encoding="utf-8"), size)
+        for name, cut in (("seen", first), ("held", second)):
             if len(cut) < settings[name]:
                 raise ConfigError(
-                    f"convert.calibration.text: {file} has {len(tokens)} tokens, of which half give {len(cut)} windows "
-                    f"of {size}; calibration.{name} asks for {settings[name]}"
+                    f"convert.calibration.text: half of {file} gives {len(cut)} windows of {size} tokens; "
+                    f"calibration.{name} asks for {settings[name]}"
                 )
+        seen, held = first[: settings["seen"]], second[: settings["held"]]
         write_edges(original(source, plan), seen, held, wanted, made["edges"])
 
     inputs = {"source": plan["source"], "text": hashlib.sha256(file.read_bytes()).hexdigest()}

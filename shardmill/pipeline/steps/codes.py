@@ -1,11 +1,11 @@
-"""codes: the integers that a quantiser chooses for a part's matrices, by what calibration has seen of their inputs.
+"""codes: the integers that quantisers choose for a part's matrices, by what calibration has seen of their inputs.
 
 Every matrix has its codes, whatever form a recipe gives it: so another recipe makes none of them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shardmill import plan
@@ -13,14 +13,15 @@ from shardmill.files import digest, read_json
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
-def task(part: Path, summary: Path, record: Path, edges: Artifact, tools: Tools) -> Task:
-    """A file of codes in INT4, see convert/codes.py; its metadata has each matrix' errors, by form.
+def task(part: Path, summary: Path, record: Path, edges: Artifact, forms: Sequence[str], tools: Tools) -> Task:
+    """A file of codes in INT4 and other forms, see convert/codes.py; its metadata has each matrix' errors, by form.
 
     Args:
         part: parts/P.json.
         summary: plan.json.
         record: source.receipt.json, beside which the checkpoint lies.
         edges: what the step calibration made.
+        forms: that the search may take besides INT4 and INT8.
         tools: what decides the result besides.
     """
     piece, content = plan.load_part(part), read_json(summary)
@@ -30,6 +31,7 @@ def task(part: Path, summary: Path, record: Path, edges: Artifact, tools: Tools)
         from shardmill.precision.part_codes import write_part_codes
 
         source = source_folder(record)
-        write_part_codes(piece, source, original(source, content), edges.path, made["codes"])
+        write_part_codes(piece, source, original(source, content), edges.path, made["codes"], forms)
 
-    return Task(work, Action("codes", {"part": digest(piece.content), "edges": edges.sha256}, {}, **tools))
+    params = {"forms": forms} if forms else {}
+    return Task(work, Action("codes", {"part": digest(piece.content), "edges": edges.sha256}, params, **tools))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill import plan
+from shardmill.checkpoint.headers import read_header
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
-from shardmill.forms.form import INT4
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
@@ -37,8 +37,7 @@ def task(
     piece, source = plan.load_part(part), source_folder(record)
     chosen = recipes.read(read_json(recipe), recipe.name).forms(piece.named_shapes)
     forms = {path: chosen[name] for path in piece.shapes if (name := piece.in_model(path)) in chosen}
-    calibrated = INT4 in forms.values()  # no other form has codes of its own
-    file = codes[0].path if codes and calibrated else None
+    file = codes[0].path if codes and _has_codes(codes[0].path, forms) else None
 
     def work(made: Mapping[str, Path]) -> None:
         if method == "stamped":
@@ -53,3 +52,10 @@ def task(
     inputs = {"part": digest(piece.content)} | ({"codes": codes[0].sha256} if file else {})
     params = {"method": method, "forms": forms if len({*forms.values()}) > 1 else "".join({*forms.values()})}
     return Task(work, Action("convert", inputs, params, **tools))
+
+
+def _has_codes(file: Path, forms: Mapping[str, str]) -> bool:
+    """Whether a file has codes of a matrix in the form that it is to have; INT8 for one is always rounded."""
+    real = file.resolve()  # whoever foresees what is to be done looks at a link to it
+    held = {info.name for info in read_header(real.parent, real.name)}
+    return any(f"{path}.{name}.codes" in held for path, name in forms.items())

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.files import write_json, write_text
-from shardmill.pipeline.provenance import Evidence, gate_statements, provenance
+from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE, Evidence, gate_statements, provenance
 from shardmill.pipeline.task import Task
 
 
 def task(
-    record: Path, manifest: Path, receipts: list[Path], verdicts: list[Path], text: Path, settings: Mapping[str, Any]
+    record: Path,
+    manifest: Path,
+    receipts: list[Path],
+    verdicts: list[Path],
+    text: Path,
+    calibration: list[Path],
+    recipe: list[Path],
+    settings: Mapping[str, Any],
 ) -> Task:
     """provenance.json and test-results.jsonl.
 
@@ -23,9 +30,13 @@ def task(
         receipts: of all steps.
         verdicts: of all gates.
         text: what the parity gates were fed with.
+        calibration: the calibration text, if there is one.
+        recipe: the file that says which form each matrix has, if one does.
         settings: the config as plain data.
     """
-    evidence = Evidence(record, manifest, receipts, verdicts, text, settings)
+    lists = {PARITY_TEXT: [text], CALIBRATION_TEXT: calibration, RECIPE: recipe}
+    named = {key: file for key, files in lists.items() for file in files}
+    evidence = Evidence(record, manifest, receipts, verdicts, named, settings)
 
     def work(made: Mapping[str, Path]) -> None:
         results = gate_statements(manifest.parent, verdicts)

@@ -24,6 +24,7 @@ def task(
     receipts: list[Path],
     search: list[Path],
     evidence: list[Path],
+    points: list[Path],
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
@@ -40,6 +41,7 @@ def task(
         receipts: of all steps up to the gates.
         search: what the search for forms found, if there was one.
         evidence: what was measured of the build elsewhere, as it was imported.
+        points: what was measured of sets of forms.
         settings: the config as plain data.
         pipeline: the steps as `dag.drawn` has them.
     """
@@ -63,6 +65,7 @@ def task(
             search=read_json(search[0]) if search else None,
             devices=devices,
             stale=stale,
+            points={point.stem: read_json(point) for point in points},
         )
         shown = context(build)
         write_text(made["page"], filled(shown))

@@ -1,0 +1,121 @@
+"""What is wrong with a config though each of its settings is one that there is: the key, and the remedy, in a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardmill.config.convert import Budget, Search
+from shardmill.config.model import Config
+from shardmill.config.sections import Head, Source, Tokens
+from shardmill.errors import ConfigError
+from shardmill.forms.form import NAMES, is_form
+from shardmill.forms.recipe import RULES, SEARCH, recipe
+from shardmill.models import DECODER, local
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
+
+
+def problems(config: Config, root: Path) -> Iterator[str]:
+    """Each of them. Args: root where relative paths start."""
+    yield from _source_problems(config.source)
+    yield from _kind_problems(config)
+    yield from _topology_problems(config)
+    yield from _size_problems(config)
+    yield from _recipe_problems(config, root)
+    yield from _search_problems(config)
+    if config.source.path:
+        yield from local.problems(config.source.path, root, config.length, config.kind)
+
+
+def _source_problems(source: Source) -> list[str]:
+    """What is wrong with where the checkpoint comes from."""
+    if (source.path is None) == (source.repo is None):
+        return ["source: give either path (a folder) or repo and revision (the hub)"]
+    if source.repo and not COMMIT.fullmatch(source.revision or ""):
+        how = HOW_TO_PIN.format(repo=source.repo)
+        return [f"source.revision: needs the repository's commit, 40 hexadecimal digits; `{how}` prints it"]
+    if source.path and source.revision:
+        return ["source.revision: only a repo has one, a path does not"]
+    return []
+
+
+def _kind_problems(config: Config) -> list[str]:
+    """Settings of decoders in the config of an encoder, and the other way round."""
+    if config.kind == DECODER:
+        strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
+        return strange if config.context else ["context: missing"]
+    neutral = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens(), "head": Head()}
+    strange = [key for key, value in neutral.items() if getattr(config, key) != value]
+    if strange:
+        return [f"{strange[0]}: an encoder has none; it has `buckets`"]
+    repeated = len(set(config.sizes)) < len(config.sizes)
+    return ["buckets: names one size twice"] if repeated else []
+
+
+def _topology_problems(config: Config) -> list[str]:
+    """Gaps, overlaps and empty parts, as far as the config alone tells."""
+    expected = 0
+    if config.topology == "auto":
+        return []
+    for start, end in config.topology:
+        if end <= start:
+            return [f"topology: [{start}, {end}] holds no layer"]
+        if start < expected:
+            return [f"topology: [{start}, {end}] overlaps the part before it, which ends at {expected}"]
+        if start > expected:
+            one = start - expected == 1
+            missing = f"layer {expected} is" if one else f"layers {expected}..{start - 1} are"
+            return [f"topology: {missing} in no part"]
+        expected = end
+    return []
+
+
+def _recipe_problems(config: Config, root: Path) -> list[str]:
+    """A recipe that there is none of, or that does not read as one."""
+    precision = config.convert.precision
+    try:
+        recipe(precision if precision in RULES else str(root / precision))
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _search_problems(config: Config) -> list[str]:
+    """A search without what it needs, or what it needs without a search."""
+    convert = config.convert
+    budget = convert.budget or Budget()
+    given = [x for x in (budget.perplexity, budget.bytes_per_token, budget.bits_per_weight) if x is not None]
+    if convert.calibration and config.kind != DECODER:
+        return ["convert.calibration: is for decoders"]
+    if convert.precision != SEARCH:
+        strange = {"budget": convert.budget is not None, "search": convert.search != Search()}
+        return [f"convert.{key}: is for precision: search" for key, is_given in strange.items() if is_given]
+    if convert.calibration is None:
+        return ["convert.calibration: missing; the search measures on its text what each form costs"]
+    if len(given) != 1:
+        return ["convert.budget: give one of perplexity, bytes_per_token, bits_per_weight"]
+    unknown = [name for name in convert.search.forms if not is_form(name)]
+    if unknown:
+        return [f"convert.search.forms: {unknown[0]}: no form of a matrix; there are {NAMES}"]
+    if len({*convert.search.forms}) < len(convert.search.forms):
+        return ["convert.search.forms: names one form twice"]
+    return []
+
+
+def _size_problems(config: Config) -> list[str]:
+    """Settings that do not fit each other."""
+    if config.context is None:
+        return []
+    if config.parity.positions > config.context:
+        return [f"parity.positions: {config.parity.positions} is over the context of {config.context}"]
+    if config.tokens.max > config.context:
+        return [f"tokens.max: {config.tokens.max} is over the context of {config.context}"]
+    if config.verify > config.tokens.max:
+        return [f"tokens.verify: {config.verify} is over tokens.max, {config.tokens.max}"]
+    if config.tokens.max > config.parity.positions:
+        tested = f"{config.parity.positions} tokens, by which no gate would see a pass of {config.tokens.max}"
+        return [f"parity.positions: {tested}; set it to tokens.max or more"]
+    return []

@@ -1,0 +1,136 @@
+"""A part's constants by the checkpoint's names, in fp32, from wherever their stored values come.
+
+A tensor is in memory only while it is used, so a part of any size takes the memory of its largest one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from shardmill.errors import GateError
+from shardmill.gates.naming import Weights
+from shardmill.gates.stored import Stored
+from shardmill.models.sources import put_back
+from shardmill.plan import Part
+from shardmill.plan import Tensor as Constant
+
+
+class HeldWeights(ABC):
+    """The constants that hold a part's tensors."""
+
+    def __init__(self, part: Part, name: str, prefix: str = "model.") -> None:
+        """Keeps what they belong to.
+
+        Args:
+            part: whose they are.
+            name: of what holds them, for errors.
+            prefix: begins the checkpoint's names where transformers' begin with "model.".
+        """
+        self.part, self.name, self.prefix = part, name, prefix
+        self.last: tuple[str, Tensor] | None = None  # experts that share a constant ask for it one after the other
+
+    @abstractmethod
+    def stored(self, path: str) -> Stored:
+        """A constant as it is stored. Raises GateError where there is none of that path."""
+
+    def __call__(self, name: str) -> Tensor:
+        """A checkpoint's tensor in fp32, as the stored constants would have it.
+
+        Args:
+            name: transformers' name of it.
+
+        Raises:
+            GateError: if it is not held.
+        """
+        made = self.made_of(name)
+        if not made:
+            raise GateError(f"{self.name} does not hold {name}")
+        found = torch.zeros(made[0].source.shape or made[0].stored)
+        self.fill(found, name)
+        return found
+
+    def made_of(self, name: str) -> list[Constant]:
+        """The blocks that are made of a checkpoint's tensor, by transformers' name of it."""
+        tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
+        return [held for held in self.part.tensors if held.source.tensor == tensor and held.source.magnitude != "only"]
+
+    def fill(self, found: Tensor, name: str) -> None:
+        """Writes what is held of a checkpoint's tensor to its place there: maybe only some experts."""
+        for held in self.made_of(name):
+            place = found if held.source.index is None else found[held.source.index]
+            if held.rows and held.source.shape:  # the part's rows of a tensor that is read whole
+                place = found[slice(*held.rows)]
+            put_back(place, self.block(held), held.source, self.magnitude(held))
+
+    def over(self, original: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+        """The checkpoint's tensors, `original`, with the held values wherever there are some."""
+
+        def weights(name: str) -> Tensor:
+            if not self.made_of(name):
+                return original(name)
+            found = original(name).float()  # mapped privately, if it is not a copy already
+            self.fill(found, name)
+            return found
+
+        return weights
+
+    def block(self, tensor: Constant) -> Tensor:
+        """A block of a constant in fp32."""
+        if self.last is None or self.last[0] != tensor.path:
+            self.last = None  # one at a time
+            self.last = tensor.path, self.values(tensor.path)
+        values, (row, column) = self.last[1], tensor.at
+        if len(tensor.shape) == 1:
+            return values.flatten()[row : row + tensor.shape[0]]
+        values = values.reshape(-1, values.shape[-1])
+        return values[row : row + tensor.shape[0], column : column + tensor.shape[1]]
+
+    def magnitude(self, tensor: Constant) -> float:
+        """What a block was divided by, which another constant holds."""
+        if not tensor.source.magnitude:
+            return 1.0
+        same = (tensor.source.tensor, tensor.source.index)
+        held = next(
+            one
+            for one in self.part.tensors
+            if one.source.magnitude == "only" and (one.source.tensor, one.source.index) == same
+        )
+        return float(self.block(held)[0])
+
+    def values(self, path: str) -> Tensor:
+        """A constant in fp32."""
+        return self.stored(path).whole()
+
+    def rows(self, path: str) -> Iterator[Tensor]:
+        """The same, a block of rows at a time, each block over the one before it."""
+        return self.stored(path).rows()
+
+
+def held_weights(all_held: Sequence[HeldWeights]) -> tuple[Weights, Iterator[Tensor]]:
+    """Layer and norm weights of a whole model by transformers' names, and the LM head's rows in blocks."""
+    owners: dict[str, list[HeldWeights]] = {}
+    for one in all_held:
+        for name in {transformers_name(tensor, one.prefix) for tensor in one.part.tensors}:
+            owners.setdefault(name, []).append(one)
+    heads = [one for one in all_held if one.part.kind == "head"]
+
+    def weights(name: str) -> Tensor:
+        if name == "lm_head.bias":
+            return torch.cat([one(name) for one in heads])
+        first, *others = owners[name]  # several, where a tensor has experts that lie in different programs
+        found = first(name)
+        for other in others:
+            other.fill(found, name)
+        return found
+
+    return weights, (rows for one in heads for rows in one.rows("lm_head.weight"))
+
+
+def transformers_name(tensor: Constant, prefix: str) -> str:
+    """What transformers calls the parameter that a constant is made from."""
+    name = tensor.source.tensor
+    return "model." + name.removeprefix(prefix) if name.startswith(prefix) else name

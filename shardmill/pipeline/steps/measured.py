@@ -1,0 +1,61 @@
+"""measured: what a set of forms costs on text that nothing was chosen by, beside what was foreseen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardmill import plan as plans
+from shardmill.files import digest, read_json, write_json
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
+
+
+def task(
+    point: str,
+    summary: Path,
+    parts: list[Path],
+    record: Path,
+    chosen: Artifact,
+    states: Artifact,
+    codes: list[Artifact],
+    tools: Tools,
+) -> Task:
+    """{"foreseen": {...}, "measured": {...}} of one of the search's points.
+
+    A point is known by its forms: where another budget leaves them as they are, it is not measured again.
+
+    Args:
+        point: its name.
+        summary: plan.json.
+        parts: every parts/P.json but that of the embedding.
+        record: source.receipt.json, beside which the checkpoint lies.
+        chosen: what the search found.
+        states: what the step original made.
+        codes: of every part.
+        tools: what decides the result besides.
+    """
+    content = read_json(summary)
+    known: Mapping[str, Any] = read_json(chosen.path)["points"][point]
+    pieces = [plans.load_part(part) for part in parts]
+
+    def work(made: Mapping[str, Path]) -> None:
+        from shardmill.precision.as_forms import FormWeights
+        from shardmill.precision.measured import measured
+        from shardmill.precision.original import original
+
+        source, prefix = source_folder(record), content["prefix"]
+        held = [
+            FormWeights(piece, source, one.path, known["forms"], prefix)
+            for piece, one in zip(pieces, codes, strict=True)
+        ]
+        found = measured(original(source, content), states.path, held)
+        write_json(made["figures"], {"foreseen": known["estimate"], "measured": found})
+
+    inputs = {
+        "parts": digest([piece.content for piece in pieces]),
+        "source": content["source"],
+        "states": states.sha256,
+        "codes": digest([one.sha256 for one in codes]),
+    }
+    return Task(work, Action("measured", inputs, {"point": digest(known)}, **tools))

@@ -1,0 +1,44 @@
+"""original: what transformers makes of windows of text that neither quantisers nor the search have seen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ConfigError
+from shardmill.files import read_json
+from shardmill.pipeline.task import Action, Task, Tools, source_folder
+
+
+def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, Any] | None, tools: Tools) -> Task:
+    """A safetensors file of tokens [windows, n], and of the states after the last layer, last [windows, n, d].
+
+    Args:
+        summary: plan.json.
+        record: source.receipt.json, beside which the checkpoint lies.
+        text: the calibration text, one file.
+        settings: window, held and windows: how long, after how many of the text's second half, and how many.
+        tools: what decides the result besides.
+    """
+    assert settings is not None, "a build without calibration has no such step"
+    plan, (file,) = read_json(summary), text
+    skipped, count = settings["held"], settings["windows"]
+
+    def work(made: Mapping[str, Path]) -> None:
+        from shardmill.precision.measured import write_original
+        from shardmill.precision.original import original
+        from shardmill.precision.windows import halves
+
+        source, size = source_folder(record), min(settings["window"], plan["context"])
+        _, found = halves(source, file.read_text(encoding="utf-8"), size)
+        if len(found) < skipped + count:
+            raise ConfigError(
+                f"convert.search.windows: half of {file} gives {len(found)} windows of {size} tokens; {count} are "
+                f"asked for after the first {skipped}, by which costs are measured"
+            )
+        write_original(original(source, plan), found[skipped : skipped + count], made["states"])
+
+    inputs = {"source": plan["source"], "text": hashlib.sha256(file.read_bytes()).hexdigest()}
+    return Task(work, Action("original", inputs, {"context": plan["context"], **settings}, **tools))

@@ -1,0 +1,111 @@
+"""What a set of forms really costs: all matrices at once, on windows that neither quantisers nor the search have seen.
+
+The model runs in transformers, its weights as packages of these forms would hold them; question 1 of a build says that
+its programs are that model. A layer's weights are in memory at a time, and a block of the vocabulary's logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shardmill.gates.held import HeldWeights, held_weights, transformers_name
+from shardmill.gates.naming import Weights
+from shardmill.precision.original import Original
+from shardmill.precision.tally import Tally
+
+ROWS = 8192  # of the LM head at a time
+
+
+def write_original(model: Original, cut: Sequence[Sequence[int]], to: Path) -> None:
+    """Writes what the original makes of windows of one length: tokens [windows, n], last [windows, n, d].
+
+    Args:
+        model: the original.
+        cut: tokens of the windows.
+        to: a safetensors file; `last` are the states after the last layer.
+    """
+    states = _run(model, cut, model.weights)
+    save_file({"tokens": torch.tensor([list(window) for window in cut]), "last": torch.stack(states)}, to)
+
+
+def measured(model: Original, original: Path, held: Sequence[HeldWeights]) -> dict[str, float]:
+    """Divergence, growth of the perplexity and agreement on the most likely token of a model with other weights.
+
+    Args:
+        model: the original.
+        original: what `write_original` wrote.
+        held: the other weights of all parts, in the order of a pass.
+    """
+    with safe_open(original, framework="pt") as stored:
+        cut: list[list[int]] = stored.get_tensor("tokens").tolist()
+        last = list(stored.get_tensor("last"))
+    found, rows = held_weights(held)
+    names = {transformers_name(tensor, one.prefix) for one in held for tensor in one.part.tensors} | {"lm_head.bias"}
+
+    def weights(name: str) -> Tensor:
+        return found(name) if name in names else model.weights(name)
+
+    states = _run(model, cut, weights)
+    tallies = [Tally(torch.tensor([*window[1:], -1])) for window in cut]
+    first = 0
+    for block in _joined(rows):
+        rows_before = model.head[first : first + len(block)]
+        for tally, before, after in zip(tallies, last, states, strict=True):
+            was = _logits(model, before, rows_before, model.weights, first)
+            tally.add(was, _logits(model, after, block, weights, first))
+        first += len(block)
+    return _summed(tallies)
+
+
+def _summed(tallies: Iterable[Tally]) -> dict[str, float]:
+    """The figures of all windows."""
+    found = [(tally.figures(), len(tally.following)) for tally in tallies]
+    tokens = sum(n for _, n in found)
+    followed = tokens - len(found)  # nothing is known to follow a window
+    before, after = (sum(getattr(one, name) for one, _ in found) / followed for name in ("before", "after"))
+    return {
+        "kl": sum(one.kl for one, _ in found) / tokens,
+        "perplexity": math.exp(after - before),
+        "original": math.exp(before),
+        "top1": sum(one.same for one, _ in found) / max(1, sum(one.decided for one, _ in found)),
+        "tokens": tokens,
+    }
+
+
+def _run(model: Original, cut: Sequence[Sequence[int]], weights: Weights) -> list[Tensor]:
+    """The states after the last layer, [n, d] for each window; a layer's weights are made once for all windows."""
+    states = [model.reference.first(window, lambda ids: model.table[ids], weights) for window in cut]
+    for index in range(model.layers):
+        once = cache(weights)
+        states = [model.reference.layers(one, [index], once)[0] for one in states]
+    return states
+
+
+def _logits(model: Original, states: Tensor, rows: Tensor, weights: Weights, first: int) -> Tensor:
+    """Logits [n, rows] of some rows of the LM head, from row `first` on."""
+
+    def own(name: str) -> Tensor:
+        found = weights(name)
+        return found[first : first + len(rows)] if name == "lm_head.bias" else found
+
+    return model.reference.logits(states, [rows], own)
+
+
+def _joined(rows: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Larger blocks of rows, as copies: each of the blocks that come in overwrites the one before it."""
+    kept: list[Tensor] = []
+    for block in rows:
+        kept.append(block.clone())
+        if sum(map(len, kept)) >= ROWS:
+            yield torch.cat(kept)
+            kept = []
+    if kept:
+        yield torch.cat(kept)

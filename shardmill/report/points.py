@@ -1,0 +1,111 @@
+"""Sets of forms that were measured: what was foreseen of each, what came out, and whether the two rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shardmill.report.read import Json
+
+ALIKE = 0.9  # a rank correlation from which on estimates are good enough to choose by
+CALLED = {"chosen": "the choice", "int8": "INT8", "int4": "INT4, what follows the layers in INT8"}
+OFF_THE_FRONT = ("int4", "int8")  # measured for comparison
+
+
+@dataclass(frozen=True)
+class Point:
+    """One set of forms.
+
+    Attributes:
+        name: as its file is called.
+        bits: per weight.
+        bytes: that a pass reads.
+        foreseen_kl: nats, the sum of what its matrices cost one by one.
+        foreseen: the growth of the perplexity that follows.
+        kl: nats, as measured.
+        growth: of the perplexity, as measured.
+        top1: share of the decided positions with the same most likely token.
+        tokens: that it was measured on.
+    """
+
+    name: str
+    bits: float
+    bytes: int
+    foreseen_kl: float
+    foreseen: float
+    kl: float
+    growth: float
+    top1: float
+    tokens: int
+
+    @property
+    def called(self) -> str:
+        """What a person calls it."""
+        return CALLED.get(self.name) or f"front, point {self.name.removeprefix('front_')}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether the estimates hold.
+
+    Attributes:
+        correlation: Spearman's, of foreseen and measured divergence; None where there are too few different points.
+        sentences: what a reader should know of it.
+    """
+
+    correlation: float | None
+    sentences: tuple[str, ...]
+
+
+def points(found: Mapping[str, Json]) -> list[Point]:
+    """All of them by their bytes, the fewest first."""
+    made = [_point(name, content["foreseen"], content["measured"]) for name, content in found.items()]
+    return sorted(made, key=lambda point: (point.bytes, point.name))
+
+
+def _point(name: str, foreseen: Json, measured: Json) -> Point:
+    return Point(
+        name=name,
+        bits=foreseen["bits_per_weight"],
+        bytes=int(foreseen["bytes"]),
+        foreseen_kl=foreseen["kl"],
+        foreseen=foreseen["perplexity"] - 1,
+        kl=measured["kl"],
+        growth=measured["perplexity"] - 1,
+        top1=measured["top1"],
+        tokens=measured["tokens"],
+    )
+
+
+def judged(found: Sequence[Point]) -> Judgement:
+    """What the points say of the estimates."""
+    different = list({(point.foreseen_kl, point.kl): point for point in found}.values())
+    correlation = _spearman(different)
+    if correlation is None:
+        return Judgement(None, ("Too few different points were measured to say whether estimates rank as they do.",))
+    text = f"Over {len(different)} different points, foreseen and measured divergence have a rank correlation of "
+    sentences = [f"{text}{correlation:.3f} (Spearman)."]
+    if correlation < ALIKE:
+        unsure = "on this model the sum of single costs foretells little; choose by the measured points"
+        sentences.append(f"That is under {ALIKE}: {unsure}.")
+    front = [point for point in found if point.name not in OFF_THE_FRONT]
+    crossed = [(a, b) for a, b in pairwise(front) if a.bytes < b.bytes and a.kl < b.kl]
+    sentences += [
+        f"The measured front is not monotone: {b.called} reads more than {a.called} and diverges more "
+        f"({b.kl:.4f} and {a.kl:.4f} nat)."
+        for a, b in crossed
+    ]
+    if not crossed:
+        sentences.append("The measured front is monotone: whatever reads more diverges less.")
+    return Judgement(correlation, tuple(sentences))
+
+
+def _spearman(found: Sequence[Point]) -> float | None:
+    """None where there are fewer than three points, or all are alike in one of the two."""
+    from scipy.stats import spearmanr
+
+    pairs = [(point.foreseen_kl, point.kl) for point in found]
+    if len(pairs) < 3 or any(len({*values}) == 1 for values in zip(*pairs, strict=True)):
+        return None
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
