@@ -46,7 +46,7 @@ def main() -> None:
     lines = [line for line in args.text.read_text(encoding="utf-8").splitlines() if line.strip()]
     texts = [tokenizer.encode(line).ids for line in lines]
     model = _theirs(args.build / "source", encoder.manifest["task"])
-    passes = [[texts[i] for i in some] for some in packed([len(text) for text in texts], encoder.longest)]
+    passes = [[texts[i] for i in some] for some in packed([len(text) for text in texts], [*encoder.programs])]
     ways: dict[str, Callable[[], Any]] = {
         "ours_together": lambda: [encoder.run_together(some) for some in passes],
         "ours_one_by_one": lambda: [encoder.run(text) for text in texts],

@@ -17,15 +17,16 @@ from typing import Any
 
 from torch import Tensor
 
-from portable_coreml.program import TensorType
-from portable_coreml.run.experts import Expert, First, Matrix, height, reach, together
+from portable_coreml.program import Named, TensorType
+from portable_coreml.run.experts import Expert, First, Matrix, height, in_digits, reach, together
 from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, mentions
 from portable_coreml.run.ops import Kernel, Param
 from portable_coreml.run.products import WEIGHTS
 from portable_coreml.run.stored import StoredMatrix
 
 KIND = "experts"
-_PARAMS = tuple(Param(name, "tensor", Parameter.empty) for name in ("x", "weight"))
+DIGITS, EXPONENTS = "\0digits ", "\0exponents "  # no MIL name begins so
+_PARAMS = tuple(Param(name, "tensor", Parameter.empty) for name in ("x", "weight", "integers", "exponent"))
 _PRODUCTS = frozenset({"plain_conv", "stored_conv"})
 _BY_NUMBER = frozenset(
     ("add", "clip", "erf", "gelu", "maximum", "minimum", "mul", "relu", "sigmoid", "silu", "sub", "tanh")
@@ -88,8 +89,25 @@ def skip_unchosen(block: Lowered) -> Lowered:
         made = _together(step, walk) if _is_product(step) else None
         if made is not None:
             instead |= dict.fromkeys(map(id, walk.taken)) | {id(step): made}
-    steps = (instead.get(id(step), step) for step in block.steps)
-    return replace(block, steps=tuple(step for step in steps if step is not None))
+    steps: list[Step] = []
+    digits: set[str] = set()
+    for step in (found for each in block.steps if (found := instead.get(id(each), each)) is not None):
+        if step.kernel is not None and step.kernel.kind == KIND:
+            steps += _in_digits(step, digits)
+        steps.append(step)
+    return replace(block, steps=tuple(steps))
+
+
+def _in_digits(step: Step, made: set[str]) -> list[Step]:
+    """The step that makes what experts take of x in fixed point, unless it is in `made`, which then has it."""
+    x, _, *digits = step.args
+    names = [arg.name for arg in digits if isinstance(arg, Ref)]
+    if names[0] in made:
+        return []
+    made.add(names[0])
+    kinds = (TensorType("int32", (None, None)), TensorType("int32", (None,)))
+    outputs = tuple(Named(name, kind) for name, kind in zip(names, kinds, strict=True))
+    return [Step(step.op, Kernel("in_digits", in_digits, _PARAMS[:1]), (x,), outputs)]
 
 
 def _together(down: Step, walk: _Walk) -> Step | None:
@@ -108,7 +126,8 @@ def _together(down: Step, walk: _Walk) -> Step | None:
     experts = tuple(_experts(firsts, [step for step in chain if not _is_product(step)], weighed, _matrix(down)))
     most = max(reach(first.matrix) for expert in experts for first in expert.first)
     call = partial(together, experts, most, _column(_argument(down, "bias")))
-    return Step(down.op, Kernel(KIND, call, _PARAMS), (x, weighed.weight), down.outputs)
+    digits = (Ref(f"{DIGITS}{x.name}"), Ref(f"{EXPONENTS}{x.name}"))
+    return Step(down.op, Kernel(KIND, call, _PARAMS), (x, weighed.weight, *digits), down.outputs)
 
 
 def _alone(down: Step, walk: _Walk) -> _Weighed | None:

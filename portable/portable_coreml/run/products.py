@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -55,23 +56,52 @@ def by_fours(tokens: Tensor) -> Tensor:
 
 def _stored_product(matrix: StoredMatrix, x: Tensor) -> Tensor:
     """The same with a stored matrix, steady up to MOST_COLUMNS columns."""
-    fits = len(x) <= _MOST_INPUTS and 0 < x.shape[1] <= MOST_COLUMNS
-    if fits and matrix.values.dtype == torch.int8 and not matrix.half and int8_products_are_exact():
-        top = x.abs().amax(0)  # [n]
-        if math.isfinite(float(top.max())):
-            return _fixed_point(matrix, x, top)
-    return _blockwise(matrix, x)
+    digits = to_digits(x) if x.shape[1] <= MOST_COLUMNS and takes_digits(matrix) else None
+    return _blockwise(matrix, x) if digits is None else digit_product(matrix, digits)
 
 
-def _fixed_point(matrix: StoredMatrix, x: Tensor, top: Tensor) -> Tensor:
-    """The product in integers; `top` [n] is each column's largest magnitude, finite."""
-    assert matrix.scale is not None
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """Columns [in, n] in fixed point.
+
+    Attributes:
+        integers: [in, n] in int32, of which the four bytes are the digits, each signed.
+        exponent: [n], of the power of two that a column is multiplied with.
+    """
+
+    integers: Tensor
+    exponent: Tensor
+
+    def take(self, at: Tensor) -> Digits:
+        """Those columns."""
+        return Digits(self.integers.index_select(1, at), self.exponent.index_select(0, at))
+
+
+def takes_digits(matrix: StoredMatrix | Tensor) -> bool:
+    """Whether a matrix can be multiplied with digits here."""
+    stored = isinstance(matrix, StoredMatrix) and matrix.values.dtype == torch.int8 and not matrix.half
+    return stored and int8_products_are_exact()
+
+
+def to_digits(x: Tensor) -> Digits | None:
+    """Columns [in, n] in fixed point; None where there are none, or too many terms, or one is not finite."""
+    if not 0 < len(x) <= _MOST_INPUTS or not x.shape[1]:
+        return None
+    top = x.abs().amax(0)  # [n]
+    if not math.isfinite(float(top.max())):
+        return None
     exponent = torch.frexp(top).exponent.clamp_(min=_LEAST)  # |x| < 2^exponent
-    integers = (x * torch.exp2(_POINT - exponent)).round_().to(torch.int32).reshape(-1)  # [in * n]
-    digits = integers.add_(_CENTRE).bitwise_xor_(_CENTRE).view(torch.int8)  # of each, the lowest byte first
-    sums = torch._int_mm(matrix.values, digits.view(len(x), -1))  # [out, 4 n]
-    whole = torch.mv(sums.to(torch.float32).view(-1, 4), _BYTES).view(-1, x.shape[1])  # [out, n]
-    return whole.mul_(torch.exp2(exponent - _POINT)).mul_(matrix.scale)
+    integers = (x * torch.exp2(_POINT - exponent)).round_().to(torch.int32)
+    return Digits(integers.add_(_CENTRE).bitwise_xor_(_CENTRE), exponent - _POINT)
+
+
+def digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
+    """The product in integers, [out, n] in float32."""
+    assert matrix.scale is not None
+    integers = digits.integers
+    sums = torch._int_mm(matrix.values, integers.view(torch.int8).view(len(integers), -1))  # [out, 4 n]
+    whole = torch.mv(sums.to(torch.float32).view(-1, 4), _BYTES).view(-1, integers.shape[1])  # [out, n]
+    return whole.mul_(torch.exp2(digits.exponent)).mul_(matrix.scale)
 
 
 @cache
