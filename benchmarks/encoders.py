@@ -1,6 +1,6 @@
 """Sentences per second of a finished encoder's build against transformers, eager, in one run and on the same threads.
 
-    python benchmarks/encoders.py build/privacy-filter [--text FILE] [--threads 1] [--rounds 3]
+    python benchmarks/encoders.py build/privacy-filter [--text FILE] [--times 5] [--threads 1] [--rounds 3]
 
 Both compute in fp32, and take turns. Ours puts as many sentences into a pass as its largest bucket takes; transformers
 gets them one by one, and then all of them as one padded batch. The rows that both make are compared as well.
@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("--text", type=Path, default=ROOT / "resources/text/sentences.txt", help="a sentence a line")
+    parser.add_argument("--times", type=int, default=1, help="the text so many times over")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -44,9 +45,9 @@ def main() -> None:
     encoder = runtime.load(args.build, "fp32")
     tokenizer = load_tokenizer(args.build, encoder.manifest)
     lines = [line for line in args.text.read_text(encoding="utf-8").splitlines() if line.strip()]
-    texts = [tokenizer.encode(line).ids for line in lines]
+    texts = [tokenizer.encode(line).ids for line in lines] * args.times
     model = _theirs(args.build / "source", encoder.manifest["task"])
-    passes = [[texts[i] for i in some] for some in packed([len(text) for text in texts], [*encoder.programs])]
+    passes = [[texts[i] for i in some] for some in packed([len(text) for text in texts], encoder.longest)]
     ways: dict[str, Callable[[], Any]] = {
         "ours_together": lambda: [encoder.run_together(some) for some in passes],
         "ours_one_by_one": lambda: [encoder.run(text) for text in texts],

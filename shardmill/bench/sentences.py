@@ -78,7 +78,7 @@ def _pass_row(encoder: runtime.Encoder, bucket: int, repetitions: int) -> Json:
 def _sentence_row(encoder: runtime.Encoder, texts: Sequence[Sequence[int]], settings: Benchmark, energy: Meter) -> Json:
     """How many sentences go through in a second, as many as fit in each pass; and each by itself."""
     lengths = [len(text) for text in texts]
-    passes = [[texts[i] for i in together] for together in packed(lengths, [*encoder.programs])]
+    passes = [[texts[i] for i in together] for together in packed(lengths, encoder.longest)]
     before = energy.joules() if energy.joules else 0.0
     rates = _rates(lambda: [encoder.run_together(some) for some in passes], len(texts), settings.repetitions)
     used = energy.joules() - before if energy.joules else 0.0

@@ -28,35 +28,24 @@ def bucket_for(buckets: Sequence[int], count: int) -> int:
     return min(fitting)
 
 
-def packed(counts: Sequence[int], buckets: Sequence[int]) -> list[list[int]]:
-    """Which texts share a pass, by their indices.
+def packed(counts: Sequence[int], longest: int) -> list[list[int]]:
+    """Which texts share a pass, by their indices: each goes into the first pass that has room, the longest first.
 
-    Passes of the largest bucket are filled one after the other. What goes into one of them takes several of a smaller
-    bucket instead, where these have fewer tokens together.
+    Every pass reads all weights, so few passes count for more than full ones.
 
     Args:
         counts: tokens of each text.
-        buckets: of the programs.
+        longest: the most tokens of a pass.
     """
-    found = []
-    for together in _filled(range(len(counts)), counts, max(buckets)):
-        longest = max(counts[i] for i in together)
-        ways = [_filled(together, counts, bucket) for bucket in buckets if bucket >= longest]
-        found += min(ways, key=lambda way: sum(bucket_for(buckets, sum(counts[i] for i in some)) for some in way))
-    return found
-
-
-def _filled(texts: Sequence[int], counts: Sequence[int], room: int) -> list[list[int]]:
-    """Texts in passes of `room` tokens: each goes into the first that it fits into, the longest first."""
     passes: list[list[int]] = []
-    left: list[int] = []
-    for index in sorted(texts, key=lambda i: (-counts[i], i)):
-        at = next((at for at, tokens in enumerate(left) if tokens >= counts[index]), len(passes))
+    room: list[int] = []
+    for index in sorted(range(len(counts)), key=lambda i: (-counts[i], i)):
+        at = next((at for at, left in enumerate(room) if left >= counts[index]), len(passes))
         if at == len(passes):
             passes.append([])
-            left.append(room)
+            room.append(longest)
         passes[at].append(index)
-        left[at] -= counts[index]
+        room[at] -= counts[index]
     return passes
 
 

@@ -53,7 +53,7 @@ class Reader:
         Short texts share passes.
         """
         found: dict[int, Floats] = {}
-        for together in packed([len(text) for text in texts], [*self.encoder.programs]):
+        for together in packed([len(text) for text in texts], self.encoder.longest):
             self.before_pass()
             rows = self.encoder.run_together([texts[i] for i in together])
             found |= dict(zip(together, rows, strict=True))

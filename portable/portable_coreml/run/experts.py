@@ -16,17 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portable_coreml.run.apart import each
 from portable_coreml.run.lowered import Step, call_kernel, kernel_values
-from portable_coreml.run.products import (
-    MOST_COLUMNS,
-    Digits,
-    digit_product,
-    int8_products_are_exact,
-    product,
-    takes_digits,
-    to_digits,
-)
+from portable_coreml.run.products import DIGITS, product, takes_digits, to_digits
 from portable_coreml.run.stored import StoredMatrix
 
 LARGEST = 1e9  # of a first product: what is made of two of them, and a third power, is finite in float32
@@ -36,57 +27,101 @@ Matrix = StoredMatrix | Tensor
 
 @dataclass(frozen=True, eq=False)
 class First:
-    """A matrix that an expert starts with, its bias [rows, 1], and the name of what they make."""
+    """A matrix for each expert, which it starts with, their biases [experts, rows], and the name of what they make."""
 
     name: str
-    matrix: Matrix
+    matrices: tuple[Matrix, ...]
     bias: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
-class Expert:
-    """One expert.
+class Group:
+    """Experts that run together.
 
     Attributes:
-        first: its first matrices.
-        chain: what is made of their products, number by number.
-        factor: [rows, 1], which what they made is multiplied with.
-        down: its last matrix.
+        first: their first matrices.
+        chain: what is made of those products, number by number.
+        factor: [experts, rows], which what they made is multiplied with.
+        down: the last matrix of each.
+        bias: of the sum, [out].
+        most: the largest `reach` of a first matrix.
     """
 
     first: tuple[First, ...]
     chain: tuple[Step, ...]
     factor: Tensor | None
-    down: Matrix
+    down: tuple[Matrix, ...]
+    bias: Tensor | None
+    most: float
 
-    def made(self, x: Tensor, digits: Digits | None, at: Tensor, weight: Tensor) -> Tensor:
-        """What it adds for tokens that take it: [out, n].
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What the experts add up to.
 
         Args:
-            x: all tokens, [d, T].
-            digits: the same in fixed point, if they are.
-            at: which of them take it, [n].
-            weight: by which they do, [n].
+            x: [1, d, T, 1].
+            weight: the experts' for every token, one expert after the other.
+
+        Returns:
+            [1, out, T, 1].
         """
-        env: dict[str, Any] = {}
-        few = digits is not None and len(at) <= MOST_COLUMNS and all(takes_digits(f.matrix) for f in self.first)
-        some = digits.take(at) if few and digits is not None else x.index_select(1, at)
+        tokens = x.reshape(x.shape[1], -1).t()  # [T, d]
+        shares = weight.reshape(len(self.down), -1)  # [experts, T]
+        bounded = float(x.abs().max()) * self.most < LARGEST  # false for NaN
+        taken = shares != 0 if bounded else torch.ones_like(shares, dtype=torch.bool)
+        expert, at = taken.nonzero(as_tuple=True)  # N pairs, one expert after the other
+        out = torch.zeros(len(tokens), height(self.down[0]))
+        if len(at):
+            counts: list[int] = taken.sum(1).tolist()
+            hidden = self._hidden(tokens[at], expert, counts) * shares[expert, at][:, None]  # [N, rows]
+            hidden = hidden if self.factor is None else hidden * self.factor[expert]
+            out.index_add_(0, at, _by_expert(self.down, _Rows.of(hidden), counts))
+        return (out if self.bias is None else out + self.bias).t()[None, :, :, None]
+
+    def _hidden(self, tokens: Tensor, expert: Tensor, counts: Sequence[int]) -> Tensor:
+        """What the first matrices and the chain make of tokens [N, d]: [N, rows]."""
+        rows, env = _Rows.of(tokens), dict[str, Any]()
         for first in self.first:
-            y = _product(first.matrix, some)
-            env[first.name] = (y if first.bias is None else y.add_(first.bias))[None, :, :, None]
+            y = _by_expert(first.matrices, rows, counts)
+            env[first.name] = y if first.bias is None else y + first.bias[expert]
         for step in self.chain:
             assert step.kernel is not None
             env[step.outputs[0].name] = call_kernel(step.kernel, kernel_values(step, env))
-        hidden: Tensor = env[self.chain[-1].outputs[0].name][0, :, :, 0] * weight
-        return product(self.down, hidden if self.factor is None else hidden * self.factor, steady=False)
+        hidden: Tensor = env[self.chain[-1].outputs[0].name]
+        return hidden
 
 
-def _product(matrix: Matrix, x: Tensor | Digits) -> Tensor:
-    """matrix @ x, [rows, n]."""
-    if isinstance(x, Digits):
-        assert isinstance(matrix, StoredMatrix)
-        return digit_product(matrix, x)
-    return product(matrix, x, steady=False)
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows [N, in], and where they are finite the same in fixed point: digits [4 N, in], and factors [N, 1]."""
+
+    values: Tensor
+    digits: Tensor | None
+    factor: Tensor | None
+
+    @staticmethod
+    def of(values: Tensor) -> _Rows:
+        found = to_digits(values.t())
+        if found is None:
+            return _Rows(values, None, None)
+        integers = found.integers.t().contiguous()  # [N, in]
+        digits = integers.view(torch.int8).view(*integers.shape, 4).transpose(1, 2).contiguous()
+        return _Rows(values, digits.view(-1, integers.shape[1]), torch.exp2(found.exponent)[:, None])
+
+
+def _by_expert(matrices: Sequence[Matrix], rows: _Rows, counts: Sequence[int]) -> Tensor:
+    """Each expert's rows through its matrix: [N, out]. The first counts[0] rows are the first one's."""
+    made, begin = torch.empty(len(rows.values), height(matrices[0])), 0
+    for matrix, count in ((matrix, count) for matrix, count in zip(matrices, counts, strict=True) if count):
+        some = slice(begin, begin := begin + count)
+        if rows.digits is not None and rows.factor is not None and takes_digits(matrix):
+            assert isinstance(matrix, StoredMatrix) and matrix.scale is not None
+            digits = rows.digits[4 * some.start : 4 * some.stop]
+            sums = torch._int_mm(matrix.values, digits.t()).float()  # [out, 4 n]
+            whole = torch.mv(sums.view(-1, 4), DIGITS).view(-1, count).t()  # [n, out]
+            torch.mul(whole, matrix.scale[:, 0], out=made[some]).mul_(rows.factor[some])
+        else:
+            made[some] = product(matrix, rows.values[some].t(), steady=False).t()
+    return made
 
 
 def height(matrix: Matrix) -> int:
@@ -100,51 +135,3 @@ def reach(matrix: Matrix) -> float:
         return float(matrix.abs().sum(1).max())
     largest = HALF_MAX if matrix.scale is None else INT8_MAX * float(matrix.scale.abs().max())
     return matrix.values.shape[1] * largest
-
-
-def in_digits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [1, d, T, 1] in fixed point, once for all experts: integers [d, T] and exponents [T], or none of either."""
-    columns = x.reshape(x.shape[1], -1)
-    digits = to_digits(columns) if int8_products_are_exact() else None
-    if digits is None:
-        return columns.new_empty((len(columns), 0), dtype=torch.int32), columns.new_empty(0, dtype=torch.int32)
-    return digits.integers, digits.exponent
-
-
-def together(
-    experts: Sequence[Expert],
-    most: float,
-    bias: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    integers: Tensor,
-    exponent: Tensor,
-) -> Tensor:
-    """What experts add up to.
-
-    Args:
-        experts: the experts.
-        most: the largest `reach` of their first matrices.
-        bias: of the sum, [out, 1].
-        x: [1, d, T, 1].
-        weight: the experts' for every token, one expert after the other.
-        integers: what `in_digits` makes of x.
-        exponent: likewise.
-
-    Returns:
-        [1, out, T, 1].
-    """
-    columns = x.reshape(x.shape[1], -1)  # [d, T]
-    shares = weight.reshape(len(experts), -1)  # [experts, T]
-    bounded = float(columns.abs().max()) * most < LARGEST  # false for NaN
-    taken = shares != 0 if bounded else torch.ones_like(shares, dtype=torch.bool)
-    digits = Digits(integers, exponent) if len(exponent) else None
-    places = {i: taken[i].nonzero()[:, 0] for i in taken.any(1).nonzero()[:, 0].tolist()}
-
-    def made(i: int) -> Tensor:
-        return experts[i].made(columns, digits, places[i], shares[i, places[i]])
-
-    out = torch.zeros(height(experts[0].down), columns.shape[1])
-    for at, some in zip(places.values(), each(made, list(places)), strict=True):
-        out.index_add_(1, at, some)
-    return (out if bias is None else out + bias)[None, :, :, None]

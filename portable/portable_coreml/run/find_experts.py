@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from inspect import Parameter
 from typing import Any
 
 from torch import Tensor
 
-from portable_coreml.program import Named, TensorType
-from portable_coreml.run.experts import Expert, First, Matrix, height, in_digits, reach, together
+from portable_coreml.program import TensorType
+from portable_coreml.run.experts import First, Group, Matrix, reach
 from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, mentions
 from portable_coreml.run.ops import Kernel, Param
 from portable_coreml.run.products import WEIGHTS
 from portable_coreml.run.stored import StoredMatrix
 
 KIND = "experts"
-DIGITS, EXPONENTS = "\0digits ", "\0exponents "  # no MIL name begins so
-_PARAMS = tuple(Param(name, "tensor", Parameter.empty) for name in ("x", "weight", "integers", "exponent"))
+_PARAMS = tuple(Param(name, "tensor", Parameter.empty) for name in ("x", "weight"))
 _PRODUCTS = frozenset({"plain_conv", "stored_conv"})
 _BY_NUMBER = frozenset(
     ("add", "clip", "erf", "gelu", "maximum", "minimum", "mul", "relu", "sigmoid", "silu", "sub", "tanh")
@@ -89,25 +87,8 @@ def skip_unchosen(block: Lowered) -> Lowered:
         made = _together(step, walk) if _is_product(step) else None
         if made is not None:
             instead |= dict.fromkeys(map(id, walk.taken)) | {id(step): made}
-    steps: list[Step] = []
-    digits: set[str] = set()
-    for step in (found for each in block.steps if (found := instead.get(id(each), each)) is not None):
-        if step.kernel is not None and step.kernel.kind == KIND:
-            steps += _in_digits(step, digits)
-        steps.append(step)
-    return replace(block, steps=tuple(steps))
-
-
-def _in_digits(step: Step, made: set[str]) -> list[Step]:
-    """The step that makes what experts take of x in fixed point, unless it is in `made`, which then has it."""
-    x, _, *digits = step.args
-    names = [arg.name for arg in digits if isinstance(arg, Ref)]
-    if names[0] in made:
-        return []
-    made.add(names[0])
-    kinds = (TensorType("int32", (None, None)), TensorType("int32", (None,)))
-    outputs = tuple(Named(name, kind) for name, kind in zip(names, kinds, strict=True))
-    return [Step(step.op, Kernel("in_digits", in_digits, _PARAMS[:1]), (x,), outputs)]
+    steps = (instead.get(id(step), step) for step in block.steps)
+    return replace(block, steps=tuple(step for step in steps if step is not None))
 
 
 def _together(down: Step, walk: _Walk) -> Step | None:
@@ -123,11 +104,8 @@ def _together(down: Step, walk: _Walk) -> Step | None:
     if min(math.prod(_extents(_matrix(step))) for step in firsts) < LEAST * weighed.count:
         return None
     walk.taken.extend(chain)
-    experts = tuple(_experts(firsts, [step for step in chain if not _is_product(step)], weighed, _matrix(down)))
-    most = max(reach(first.matrix) for expert in experts for first in expert.first)
-    call = partial(together, experts, most, _column(_argument(down, "bias")))
-    digits = (Ref(f"{DIGITS}{x.name}"), Ref(f"{EXPONENTS}{x.name}"))
-    return Step(down.op, Kernel(KIND, call, _PARAMS), (x, weighed.weight, *digits), down.outputs)
+    group = _group(firsts, [step for step in chain if not _is_product(step)], weighed, down)
+    return Step(down.op, Kernel(KIND, group, _PARAMS), (x, weighed.weight), down.outputs)
 
 
 def _alone(down: Step, walk: _Walk) -> _Weighed | None:
@@ -182,19 +160,19 @@ def _is_by_number(step: Step) -> bool:
     return step.op.kind in _BY_NUMBER and not any(isinstance(c, Tensor) and c.numel() > 1 for c in constants)
 
 
-def _experts(firsts: Sequence[Step], chain: Sequence[Step], weighed: _Weighed, down: Matrix) -> Iterator[Expert]:
+def _group(firsts: Sequence[Step], chain: Sequence[Step], weighed: _Weighed, down: Step) -> Group:
     """The experts, their matrices cut out of those that they share."""
-    for i in range(weighed.count):
-        mine = []
-        for step in firsts:
-            matrix, bias = _matrix(step), _column(_argument(step, "bias"))
-            each = height(matrix) // weighed.count
-            rows = slice(i * each, (i + 1) * each)
-            mine.append(First(step.outputs[0].name, _rows(matrix, rows), None if bias is None else bias[rows]))
-        width = height(mine[0].matrix)
-        columns = slice(i * width, (i + 1) * width)
-        factor = None if weighed.factor is None else weighed.factor[columns]
-        yield Expert(tuple(mine), tuple(chain), factor, _columns(down, columns))
+    count = weighed.count
+    first = tuple(First(step.outputs[0].name, _rows(step, count), _vector(step, count)) for step in firsts)
+    factor, bias = weighed.factor, _vector(down, 1)
+    return Group(
+        first,
+        tuple(chain),
+        None if factor is None else factor.view(count, -1),
+        _columns(_matrix(down), count),
+        None if bias is None else bias[0],
+        max(reach(matrix) for one in first for matrix in one.matrices),
+    )
 
 
 def _is_product(step: Step) -> bool:
@@ -231,13 +209,23 @@ def _extents(matrix: Matrix) -> Sequence[int]:
     return matrix.shape if isinstance(matrix, Tensor) else matrix.values.shape
 
 
-def _rows(matrix: Matrix, rows: slice) -> Matrix:
-    if isinstance(matrix, Tensor):
-        return matrix[rows]
-    return StoredMatrix(matrix.values[rows], None if matrix.scale is None else matrix.scale[rows], matrix.half)
+def _vector(step: Step, count: int) -> Tensor | None:
+    """The bias of a product, a row for each of so many experts."""
+    bias = _argument(step, "bias")
+    return bias.value.view(count, -1) if isinstance(bias, Const) and isinstance(bias.value, Tensor) else None
 
 
-def _columns(matrix: Matrix, columns: slice) -> Matrix:
+def _rows(step: Step, count: int) -> tuple[Matrix, ...]:
+    """The rows of a product's matrix for each of so many experts."""
+    matrix = _matrix(step)
     if isinstance(matrix, Tensor):
-        return matrix[:, columns]
-    return StoredMatrix(matrix.values[:, columns], matrix.scale, matrix.half)
+        return matrix.chunk(count)
+    scales = [None] * count if matrix.scale is None else matrix.scale.chunk(count)
+    return tuple(StoredMatrix(v, s, matrix.half) for v, s in zip(matrix.values.chunk(count), scales, strict=True))
+
+
+def _columns(matrix: Matrix, count: int) -> tuple[Matrix, ...]:
+    """The columns of a matrix for each of so many experts."""
+    if isinstance(matrix, Tensor):
+        return matrix.chunk(count, dim=1)
+    return tuple(StoredMatrix(values, matrix.scale, matrix.half) for values in matrix.values.chunk(count, dim=1))

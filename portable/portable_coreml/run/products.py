@@ -29,7 +29,7 @@ _MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
 MOST_COLUMNS = 64  # with more, expanding the matrix costs little, and the integers would take much memory
 _POINT = 30  # bits after the binary point of an input's integer
 _LEAST = -90  # exponent of an input column, at least: below it lies nothing that a program computes with
-_BYTES = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])
+DIGITS = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])  # what each of an integer's bytes counts for
 _CENTRE = 0x00808080  # makes the three lower bytes signed
 
 
@@ -72,10 +72,6 @@ class Digits:
     integers: Tensor
     exponent: Tensor
 
-    def take(self, at: Tensor) -> Digits:
-        """Those columns."""
-        return Digits(self.integers.index_select(1, at), self.exponent.index_select(0, at))
-
 
 def takes_digits(matrix: StoredMatrix | Tensor) -> bool:
     """Whether a matrix can be multiplied with digits here."""
@@ -100,7 +96,7 @@ def digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
     assert matrix.scale is not None
     integers = digits.integers
     sums = torch._int_mm(matrix.values, integers.view(torch.int8).view(len(integers), -1))  # [out, 4 n]
-    whole = torch.mv(sums.to(torch.float32).view(-1, 4), _BYTES).view(-1, integers.shape[1])  # [out, n]
+    whole = torch.mv(sums.to(torch.float32).view(-1, 4), DIGITS).view(-1, integers.shape[1])  # [out, n]
     return whole.mul_(torch.exp2(digits.exponent)).mul_(matrix.scale)
 
 
