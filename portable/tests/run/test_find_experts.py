@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,8 @@ from portable_coreml.program import Blob, Value
 from portable_coreml.run import experts, find_experts, stored
 from portable_coreml.run.execute import Executable
 from portable_coreml.run.observe import trace
+from portable_coreml.run.products import int8_products_are_exact, takes_digits
+from portable_coreml.run.stored import StoredMatrix
 from torch import Tensor
 
 D, FFN, OUT = 6, 5, 4
@@ -131,6 +136,39 @@ def test_stored_matrices_are_cut_apart_like_others(count: int, monkeypatch: pyte
     (y,) = executable.run(inputs, {})
     wide = {i: value.astype(np.float32) for i, value in known.items()}
     torch.testing.assert_close(y, formula(wide, inputs["x"], inputs["w"]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 80])
+def test_int8_matrices_are_multiplied_in_fixed_point(tokens: int) -> None:
+    """Against their expansion in float64; 80 tokens are more than a product of one matrix takes that way."""
+    generator, known = torch.Generator().manual_seed(tokens), constants(SHARED)
+    executable = loaded(text(SHARED), known)
+    group = next(step.kernel.call for step in executable.quick.steps if step.kernel and step.kernel.kind == "experts")
+    assert isinstance(group, experts.Group)
+
+    def int8(matrices: Sequence[experts.Matrix], scale: Tensor | None = None) -> tuple[experts.Matrix, ...]:
+        made = []
+        for matrix in matrices:
+            assert isinstance(matrix, Tensor)
+            values = torch.randint(-127, 128, matrix.shape, generator=generator, dtype=torch.int8)
+            own = scale if scale is not None else torch.rand(len(matrix), 1, generator=generator) / 64
+            made.append(StoredMatrix(values, own, False))
+        return tuple(made)
+
+    def expanded(matrices: Sequence[experts.Matrix], dim: int) -> np.ndarray:
+        dense = [m.values.double() * m.scale for m in matrices if isinstance(m, StoredMatrix) and m.scale is not None]
+        return torch.cat(dense, dim).numpy()
+
+    first = tuple(replace(one, matrices=int8(one.matrices)) for one in group.first)
+    down = int8(group.down, torch.rand(OUT, 1, generator=generator) / 64)
+    assert all(map(takes_digits, down)) or not int8_products_are_exact()
+    inputs = drawn(SHARED, tokens)
+    found = replace(group, first=first, down=down)(inputs["x"], inputs["w"])
+    named = {one.name: expanded(one.matrices, 0) for one in first}
+    wide = {i: value.astype(np.float64) for i, value in known.items()}
+    wide |= {0: named["gate"], 2: named["up"], 4: expanded(down, 1)}
+    expected = formula(wide, inputs["x"].double(), inputs["w"].double()).float()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_only_tokens_that_take_an_expert_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
