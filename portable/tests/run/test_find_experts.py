@@ -215,6 +215,15 @@ OTHERS = {
     "a constant of each channel": text(
         1, chain=f"{ELSEWHERE}mul(x = b, y = tensor<fp32, [1, {FFN}, 1, 1]>([[[[1]], [[2]], [[3]], [[4]], [[5]]]]));\n"
     ),
+    "a weight for each channel": text(1)
+    .replace("mul(x = h, y = v)", "mul(x = h, y = c)")
+    .replace(
+        f"{image(FFN, 'z')}",
+        f"{image(FFN, 'c')} = tile(x = v, reps = tensor<int32, [4]>([1, {FFN}, 1, 1]));\n{image(FFN, 'z')}",
+    ),
+    "products of two inputs": text(1).replace(
+        f"{image(FFN, 'up')} = conv(x = x", f"{image(D, 'x2')} = square(x = x);\n{image(FFN, 'up')} = conv(x = x2"
+    ),
     "nothing of x": text(1).replace("mul(x = h, y = v)", "mul(x = w, y = v)"),
 }
 
