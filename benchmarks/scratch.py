@@ -35,7 +35,8 @@ def gate_rows(home: Path, settings: Mapping[str, Any], verdicts: Sequence[str]) 
     )
     rows: list[dict[str, Any]] = []
     for name in verdicts:
-        file = next((f for f in (home / build).glob(f"{name}*.json") if f.stem.split(".")[0] == Path(name).name), None)
+        found = (home / build / f"{name}{suffix}.json" for suffix in ("", ".failed"))
+        file = next((file for file in found if file.is_file()), None)
         if file is None:
             sys.exit(f"{settings['model']}: {done.stdout[-3000:]}")
         rows += json.loads(file.read_text())["gate"]

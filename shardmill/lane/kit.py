@@ -67,7 +67,7 @@ def read_kit(folder: Path) -> Kit:
     try:
         raw = (folder / KIT).read_bytes()
         content = json.loads(raw)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LaneError(f"{folder / KIT} can't be read ({error}); unpack the kit again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise LaneError(f"{folder / KIT} is not of format {FORMAT}; unpack the kit again")

@@ -63,7 +63,7 @@ def _whole_lines(path: Path) -> list[Record]:
             if not line.endswith(b"\n"):
                 break
             found.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         end += len(line)
     if end < len(raw):

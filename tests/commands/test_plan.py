@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "verify", "weights", "topology", "head_slices",
     "weight_file_limit", "programs", "table_bytes", "weight_bytes", "state_bytes", "bytes_per_token", "tensors",
-    "refused", "buckets", "task", "bits_per_weight", "expert_groups", "passes",
+    "refused", "buckets", "task", "bits_per_weight", "bytes_by_form", "expert_groups", "passes",
 }  # fmt: skip
 PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes", "matrices", "parameters"}
 

@@ -57,7 +57,7 @@ def by_fours(tokens: Tensor) -> Tensor:
 def _stored_product(matrix: StoredMatrix, x: Tensor) -> Tensor:
     """The same with a stored matrix, steady up to MOST_COLUMNS columns."""
     digits = to_digits(x) if x.shape[1] <= MOST_COLUMNS and takes_digits(matrix) else None
-    return _blockwise(matrix, x) if digits is None else digit_product(matrix, digits)
+    return _blockwise(matrix, x) if digits is None else _digit_product(matrix, digits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def to_digits(x: Tensor) -> Digits | None:
     return Digits(integers.add_(_CENTRE).bitwise_xor_(_CENTRE), exponent - _POINT)
 
 
-def digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
+def _digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
     """The product in integers, [out, n] in float32."""
     assert matrix.scale is not None
     integers = digits.integers
