@@ -86,11 +86,12 @@ class Compared:
 
     same: Tensor  # whether the sets of experts are equal
     close: Tensor  # whether the scores leave it open
+    edge: Tensor  # whether they leave open which experts share a softmax, which the sets do not show
 
     @property
     def fell(self) -> Tensor:
-        """Close calls that fell otherwise."""
-        return self.close & ~self.same
+        """Close calls that fell otherwise, or may have."""
+        return (self.close & ~self.same) | self.edge
 
     @property
     def decided(self) -> int:
@@ -103,13 +104,14 @@ class Compared:
         return int(tokens[0]) if len(tokens) and few else self.same.shape[1]
 
 
-def compared(found: Choices, indices: list[Tensor], precision: str) -> Compared:
+def compared(found: Choices, indices: list[Tensor], precision: str, jitter: float = 0.0) -> Compared:
     """A program's choices beside transformers'.
 
     Args:
         found: what the program chose.
         indices: of each layer, as gates/routed.py gives them.
         precision: what the program computed in.
+        jitter: SparseMixer's eps; 0 for another router.
     """
     count, chosen = found.chosen.shape[2], indices[0].shape[1]
     truth = torch.stack([_sets(index, count) for index in indices])
@@ -118,13 +120,30 @@ def compared(found: Choices, indices: list[Tensor], precision: str) -> Compared:
     close = torch.zeros_like(size, dtype=torch.bool)
     if chosen < count:  # else there is nothing to choose; NaN is no close call
         close = (ordered[..., chosen - 1] - ordered[..., chosen]) <= RESOLUTION[precision] * size
-    return Compared((truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2), close)
+    edge = _on_edge(found.scores, jitter, RESOLUTION[precision]) if jitter else torch.zeros_like(close)
+    return Compared((truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2), close, edge)
+
+
+def _on_edge(scores: Tensor, jitter: float, resolution: float) -> Tensor:
+    """Whether a token's expert is as far from the best as SparseMixer still lets it share a softmax: [layers, n].
+
+    Source: transformers, models/phimoe/modeling_phimoe.py. It takes two experts in turn, the second from those left.
+    """
+    found = torch.zeros(scores.shape[:2], dtype=torch.bool)
+    left, size = scores, scores.abs().amax(dim=2, keepdim=True)
+    for _ in range(2):
+        best = left.amax(dim=2, keepdim=True)
+        beyond = (best - left) - 2 * jitter * torch.maximum(left.abs(), best)
+        found |= (beyond.abs() <= resolution * size).any(dim=2)
+        left = left.masked_fill(left == best, -torch.inf)
+    return found
 
 
 def agreement(name: str, found: Compared) -> Measurement:
     """The share of tokens and layers whose set of experts is transformers', where the scores decide it."""
     same, close = found.same, found.close
     apart = close | _after(found.fell)
+    apart[:, found.decided :] = True
     counted = same[~apart] if bool((~apart).any()) else same
     detail = f"{int(close.sum())} of {close.numel()} choices are close calls"
     if later := int((apart & ~close).sum()):

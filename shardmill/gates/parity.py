@@ -156,7 +156,8 @@ def _choices(
     if not routed:
         return None
     found = experts.chosen_by(runner.program, len(routed), lambda: runner.run(x, cut(len(x), [width])))
-    return experts.compared(found, [truth[i] for i in routed], precision)
+    jitter = options.jitter if (options := runner.part.graph.experts) else 0.0
+    return experts.compared(found, [truth[i] for i in routed], precision, jitter)
 
 
 def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:

@@ -101,3 +101,14 @@ def test_a_program_is_compared_up_to_a_close_call_that_fell_otherwise() -> None:
     assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 150
     scores[0, 100:] = torch.tensor([1.0, 1.0, 0.0])
     assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 200
+
+
+def test_an_expert_at_the_edge_of_sharing_a_softmax_ends_the_comparison() -> None:
+    """SparseMixer's weights jump there, and the sets of experts do not show it."""
+    scores = torch.tensor([4.0, 3.0, 1.0, 0.5]).repeat(1, 200, 1)
+    chosen, truth = (scores > 2).float(), torch.tensor([[0, 1]] * 200)
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32", 0.01).decided == 200
+    scores[0, 120, 1] = 4.0 - 2 * 0.01 * 4.0  # as far from the best as it may be
+    found = experts.compared(Choices(chosen, scores), [truth], "fp32", 0.01)
+    assert found.decided == 120 and bool(found.same.all())
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 200
