@@ -90,18 +90,25 @@ class Compared:
 
     @property
     def fell(self) -> Tensor:
-        """Close calls that fell otherwise, or may have."""
-        return (self.close & ~self.same) | self.edge
+        """Close calls that fell otherwise."""
+        return self.close & ~self.same
 
-    @property
-    def decided(self) -> int:
-        """How many tokens come before the first with a close call that fell otherwise; all where many calls are close.
+    def decided(self, wrong: Tensor) -> int:
+        """How many tokens come before the first with a call that fell otherwise.
 
-        From there on the two models run on different values, and neither is wrong.
+        From there on the two models run on different values, and neither is wrong. All tokens where many calls are
+        close, or where none comes before.
+
+        Args:
+            wrong: whether what comes out for a token differs, [n]. An expert on the edge fell otherwise only then.
         """
-        tokens = torch.nonzero(self.fell.any(dim=0))
+        tokens = torch.nonzero(self.fell.any(dim=0) | (self.edge.any(dim=0) & wrong))
         few = float(self.close.float().mean()) <= FEW
-        return int(tokens[0]) if len(tokens) and few else self.same.shape[1]
+        return int(tokens[0]) or len(wrong) if len(tokens) and few else len(wrong)
+
+    def before(self, count: int) -> Compared:
+        """The choices of the first tokens, so many."""
+        return Compared(self.same[:, :count], self.close[:, :count], self.edge[:, :count])
 
 
 def compared(found: Choices, indices: list[Tensor], precision: str, jitter: float = 0.0) -> Compared:
@@ -143,7 +150,6 @@ def agreement(name: str, found: Compared) -> Measurement:
     """The share of tokens and layers whose set of experts is transformers', where the scores decide it."""
     same, close = found.same, found.close
     apart = close | _after(found.fell)
-    apart[:, found.decided :] = True
     counted = same[~apart] if bool((~apart).any()) else same
     detail = f"{int(close.sum())} of {close.numel()} choices are close calls"
     if later := int((apart & ~close).sum()):

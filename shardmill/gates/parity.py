@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shardmill.gates import experts, routed
@@ -15,7 +16,7 @@ from shardmill.gates.edges import at_end
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import Pass, compared_widths, cut, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
-from shardmill.gates.thresholds import Measurement
+from shardmill.gates.thresholds import THRESHOLDS, Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, inputs, states
@@ -105,13 +106,13 @@ def layers_parity(
             with routed.observed(reference.model) as chosen:
                 expected = at_end(reference, part, x, stored.over(original) if split else stored)
             choices = _choices(runner, x.numpy(), 1, chosen, "fp32")
-            count = choices.decided if choices else len(x)
+            count = choices.decided(_wrong(plain, expected)) if choices else len(x)
             before = "" if count == len(x) else f"of {count} tokens, before a close call of experts that fell otherwise"
             worst = _worst(np.max, relative_error, plain[:count], [piece[:count] for piece in expected])
             error = Measurement("program_error", worst, before)
             yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
             if choices:
-                yield experts.agreement("experts_agreement", choices)
+                yield experts.agreement("experts_agreement", choices.before(count))
         yield from width_measurements(runner, x.numpy(), plain, states)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
@@ -124,6 +125,16 @@ def layers_parity(
             choices = _choices(runner, x.numpy(), part.tokens, rows, "fp16")
             if choices:
                 yield experts.agreement("experts_agreement_fp16", choices)
+
+
+def _wrong(rows: Floats, expected: Sequence[Tensor]) -> Tensor:
+    """Whether a token's output [n, channels] is off by more than the gate allows, [n]."""
+    limit = THRESHOLDS["program_error"]
+    errors = (
+        _worst(np.max, relative_error, rows[i : i + 1], [piece[i : i + 1] for piece in expected])
+        for i in range(len(rows))
+    )
+    return torch.tensor([not limit.holds(error) for error in errors])
 
 
 def _worst(

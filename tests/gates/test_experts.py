@@ -94,21 +94,38 @@ def test_a_program_is_compared_up_to_a_close_call_that_fell_otherwise() -> None:
     scores[0, 150] = torch.tensor([1.0, 1.0, 0.0])
     chosen = torch.tensor([1.0, 0.0, 0.0]).repeat(1, 200, 1)
     truth = torch.zeros(200, 1, dtype=torch.long)
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 200
+    right = torch.zeros(200, dtype=torch.bool)
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 200
     truth[150] = 1
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 150
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 150
     truth[20] = 1  # no close call: it counts as it is
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 150
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 150
     scores[0, 100:] = torch.tensor([1.0, 1.0, 0.0])
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 200
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 200
 
 
-def test_an_expert_at_the_edge_of_sharing_a_softmax_ends_the_comparison() -> None:
-    """SparseMixer's weights jump there, and the sets of experts do not show it."""
+def test_an_expert_on_the_edge_of_sharing_a_softmax_may_end_the_comparison() -> None:
+    """SparseMixer's weights jump there, and the sets of experts do not show it: what comes out does."""
     scores = torch.tensor([4.0, 3.0, 1.0, 0.5]).repeat(1, 200, 1)
     chosen, truth = (scores > 2).float(), torch.tensor([[0, 1]] * 200)
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32", 0.01).decided == 200
+    right, wrong = torch.zeros(200, dtype=torch.bool), torch.zeros(200, dtype=torch.bool)
+    wrong[120:] = True
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32", 0.01).decided(wrong) == 200
     scores[0, 120, 1] = 4.0 - 2 * 0.01 * 4.0  # as far from the best as it may be
     found = experts.compared(Choices(chosen, scores), [truth], "fp32", 0.01)
-    assert found.decided == 120 and bool(found.same.all())
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided == 200
+    assert found.decided(wrong) == 120 and bool(found.same.all())
+    assert found.decided(right) == 200  # it fell the same
+    wrong[50:] = True  # what was wrong before it is no excuse
+    assert found.decided(wrong) == 120
+    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(wrong) == 200
+
+
+def test_something_is_always_compared() -> None:
+    """A first token that fell otherwise leaves nothing before it: then all of them count."""
+    scores = torch.tensor([2.0, 1.0, 0.0]).repeat(1, 200, 1)
+    scores[0, 0] = torch.tensor([1.0, 1.0, 0.0])
+    chosen, truth = torch.tensor([1.0, 0.0, 0.0]).repeat(1, 200, 1), torch.zeros(200, 1, dtype=torch.long)
+    truth[0] = 1
+    found = experts.compared(Choices(chosen, scores), [truth], "fp32")
+    assert found.decided(torch.ones(200, dtype=torch.bool)) == 200
+    assert found.before(3).same.shape == (1, 3)
