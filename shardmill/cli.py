@@ -35,6 +35,7 @@ from shardmill.commands import (
     publish,
     pull,
     rebuild,
+    rotate,
     serve,
     sign,
     synth_checkpoint,
@@ -132,6 +133,7 @@ COMMANDS = (
     gc.gc,
     doctor.doctor,
     synth_checkpoint.synth_checkpoint,
+    rotate.rotate,
     compare_compiled.compare_compiled,
     diff_residency.diff_residency,
 )

@@ -46,7 +46,7 @@ MAY_USE: dict[str, set[str]] = {
     "doctor": {"checkpoint", "runtime"},
     "commands": {
         "bench", "catalogue", "checkpoint", "config", "decode", "device", "doctor", "evidence", "gates", "models",
-        "pipeline", "plan", "release", "runtime", "serve",
+        "pipeline", "plan", "precision", "release", "runtime", "serve",
     },
     "cli": {"commands"},
     "portable": set(),

@@ -1,0 +1,112 @@
+"""A checkpoint with rotated weights: the same function, and weights that few bits hold better.
+
+What is rotated stands in rotatable.py, by what in rotation.py. The result is a checkpoint in fp32 like any other, with
+an LM head of its own and the original's hashes in rotation.json. It repeats bit for bit on any machine.
+Sources: https://arxiv.org/abs/2404.00456 (QuaRot), https://arxiv.org/abs/2405.16406 (SpinQuant).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.layout import text_files, weight_files
+from shardmill.checkpoint.paths import INDEX_FILE
+from shardmill.errors import CheckpointError, GateError
+from shardmill.files import read_json, replacing, write_json
+from shardmill.gates.parity import relative_error
+from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
+from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.models.hf_config import load_hf_config
+from shardmill.precision.rotatable import HEAD, TABLE, Group, Heads, groups
+
+CONFIG, RECORD = "config.json", "rotation.json"
+TOKENS = 64  # by which the two models are compared
+
+
+def rotate(source: Path, dest: Path) -> float:
+    """Writes the rotated checkpoint to the new folder `dest`, which appears at once or not at all.
+
+    Memory is the embedding table in fp32, and a layer.
+
+    Args:
+        source: the checkpoint's folder.
+        dest: the new folder.
+
+    Returns:
+        How far its logits lie from the original's: the largest error of a token's, relative to them.
+
+    Raises:
+        CheckpointError: a model that can't be rotated, or a folder in the way.
+        GateError: the two models are not the same.
+    """
+    if dest.exists():
+        raise CheckpointError(f"{dest}: is there already; remove it or choose another folder")
+    try:
+        made = groups(read_tensors(source), checkpoint_weights(source), _heads(source), _head(source))
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from error
+    with replacing(dest) as folder:
+        folder.mkdir()
+        _write(made, folder)
+        _write_texts(source, folder)
+        difference = relative_error(_logits(folder), _logits(source))
+        if not THRESHOLDS["program_error"].holds(difference):
+            raise GateError(f"{source}: rotated, its logits are {difference:.1e} off; it can't be rotated exactly")
+    return difference
+
+
+def _heads(source: Path) -> Heads:
+    """What config.json says of attention."""
+    config: Any = load_hf_config(source)
+    queries = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // queries
+    return Heads(queries, getattr(config, "num_key_value_heads", None) or queries, width)
+
+
+def _head(source: Path) -> str:
+    """The tensor that is the LM head."""
+    config: Any = load_hf_config(source)
+    return TABLE if config.tie_word_embeddings else HEAD
+
+
+def _write(made: Iterable[Group], folder: Path) -> None:
+    """A weight file for each group, and their index."""
+    placed: dict[str, str] = {}
+    total = 0
+    for i, group in enumerate(made):
+        file = f"model-{i:05d}.safetensors"
+        tensors = {name: make().contiguous() for name, make in group.items()}
+        save_file(tensors, folder / file, {"format": "pt"})
+        placed |= dict.fromkeys(tensors, file)
+        total += sum(value.nbytes for value in tensors.values())
+    write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": placed})
+
+
+def _write_texts(source: Path, folder: Path) -> None:
+    """config.json as the weights now are, the other texts as they were, and what all was made from."""
+    names = {file.name for file in source.iterdir() if file.is_file()}
+    for name in text_files(names - {CONFIG, INDEX_FILE, RECORD}):
+        shutil.copyfile(source / name, folder / name)
+    config = read_json(source / CONFIG)
+    dtype = "dtype" if "dtype" in config else "torch_dtype"
+    write_json(folder / CONFIG, {**config, "tie_word_embeddings": False, dtype: "float32"})
+    read = [CONFIG, *weight_files(source, names, str(source))]
+    write_json(folder / RECORD, {"schema": 1, "original": {name: hash_file(source / name) for name in read}})
+
+
+def _logits(source: Path) -> Tensor:
+    """What transformers makes in fp32 of tokens from all over the vocabulary, [n, vocab]."""
+    weights = checkpoint_weights(source)
+    table, head = weights(TABLE), weights(_head(source))
+    tokens = [index * len(table) // TOKENS for index in range(TOKENS)]
+    reference = Reference(source, TOKENS)
+    return reference.run(tokens, lambda ids: table[ids], torch.split(head, HEAD_ROWS), weights)["logits"]

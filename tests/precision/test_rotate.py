@@ -1,0 +1,80 @@
+"""A rotated checkpoint is the same model to transformers, and a model that can't be rotated is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from models.tiny_families import tiny_text, write_tiny
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from shardmill import cli
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.convert.weights import read_info
+from shardmill.errors import CheckpointError, GateError
+from shardmill.gates.parity import relative_error
+from shardmill.precision import rotatable
+from shardmill.precision.rotate import rotate
+
+ROTATED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite")
+NOT = ("gemma3_text", "gemma2", "olmo2", "granitemoe", "lfm2")  # norms behind matrices, experts, convolutions
+
+
+def logits(source: Path) -> torch.Tensor:
+    """By transformers' own loading and forward pass, [n, vocab]."""
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(source, **options).eval()(torch.tensor([tiny_text(24)])).logits[0]
+
+
+@pytest.mark.parametrize("family", ROTATED)
+def test_transformers_computes_the_same_with_other_weights(family: str, tmp_path: Path) -> None:
+    source = write_tiny(family, tmp_path / "source")
+    assert rotate(source, tmp_path / "rotated") < 1e-5
+    assert relative_error(logits(tmp_path / "rotated"), logits(source)) < 1e-5
+    before, after = read_tensors(source), read_tensors(tmp_path / "rotated")
+    assert set(after) == set(before) | {rotatable.HEAD}
+    for name in set(before) - {rotatable.HEAD}:
+        if name.endswith("weight") and not name.endswith(("q_norm.weight", "k_norm.weight")):
+            old, new = read_info(before[name], source), read_info(after[name], tmp_path / "rotated")
+            assert not torch.equal(old.float(), new), name
+
+
+def test_it_repeats_to_the_bit(tmp_path: Path) -> None:
+    source = write_tiny("qwen2", tmp_path / "source")
+    for name in ("a", "b"):
+        rotate(source, tmp_path / name)
+    files = sorted(file.name for file in (tmp_path / "a").iterdir())
+    assert files == sorted(file.name for file in (tmp_path / "b").iterdir()) and "rotation.json" in files
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
+
+
+@pytest.mark.parametrize("family", NOT)
+def test_a_model_that_cant_be_rotated_is_refused(family: str, tmp_path: Path) -> None:
+    source = write_tiny(family, tmp_path / "source")
+    with pytest.raises(CheckpointError, match="can't be rotated"):
+        rotate(source, tmp_path / "rotated")
+    assert not (tmp_path / "rotated").exists()
+
+
+@pytest.mark.parametrize("wrong", ["_ones", "_with_inputs", "_with_values", "rotated_outputs"])
+def test_a_wrong_rotation_leaves_nothing(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers' logits are compared, so neither a mistake of ours nor a model of other norms gets through."""
+    source = write_tiny("qwen3", tmp_path / "source")
+    monkeypatch.setattr(rotatable, wrong, lambda tensor, *_: tensor.float())
+    with pytest.raises(GateError, match="can't be rotated exactly"):
+        rotate(source, tmp_path / "rotated")
+    assert [file.name for file in tmp_path.iterdir()] == ["source"]
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    source = write_tiny("llama", tmp_path / "source")
+    said = CliRunner().invoke(cli.app, ["rotate", str(source), str(tmp_path / "rotated")])
+    assert said.exit_code == 0, said.output
+    assert "its logits differ from the original's by" in said.stdout
+    assert json.loads((tmp_path / "rotated/config.json").read_text())["tie_word_embeddings"] is False
+    again = CliRunner().invoke(cli.app, ["rotate", str(source), str(tmp_path / "rotated")])
+    assert again.exit_code == 1 and "is there already" in again.stderr and again.stderr.count("\n") == 1
