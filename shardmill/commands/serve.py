@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from shardmill.commands.drafting import (
 )
 from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
+
+if TYPE_CHECKING:
+    from shardmill.serve.settings import Settings
 
 LIMIT = "default: as many tokens as the context holds"
 
@@ -59,11 +62,7 @@ def serve(
     ] = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
-    from shardmill.runtime import label
-    from shardmill.serve import load
     from shardmill.serve.loopback import is_loopback
-    from shardmill.serve.server import serve as run
-    from shardmill.serve.server import serve_encoder
     from shardmill.serve.settings import Limits, Settings
 
     check_drafter(drafter, draft_build, may_change=True)
@@ -91,11 +90,27 @@ def serve(
     if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
     warming = _programs(build, draft_build) if warm else None
+    _run(build, draft_build, settings, precision, chat_template, warming)
+
+
+def _run(
+    build: Path,
+    draft_build: Path | None,
+    settings: Settings,
+    precision: str,
+    template: Path | None,
+    warming: int | None,
+) -> None:
+    """Serves until it is told to end."""
+    from shardmill.runtime import label
+    from shardmill.serve import load
+    from shardmill.serve.server import serve, serve_encoder
+
     if holds_encoder(build):
         serve_encoder(lambda: label.load(build, precision), settings, typer.echo, warming)
         return
-    model = partial(load.load_model, build, draft_build, precision, context_policy, chat_template)
-    run(model, settings, typer.echo, warming)
+    model = partial(load.load_model, build, draft_build, precision, settings.context_policy, template)
+    serve(model, settings, typer.echo, warming)
 
 
 def _programs(build: Path, draft_build: Path | None) -> int:

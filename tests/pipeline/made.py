@@ -43,7 +43,7 @@ PLAN: dict[str, Any] = {
 PARTS = ("layers_00_02", "head_0")
 SETTINGS: dict[str, Any] = {
     "model": "tiny",
-    "source": {"path": "/home/somebody/tiny", "repo": None, "revision": None},
+    "source": {"path": "/nowhere/tiny", "repo": None, "revision": None},
     "context": 64,
     "topology": [[0, 2]],
     "convert": {"precision": "int8"},

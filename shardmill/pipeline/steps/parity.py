@@ -57,9 +57,8 @@ def task(
 
         from shardmill.gates.weights import PackageWeights
 
-        measure = _encoder if piece.kind == ENCODER else _decoder
         stored = PackageWeights(package.path, piece, plan["prefix"])
-        found = measure(bundle.path, piece, plan, load_file(states.path), source_folder(record), stored)
+        found = _measurements(bundle.path, piece, plan, load_file(states.path), source_folder(record), stored)
         settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
 
     inputs = {
@@ -73,7 +72,7 @@ def task(
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
 
 
-def _encoder(
+def _measurements(
     bundle: Path,
     piece: Part,
     plan: Mapping[str, Any],
@@ -81,28 +80,16 @@ def _encoder(
     source: Path,
     stored: PackageWeights,
 ) -> Iterable[Measurement | NotRun]:
-    """The measurements of an encoder's program."""
-    from shardmill.gates.encoder import Runner, encoder_parity
+    """The measurements of a program of layers, of experts, of an LM head, or of an encoder."""
+    from shardmill.gates import encoder, group, parity
     from shardmill.gates.encoder_reference import EncoderReference
-    from shardmill.gates.reference import checkpoint_weights
+    from shardmill.gates.reference import Reference, checkpoint_weights
 
-    reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
-    tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
-    return encoder_parity(Runner(bundle, piece, plan), reference, tokens, output, source, stored, weights)
-
-
-def _decoder(
-    bundle: Path,
-    piece: Part,
-    plan: Mapping[str, Any],
-    known: Mapping[str, Tensor],
-    source: Path,
-    stored: PackageWeights,
-) -> Iterable[Measurement | NotRun]:
-    """The measurements of a program of layers, of experts, or of an LM head."""
-    from shardmill.gates import group, parity
-    from shardmill.gates.reference import Reference
-
+    if piece.kind == ENCODER:
+        classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
+        tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
+        runner = encoder.Runner(bundle, piece, plan)
+        return encoder.encoder_parity(runner, classes, tokens, output, source, stored, weights)
     reference = Reference(source, plan["context"], carry(plan))
     if piece.kind == "layers":
         return parity.layers_parity(parity.Runner(bundle, piece, plan), reference, known, source, stored)
