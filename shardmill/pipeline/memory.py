@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Need:
         return ceil(self.base + sum(shares))
 
 
-def declared(build: Path, step: str, need: Need, limit: int | None, positions: int) -> Resource | int:
+def declared(build: Path, step: str, need: Need, limit: int | None, positions: int, beside: int = 0) -> Resource | int:
     """What a step's rule declares as mem_mb: a number, or a function of a job's wildcards and input.
 
     The function raises ShardmillError for a job that needs more than the limit, which Snakemake would start all the
@@ -67,7 +67,9 @@ def declared(build: Path, step: str, need: Need, limit: int | None, positions: i
         need: what its jobs need.
         limit: MB that jobs may use together; None for any.
         positions: of the parity text, for each of which there is a row of logits.
+        beside: MB that a job holds beside its own process.
     """
+    need = replace(need, base=need.base + beside)
     if need == Need(need.base):
         return need.base
 

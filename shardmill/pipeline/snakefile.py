@@ -33,10 +33,9 @@ from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.steps import reference
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
+from shardmill.pipeline.where import every_core, held_mb, most_mb
 from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
-
-NODE_CORES = 4  # as many as any other rule asks for
 
 __all__ = [
     "all_receipts",
@@ -101,27 +100,17 @@ def file_problems(config: Config) -> list[str]:
 
 
 def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | int]:
-    """What a step's rule declares as mem_mb, see `memory.declared`; the limit is what --resources mem_mb says."""
-    limit = workflow.global_resources.get("mem_mb").value
+    """What a step's rule declares as mem_mb, see `memory.declared` and `where`."""
+    limit, beside = most_mb(workflow), held_mb(workflow)
     build = Path("build") / config.model
     positions = reference.positions(settings(config)["parity"], config.length)
 
     def of_step(name: str) -> memory.Resource | int:
         needs = STEPS[name].needs
         need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
-        return memory.declared(build, name, need, limit, positions)
+        return memory.declared(build, name, need, limit, positions, beside)
 
     return of_step
-
-
-def every_core(workflow: Any) -> int:
-    """The cores of a job that has a machine to itself: all that --cores gives.
-
-    Where jobs go to other machines there may be no such number; then it is NODE_CORES, and of a larger node
-    `--set-threads benchmark=N` takes more.
-    """
-    given: int | None = workflow.global_resources["_cores"].value  # `workflow.cores` ends the run where there is none
-    return given or NODE_CORES
 
 
 def tools(config: Config) -> dict[str, Tools | Callable[[Any], Tools]]:

@@ -28,7 +28,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def limited(limit: int | None) -> SimpleNamespace:
     """Snakemake's workflow object, as far as it knows of a limit."""
-    return SimpleNamespace(global_resources={"mem_mb": SimpleNamespace(value=limit)})
+    found = {name: SimpleNamespace(value=value) for name, value in (("mem_mb", limit), ("_nodes", None))}
+    return SimpleNamespace(global_resources=found, is_main_process=False)
 
 
 def test_memory_is_declared_for_the_configured_method_within_the_limit(settings: dict[str, Any]) -> None:
@@ -67,13 +68,6 @@ def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any
 
     assert declared(64, 64) - declared(32, 64) == 32 * 12
     assert declared(256, 64) == declared(64, 64)
-
-
-@pytest.mark.parametrize(("given", "asked"), [(None, snakefile.NODE_CORES), (1, 1), (64, 64)])
-def test_a_cluster_may_have_no_number_of_cores(given: int | None, asked: int) -> None:
-    """Snakemake's own `workflow.cores` ends the run there; a dry run does not show it."""
-    workflow = SimpleNamespace(global_resources={"_cores": SimpleNamespace(value=given)})
-    assert snakefile.every_core(workflow) == asked
 
 
 def test_no_rule_needs_a_number_of_cores() -> None:

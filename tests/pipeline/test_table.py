@@ -239,7 +239,8 @@ def test_a_new_row_is_waited_for_listed_drawn_and_given_memory(
     drawn = dag.drawn(STEPS, settings)
     assert {("compile", "listen"), ("listen", "model.json")} <= set(edges(drawn))
     assert len(set(places(drawn).values())) == len(drawn)
-    limit = SimpleNamespace(global_resources={"mem_mb": SimpleNamespace(value=None)})
+    unlimited = {"mem_mb": SimpleNamespace(value=None)}
+    limit = SimpleNamespace(global_resources=unlimited, is_main_process=False)
     write_json(Path("build/tiny/plan.json"), PLAN)
     mem_mb = snakefile.mem_mb(settings, limit)(listen)
     assert callable(mem_mb) and mem_mb({"part": "head_0"}, ["a"]) == 123 + 7

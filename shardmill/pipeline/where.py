@@ -1,0 +1,45 @@
+"""Where jobs run: on this machine, or wherever Snakemake's executor sends them.
+
+While the rules are read, Snakemake does not say which executor there will be. It does say how many jobs there may be at
+a time (`--jobs`), which is asked for where they run elsewhere, and only there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+SNAKEMAKE_MB = 500  # a job that was sent somewhere holds up to three Snakemakes of 148 MB beside its own process
+NODE_CORES = 4  # as many as any rule asks for that does not want a machine to itself
+
+
+def _sends_jobs(workflow: Any) -> bool:
+    """Whether this process sends its jobs to other machines."""
+    return bool(workflow.is_main_process and workflow.global_resources.get("_nodes").value is not None)
+
+
+def most_mb(workflow: Any) -> int | None:
+    """MB that jobs may use together, None for any: what `--resources mem_mb` says, else nine tenths of this machine.
+
+    The latter is told to Snakemake, which keeps to it. It says nothing of machines that jobs are sent to.
+    """
+    given: int | None = workflow.global_resources.get("mem_mb").value
+    if given is None and workflow.is_main_process and not _sends_jobs(workflow):
+        given = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10_000_000
+        workflow.global_resources["mem_mb"] = given
+    return given
+
+
+def held_mb(workflow: Any) -> int:
+    """MB that a job needs beside its own process."""
+    return SNAKEMAKE_MB if _sends_jobs(workflow) else 0
+
+
+def every_core(workflow: Any) -> int:
+    """The cores of a job that has a machine to itself: all that --cores gives.
+
+    Where jobs go to other machines there may be no such number; then it is NODE_CORES, and of a larger node
+    `--set-threads benchmark=N` takes more.
+    """
+    given: int | None = workflow.global_resources["_cores"].value  # `workflow.cores` ends the run where there is none
+    return given or NODE_CORES

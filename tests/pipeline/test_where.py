@@ -1,0 +1,86 @@
+"""What a run of Snakemake that sends its jobs to other machines does otherwise than one that does them here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import yaml
+
+from shardmill import config
+from shardmill.pipeline import snakefile, where
+
+ROOT = Path(__file__).parents[2]
+MACHINE_MB = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_000_000
+
+
+class Resources(dict[str, SimpleNamespace]):
+    """As Snakemake's: what is not there is None, and a number that is put in comes out as a resource."""
+
+    def get(self, name: str, default: object = None) -> SimpleNamespace:  # type: ignore[override]
+        return super().get(name, SimpleNamespace(value=default))
+
+    def __setitem__(self, name: str, value: object) -> None:
+        super().__setitem__(name, SimpleNamespace(value=value))
+
+
+def workflow(jobs: int | None, mem_mb: int | None = None, main: bool = True, cores: int | None = None) -> object:
+    """Snakemake's workflow object as it is while the rules are read."""
+    resources = Resources()
+    resources["_nodes"], resources["_cores"] = jobs, cores  # type: ignore[assignment]
+    if mem_mb is not None:
+        resources["mem_mb"] = mem_mb  # type: ignore[assignment]
+    return SimpleNamespace(global_resources=resources, is_main_process=main)
+
+
+def test_jobs_of_this_machine_share_nine_tenths_of_its_memory() -> None:
+    here = workflow(None)
+    assert where.most_mb(here) == pytest.approx(0.9 * MACHINE_MB, rel=0.01)
+    assert where.most_mb(here) == here.global_resources.get("mem_mb").value  # type: ignore[attr-defined]
+
+
+def test_what_the_command_line_says_of_memory_holds_everywhere() -> None:
+    assert where.most_mb(workflow(None, 700)) == where.most_mb(workflow(50, 700)) == 700
+
+
+@pytest.mark.parametrize("there", [workflow(50), workflow(None, main=False)], ids=["submitting", "in a job"])
+def test_this_machines_memory_limits_no_job_that_runs_elsewhere_or_has_begun(there: object) -> None:
+    assert where.most_mb(there) is None
+    assert there.global_resources.get("mem_mb").value is None  # type: ignore[attr-defined]
+
+
+def test_a_job_that_is_sent_somewhere_asks_for_the_snakemakes_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [where.held_mb(each) for each in (workflow(None), workflow(50), workflow(50, main=False))] == [
+        0,
+        where.SNAKEMAKE_MB,
+        0,
+    ]
+    monkeypatch.chdir(ROOT)
+    settings = config.parse(tiny.settings("resources/demo"))
+    here, there = (snakefile.mem_mb(settings, workflow(jobs)) for jobs in (None, 50))
+    assert there("fetch") == here("fetch") + where.SNAKEMAKE_MB  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("given", "asked"), [(None, where.NODE_CORES), (1, 1), (64, 64)])
+def test_a_cluster_may_have_no_number_of_cores(given: int | None, asked: int) -> None:
+    """Snakemake's own `workflow.cores` ends the run there; a dry run does not show it."""
+    assert where.every_core(workflow(None, cores=given)) == asked
+
+
+def test_the_profile_for_slurm_names_rules_that_there_are() -> None:
+    profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
+    rules = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert set(profile["groups"]) < rules and set(profile["set-resources"]) < rules
+    assert set(profile["group-components"]) < set(profile["groups"].values())
+
+
+def test_the_default_profile_sets_nothing_that_the_one_for_slurm_does() -> None:
+    """Snakemake reads both, and what the default one says would hold."""
+    default, slurm = (
+        yaml.safe_load((ROOT / f"profiles/{name}/config.yaml").read_text()) for name in ("default", "slurm")
+    )
+    assert not default.keys() & slurm.keys()
+    assert "resources" not in default
