@@ -9,6 +9,8 @@ from shardmill.pipeline import snakefile as sm
 
 min_version("9.27")
 
+sm.only_its_jobs("build", workflow)
+
 if not workflow.configfiles:
 
     configfile: sm.default_config()

@@ -98,7 +98,16 @@ def threads() -> int | None:
 
 
 def cores() -> int:
-    """Cores that this process was given: a scheduler may give a job fewer than the machine has."""
+    """Cores that this process was given: a scheduler may give a job fewer than the machine has.
+
+    Slurm need not keep a job to its CPUs; then only a variable tells how many they are.
+    """
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    here = _reachable_cores()
+    return min(here, int(given)) if given.isdecimal() and int(given) else here
+
+
+def _reachable_cores() -> int:
     if hasattr(os, "process_cpu_count"):  # Python 3.13
         return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # Linux

@@ -108,6 +108,13 @@ def test_cores_are_told_by_what_python_has(monkeypatch: pytest.MonkeyPatch, know
     assert machine.cores() == {2: 3, 1: 2, 0: 1}[len(known)]
 
 
+@pytest.mark.parametrize(("given", "asked"), [("2", 2), ("64", 4), ("", 4), ("0", 4), ("all", 4)])
+def test_where_slurm_binds_nothing_a_variable_tells(monkeypatch: pytest.MonkeyPatch, given: str, asked: int) -> None:
+    monkeypatch.setattr(machine, "_reachable_cores", lambda: 4)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+    assert machine.cores() == asked
+
+
 def test_package_versions_are_the_installed_ones() -> None:
     found = machine.package_versions(("torch", "numpy"))
     assert found == {"numpy": version("numpy"), "torch": version("torch")}

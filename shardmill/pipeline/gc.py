@@ -13,6 +13,7 @@ from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import SCRATCH, digest, read_json
 from shardmill.models import FOLDERS, supported
 from shardmill.pipeline import blobs, fingerprint
+from shardmill.pipeline.scratch import PREFIX
 from shardmill.pipeline.store import TEMPLATES
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.users import users
@@ -63,7 +64,7 @@ def garbage(builds: Path) -> Iterator[Path]:
 
 def _is_entry(folder: Path) -> bool:
     """Whether a folder of the store holds a result, or did before its process was killed."""
-    return (folder / "entry.json").is_file() or folder.name.startswith("tmp-")
+    return (folder / "entry.json").is_file() or folder.name.startswith(PREFIX)
 
 
 def current_templates() -> set[str]:

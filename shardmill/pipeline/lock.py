@@ -2,17 +2,25 @@
 
 Unlike lock files, these locks die with their processes, however those end. On NFS they are locks of a range of bytes: a
 shared one needs a file that is open for reading, an exclusive one a file that is open for writing.
+
+A job that waits in a scheduler's queue has no process and holds no lock. So every build leaves its mark in the folder
+and in its environment, which its jobs inherit: one that begins after another build was begun changes nothing.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from shardmill.errors import ShardmillError
+from shardmill.files import write_text
+
+RUN, MARK = "SHARDMILL_RUN", ".run"  # the variable and the file that say which build is the last
 
 _held: list[TextIO] = []  # open until the process ends
 
@@ -29,13 +37,23 @@ def hold_lock(build: str) -> None:
         if not _locks(jobs, fcntl.LOCK_EX):
             lock.close()
             raise ShardmillError(f"{build}: jobs of a build that was killed are still running there; wait for them")
+        os.environ[RUN] = uuid.uuid4().hex
+        write_text(Path(build) / MARK, os.environ[RUN])
     _held.append(lock)
 
 
 def join_build(build: str) -> None:
-    """Marks this process as a job of the build in the folder."""
+    """Marks this process as a job of the build in the folder.
+
+    Raises ShardmillError where its build is not the last that was begun there. One that brings no mark is believed: not
+    every executor hands on the environment.
+    """
     jobs = _opened(build, ".jobs.lock")
     fcntl.flock(jobs, fcntl.LOCK_SH)
+    own, mark = os.environ.get(RUN), Path(build) / MARK
+    if own and mark.is_file() and mark.read_text() != own:
+        jobs.close()
+        raise ShardmillError(f"{build}: this job is of a build that was killed, and another was begun since; not run")
     _held.append(jobs)
 
 

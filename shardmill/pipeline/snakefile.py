@@ -26,7 +26,7 @@ from shardmill.pipeline.configured import (
     task_files,
 )
 from shardmill.pipeline.fingerprint import model_type, needs_family
-from shardmill.pipeline.lock import hold_lock
+from shardmill.pipeline.lock import hold_lock, join_build
 from shardmill.pipeline.origin import default_config, grounded
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
@@ -54,6 +54,7 @@ __all__ = [
     "measured_settings",
     "mem_mb",
     "only_build",
+    "only_its_jobs",
     "page_receipts",
     "points",
     "receipts_of",
@@ -182,7 +183,20 @@ def _paths(templates: Iterable[str], config: Config) -> list[str]:
 
 def only_build(build: str) -> None:
     """Makes this run of Snakemake the only build in the folder, or ends it with one line."""
+    _or_end(hold_lock, build)
+
+
+def only_its_jobs(build: str, workflow: Any) -> None:
+    """Marks a Snakemake that does a job as one of the folder's build, or ends it with one line.
+
+    The job itself would come too late: by then Snakemake has removed what the rule makes.
+    """
+    if not workflow.is_main_process:
+        _or_end(join_build, build)
+
+
+def _or_end(lock: Callable[[str], None], build: str) -> None:
     try:
-        hold_lock(build)
+        lock(build)
     except (ShardmillError, OSError) as error:
         sys.exit(f"shardmill: {one_line(error)}")

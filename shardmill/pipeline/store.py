@@ -12,19 +12,18 @@ import contextlib
 import logging
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardmill import interrupt
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, parse_json, read_json, replacing, sealed, write_json
 from shardmill.pipeline import blobs
 from shardmill.pipeline.lock import using_store
+from shardmill.pipeline.scratch import aside, scratch_folder
 from shardmill.pipeline.task import Action, Work, paths_from
 from shardmill.pipeline.users import register
 
@@ -96,10 +95,7 @@ class Store:
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
         """Runs `work` in a scratch folder and turns that into the entry."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        scratch = self.root / f"tmp-{uuid.uuid4().hex}"
-        scratch.mkdir()  # not mkdtemp, whose folders nobody else may read: builds may be shared
-        with interrupt.scratch(scratch):
+        with scratch_folder(self.root) as scratch:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
             self.before_keeping()
@@ -154,10 +150,10 @@ def _adopt(scratch: Path, entry: Path) -> None:
 
 def drop(entry: Path) -> None:
     """Removes an entry; nobody ever sees half of it."""
-    aside = entry.with_name(f"tmp-{uuid.uuid4().hex}")
+    gone = aside(entry.parent)
     with contextlib.suppress(FileNotFoundError):  # another process was faster
-        entry.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+        entry.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def intact(entry: Path) -> bool:

@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import lock
+from shardmill.pipeline import lock, snakefile
 
 HELD = """
 import sys, time
@@ -28,9 +29,12 @@ time.sleep(60)
 
 
 @pytest.fixture(autouse=True)
-def lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test locks, it lets go at its end."""
-    monkeypatch.setattr(lock, "_held", [])
+def held(monkeypatch: pytest.MonkeyPatch) -> list[TextIO]:
+    """What a test locks, it lets go at its end, or when it clears this list; its mark is gone, too."""
+    files: list[TextIO] = []
+    monkeypatch.setattr(lock, "_held", files)
+    monkeypatch.setenv(lock.RUN, "")
+    return files
 
 
 @contextmanager
@@ -71,6 +75,40 @@ def test_jobs_join_a_build_that_runs(tmp_path: Path) -> None:
     lock.hold_lock(str(tmp_path))
     with another("join_build", tmp_path):
         lock.join_build(str(tmp_path))
+
+
+def test_a_job_that_waited_while_another_build_was_begun_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: list[TextIO]
+) -> None:
+    """It held no lock, so nobody waited for it. What it would remove and make is the other build's by now."""
+    lock.hold_lock(str(tmp_path))
+    mark = os.environ[lock.RUN]
+    lock.join_build(str(tmp_path))
+    held.clear()
+    wait_for_the_lock(tmp_path)
+    assert os.environ[lock.RUN] != mark
+    lock.join_build(str(tmp_path))
+    held.clear()
+    monkeypatch.setenv(lock.RUN, mark)
+    with pytest.raises(ShardmillError, match="this job is of a build that was killed, and another was begun since"):
+        lock.join_build(str(tmp_path))
+    held.clear()
+    lock.hold_lock(str(tmp_path))  # it holds nothing
+
+
+def test_a_job_without_a_mark_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor that hands on no environment must not fail for that."""
+    lock.hold_lock(str(tmp_path))
+    monkeypatch.delenv(lock.RUN)
+    lock.join_build(str(tmp_path))
+
+
+def test_only_a_snakemake_that_does_a_job_joins_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock.hold_lock(str(tmp_path))
+    monkeypatch.setenv(lock.RUN, "another")
+    snakefile.only_its_jobs(str(tmp_path), SimpleNamespace(is_main_process=True))
+    with pytest.raises(SystemExit, match="^shardmill: .*: this job is of a build that was killed"):
+        snakefile.only_its_jobs(str(tmp_path), SimpleNamespace(is_main_process=False))
 
 
 def test_locks_are_taken_as_nfs_grants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_work_is_done_beside_the_entries(shop: Store, here: Outcome) -> None:
     """So that an entry appears by a rename within one file system, which is atomic."""
 
     def look(made: Made) -> None:
-        assert {path.parent.parent for path in made.values()} == {shop.root}
+        assert {path.parents[2] for path in made.values()} == {shop.root}
         write_both(made)
 
     here.perform(shop, look)
