@@ -1,6 +1,6 @@
 """Remembers the sha256 of byte ranges, so that gigabytes that did not change are not read again.
 
-An entry counts only while the file is the very one that was hashed: same device, inode, size, mtime and
+An entry counts only while the file is the very one that was hashed: same file system, inode, size, mtime and
 ctime (ctime moves even where a writer puts mtime back). A file touched less than RACY_NS before it was hashed
 is not remembered at all: a second write could hide within one tick of the file system's clock, as git
 describes for its index (https://git-scm.com/docs/racy-git). What is known of a file's ranges is known of every file
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.checkpoint.volume import volume
 from shardmill.errors import CheckpointError
 
 RACY_NS = 2_000_000_000
@@ -31,7 +32,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
 class FileState:
     """What a file system says of a file without reading it; times in ns since 1970."""
 
-    device: int
+    volume: str  # which file system, by a name that machines which share it agree on
     inode: int
     size: int
     mtime: int
@@ -39,7 +40,7 @@ class FileState:
 
     @property
     def file(self) -> str:
-        return f"{self.device}:{self.inode}"
+        return f"{self.volume}:{self.inode}"
 
     @property
     def state(self) -> str:
@@ -69,7 +70,7 @@ def file_state(path: Path) -> FileState:
         stat = os.stat(path)
     except OSError as error:
         raise CheckpointError(f"{path}: can't be read ({error.strerror}); fetch it again") from error
-    return FileState(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return FileState(volume(stat.st_dev), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class HashCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from collections import Counter
@@ -14,6 +15,7 @@ from shardmill.files import SCRATCH, digest, read_json
 from shardmill.models import FOLDERS, supported
 from shardmill.pipeline import blobs, fingerprint
 from shardmill.pipeline.scratch import PREFIX
+from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import TEMPLATES
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.users import users
@@ -29,7 +31,20 @@ class Collected:
 
 def _referenced(builds: Path) -> set[str]:
     """Action keys in the receipts of every build under `builds`."""
-    return {_action_key(path) for path in builds.glob("*/**/*.receipt.json")}
+    models = [folder for folder in builds.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    return {_action_key(path) for model in models for path in _receipts(model)}
+
+
+def _receipts(model: Path) -> Iterator[Path]:
+    """The receipts in a build. Raises ShardmillError where a folder can't be read: nobody knows what is in it."""
+    for folder, _, files in os.walk(model, onerror=_refuse):
+        yield from (Path(folder, file) for file in files if file.endswith(RECEIPT))
+
+
+def _refuse(error: OSError) -> None:
+    raise ShardmillError(
+        f"{error.filename}: {error.strerror}; what is built there may be in use, so nothing is removed"
+    )
 
 
 def _action_key(receipt: Path) -> str:

@@ -60,7 +60,11 @@ def join_build(build: str) -> None:
 @contextmanager
 def using_store(store: Path) -> Iterator[None]:
     """Inside, nothing is collected from the store; waits for a collection that is under way."""
-    with _opened(str(store), ".lock") as lock:
+    try:
+        lock = _opened(str(store), ".lock")
+    except OSError:  # another user's store, or one that may only be read: it serves what it has
+        lock = (store / ".lock").open()
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 

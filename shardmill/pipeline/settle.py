@@ -6,6 +6,7 @@ decides it, and a Snakefile that is parsed again imports nothing for it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -54,7 +55,8 @@ def settle(config: Config, name: str, store: Path = STORE) -> Config:
     chosen: dict[str, Any] = {"buckets": settled.sizes}
     if config.kind != ENCODER:
         chosen = {"topology": settled.ranges, "experts": settled.experts, "slices": settled.slices}
-    write_json(kept, chosen)
+    with contextlib.suppress(OSError):  # a store that may only be read: worked out again the next time
+        write_json(kept, chosen)
     return settled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,7 @@ from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.steps import reference
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
+from shardmill.pipeline.users import register
 from shardmill.pipeline.where import every_core, held_mb, most_mb
 from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
@@ -184,6 +186,8 @@ def _paths(templates: Iterable[str], config: Config) -> list[str]:
 def only_build(build: str) -> None:
     """Makes this run of Snakemake the only build in the folder, or ends it with one line."""
     _or_end(hold_lock, build)
+    with contextlib.suppress(OSError):
+        register(Path(build) / ".store")  # here, for garbage is rather collected on this machine than on a job's
 
 
 def only_its_jobs(build: str, workflow: Any) -> None:

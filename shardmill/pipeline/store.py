@@ -30,6 +30,7 @@ from shardmill.pipeline.users import register
 log = logging.getLogger(__name__)
 
 ENTRY, STAMPS = "entry.json", "stamps.json"
+LAST = ".last"  # the folder beside the store in which builds remember what they did
 TEMPLATES = "templates"  # the folder in which stamped conversion keeps what all parts share
 
 
@@ -76,7 +77,8 @@ class Store:
             ShardmillError: An artifact to be read is not the one that was made.
         """
         with using_store(self.root):
-            register(self.root)
+            with contextlib.suppress(OSError):  # a store that may only be read: its owner's gc does not know of us
+                register(self.root)
             entry = self.root / action.key
             if not intact(entry) or self.changes(action, receipt) != []:
                 self.before_change()
@@ -108,8 +110,11 @@ class Store:
             _adopt(scratch, entry)
 
     def last(self, receipt: Path) -> Path:
-        """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job)."""
-        return self.root / "last" / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
+        """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job).
+
+        It is the build's, beside the store: others that share the store may have a receipt of the same name.
+        """
+        return self.root.parent / LAST / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
 
     def changes(self, action: Action, receipt: Path) -> list[str] | None:
         """The ingredients of the key that differ from the last time; None if there was no last time."""
@@ -237,6 +242,8 @@ def place(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
     with replacing(target) as temporary:
         if source.is_dir():
             shutil.copytree(source, temporary, copy_function=link, symlinks=True)
+            for folder, _, _ in os.walk(temporary):
+                os.chmod(folder, 0o777 & os.stat(folder).st_mode | 0o700)  # the store's may be read-only
         else:
             shutil.copyfile(source, temporary)
         if tree_hashes(temporary) != (recorded["sha256"], recorded["files"]):

@@ -172,8 +172,8 @@ def test_carry_keeps_nothing_of_another_content(watched: Watched) -> None:
 
 def test_old_states_are_forgotten(watched: Watched) -> None:
     """The cache does not grow with every version of a file."""
-    cache, old = watched.cache, FileState(1, 2, 3, HOUR_AGO, HOUR_AGO)
-    new = FileState(1, 2, 3, HOUR_AGO + 1, HOUR_AGO + 1)
+    cache, old = watched.cache, FileState("1", 2, 3, HOUR_AGO, HOUR_AGO)
+    new = FileState("1", 2, 3, HOUR_AGO + 1, HOUR_AGO + 1)
     cache.record(old, {Span(0, 3): "a" * 64}, time.time_ns())
     cache.record(new, {Span(0, 3): "b" * 64}, time.time_ns())
     assert cache.lookup(old) == {} and cache.lookup(new) == {Span(0, 3): "b" * 64}
@@ -181,7 +181,7 @@ def test_old_states_are_forgotten(watched: Watched) -> None:
 
 def test_finite_check_is_part_of_the_key(watched: Watched) -> None:
     """Bytes once hashed without a look at their numbers do not count as checked."""
-    state = FileState(1, 2, 8, HOUR_AGO, HOUR_AGO)
+    state = FileState("1", 2, 8, HOUR_AGO, HOUR_AGO)
     watched.cache.record(state, {Span(0, 8): "a" * 64}, time.time_ns())
     assert Span(0, 8, "BF16") not in watched.cache.lookup(state)
 
@@ -204,7 +204,7 @@ def test_unusable_cache_is_done_without(watched: Watched, tmp_path: Path) -> Non
 
 def test_many_writers(watched: Watched) -> None:
     """Several processes or threads may record at once, and every entry is there afterwards."""
-    states = [FileState(1, inode, 3, HOUR_AGO, HOUR_AGO) for inode in range(24)]
+    states = [FileState("1", inode, 3, HOUR_AGO, HOUR_AGO) for inode in range(24)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda s: watched.cache.record(s, {Span(0, 3): f"{s.inode:064d}"}, time.time_ns()), states))
     assert [watched.cache.lookup(s) for s in states] == [{Span(0, 3): f"{s.inode:064d}"} for s in states]

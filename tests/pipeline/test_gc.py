@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 from stored import Made, Outcome, entry, write_both
 from typer.testing import CliRunner
+from unprivileged import unprivileged
 
 from shardmill.cli import app
 from shardmill.convert.template import cache
@@ -139,6 +144,42 @@ def test_a_checkout_that_no_longer_uses_the_store_keeps_nothing(builds: Path, sh
         (sharing / ".store").mkdir()
     assert gc.collect(builds).entries == 2
     assert not kept(builds, params={"only": "here"})
+
+
+def noted(builds: Path, sharing: Path) -> Path:
+    """The file by which the store knows of the other checkout."""
+    (file,) = (file for file in (builds / ".store/users").iterdir() if os.fsencode(sharing) in file.read_bytes())
+    return file
+
+
+def test_a_checkout_of_another_machine_is_not_forgotten(
+    builds: Path, sharing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder may be on a disk that only it has, where a folder of the same path is another one."""
+    file = noted(builds, sharing)
+    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+    assert gc.collect(builds, dry=True).entries == 1  # both folders can be seen from there, too
+    aside = sharing.rename(sharing.with_name("aside"))
+    unseen = f"is used by {sharing}, which of .* can't be seen from here; collect where it can be, or remove {file} if"
+    for there in ("nothing", "another folder"):
+        if there == "another folder":
+            sharing.mkdir()
+        with pytest.raises(ShardmillError, match=unseen):
+            gc.collect(builds)
+    assert kept(builds, params={"topology": "old"})
+    file.unlink()
+    shutil.rmtree(aside)
+    assert gc.collect(builds).entries == 2
+
+
+def test_a_build_that_may_not_be_read_stops_it(builds: Path, sharing: Path) -> None:
+    (sharing / "three").chmod(0)
+    code = "import sys; from pathlib import Path; from shardmill.pipeline import gc; gc.collect(Path(sys.argv[1]))"
+    command = [*unprivileged(), sys.executable, "-c", code, str(builds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (sharing / "three").chmod(0o755)
+    assert done.returncode == 1 and "so nothing is removed" in done.stderr
+    assert kept(builds, params={"topology": "old"})
 
 
 def test_nothing_is_collected_while_a_job_of_another_checkout_works(builds: Path, sharing: Path) -> None:

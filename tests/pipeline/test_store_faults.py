@@ -74,7 +74,7 @@ def test_two_processes_at_the_same_work(tmp_path: Path) -> None:
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     hashes = {tree_hash(tmp_path / name / "a.mlpackage") for name in ("one", "two")}
     assert len(hashes) == 1
-    left = {path.name for path in (tmp_path / "store").iterdir()} - {".lock", "hashes.sqlite", "last", "users"}
+    left = {path.name for path in (tmp_path / "store").iterdir()} - {".lock", "hashes.sqlite", "users"}
     assert left == {Action("step").key}
 
 

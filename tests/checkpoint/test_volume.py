@@ -1,0 +1,60 @@
+"""File systems of a network have one name on every machine that mounts them; others have this machine's number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardmill.checkpoint import volume
+from shardmill.checkpoint.cache import file_state
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+61 22 0:{number} / /home rw,relatime shared:30 - nfs4 nas:/export/home\\040of\\040all rw,vers=4.2,addr=10.0.0.1
+62 22 0:77 / /scratch rw - lustre 10.0.0.2@tcp:/scratch rw
+63 22 0:78 / /tmp rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    volume.volume.cache_clear()
+    yield
+    volume.volume.cache_clear()
+
+
+def named(monkeypatch: pytest.MonkeyPatch, mounts: Path, number: int, device: int) -> str:
+    """What a machine that has numbered its mounts in its own way calls a device."""
+    mounts.write_text(MOUNTS.format(number=number))
+    monkeypatch.setattr(volume, "MOUNTS", mounts)
+    volume.volume.cache_clear()
+    return volume.volume(device)
+
+
+def test_two_clients_of_a_server_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, two = (named(monkeypatch, tmp_path / "m", number, os.makedev(0, number)) for number in (51, 52))
+    assert one == two == "nas:/export/home of all"
+    assert named(monkeypatch, tmp_path / "m", 51, os.makedev(0, 77)) == "10.0.0.2@tcp:/scratch"
+
+
+@pytest.mark.parametrize("device", [os.makedev(8, 1), os.makedev(0, 78), os.makedev(0, 99)])
+def test_what_is_of_one_machine_keeps_its_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: int) -> None:
+    assert named(monkeypatch, tmp_path / "m", 51, device) == str(device)
+
+
+def test_a_system_that_lists_no_mounts_has_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(volume, "MOUNTS", tmp_path / "missing")
+    assert volume.volume(5) == "5"
+
+
+def test_what_is_remembered_of_a_file_goes_by_that_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"1")
+    device = os.stat(tmp_path / "weights").st_dev
+    mounts = f"1 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 nas:/models rw\n"
+    (tmp_path / "m").write_text(mounts)
+    monkeypatch.setattr(volume, "MOUNTS", tmp_path / "m")
+    state = file_state(tmp_path / "weights")
+    assert state.file == f"nas:/models:{state.inode}"
