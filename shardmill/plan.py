@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
+from shardmill.models.calls import Calls
 from shardmill.models.contract import (
     Form,
     T,
@@ -99,6 +100,7 @@ class Part:
     tensors: tuple[Tensor, ...]
     ends: Ends | None = None  # of an encoder
     layer: int = 0  # that experts belong to
+    calls: Calls = Calls()
 
     @property
     def form(self) -> Form:
@@ -146,7 +148,8 @@ def load_part(path: Path) -> Part:
     graph = Graph(**fields["graph"] | {"experts": Experts(**experts) if experts else None})
     ends = Ends(**fields["ends"]) if fields["ends"] else None
     tensors = tuple(map(_loaded, fields["tensors"]))
-    return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends})
+    calls = Calls(**fields["calls"] | {"widths": tuple(fields["calls"]["widths"])})
+    return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls})
 
 
 def _loaded(fields: dict[str, Any]) -> Tensor:
@@ -171,7 +174,8 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
     def part(name: str, kind: str, start: int, end: int, slots: int = 0) -> Part:
         kinds = a.kinds[start:end] if kind == "layers" else ()
         ring = window_slots(a.window, config.tokens.max, slots) if slots else 0
-        return Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, ())
+        calls = Calls() if kind == "embedding" else config.calls
+        return Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, (), calls=calls)
 
     if a.ends is not None:
         programs = [
@@ -263,7 +267,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             **interface(p),
             "parameters": sum(p.parameters),
             "largest_tensor": max(p.parameters),
-            "expanded": sum(n for n in p.parameters if n < LARGE),
+            "expanded": sum(n for n in p.parameters if n < LARGE) * max(1, len(p.calls.functions)),
         }
         for p in parts
     ]
@@ -294,4 +298,5 @@ def interface(part: Part) -> dict[str, Any]:
         return {}
     form = part.form
     named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(form).items()}
-    return {"inputs": named, "states": {name: list(s) for name, s in states(form).items()}, "output": output(form)}
+    found = {"inputs": named, "states": {name: list(s) for name, s in states(form).items()}, "output": output(form)}
+    return found | ({"functions": functions} if (functions := part.calls.named) else {})

@@ -106,7 +106,7 @@ class MLModelProxy:
     def predict(self, data: Mapping[str, Any], state: MLStateProxy | None = None) -> dict[str, Any]:
         """Outputs by name. Without a state, a stateful model predicts from zeros and forgets.
 
-        Raises InputError for inputs that don't fit, and for a state that another loaded model has made.
+        Raises InputError for inputs that don't fit, and for a state that another program has made.
         """
         start = time.perf_counter_ns()
         inputs = self._signature.convert(data)
@@ -117,8 +117,12 @@ class MLModelProxy:
         return results
 
     def _own(self, state: MLStateProxy) -> dict[str, Tensor]:
-        """The values of a state that this model has made. Names and shapes that match don't make it this model's."""
-        if state.owner is not self._executable:
+        """The values of a state that this model has made, or another function of the same program.
+
+        Names and shapes that match don't make it this model's.
+        """
+        made_here = state.owner is self._executable
+        if not made_here and not (state.path == self._model.path and _shares_states(state.owner, self._executable)):
             raise InputError(
                 f"the state was made by another loaded model, of {state.path}; use make_state() of {self._model.path}"
             )
@@ -200,6 +204,14 @@ class MLModelProxy:
     @staticmethod
     def get_all_compute_devices() -> list[Any]:
         return compute_plan.devices()[:1]
+
+
+def _shares_states(one: Executable, other: Executable) -> bool:
+    """Whether two executables are functions of one program that keep the same states, at one precision.
+
+    Core ML's headers don't say whose states a model takes; ANEMLL's runtimes give the functions of a program one state.
+    """
+    return one.function.name != other.function.name and one.states == other.states and one.half == other.half
 
 
 def _remove_empty(folder: Path) -> None:

@@ -61,3 +61,37 @@ def test_a_model_at_another_precision_is_another_model(attention_package: Path) 
     state = ct.models.MLModel(str(attention_package)).make_state()
     with pytest.raises(portable_coreml.InputError, match="another loaded model"):
         full.predict(step_inputs(32, 8, 0, 1, 0), state)
+
+
+def test_functions_of_one_program_share_a_state(tmp_path: Path) -> None:
+    """As runtimes for Core ML use them: what one function has written the other one finds. No copy's is taken."""
+    descriptor, named = ct.utils.MultiFunctionDescriptor(), ("first", "second")
+    for name in named:
+        path = counter("memory", 8, tmp_path / f"{name}.mlpackage")
+        descriptor.add_function(str(path), src_function_name="main", target_function_name=name)
+    descriptor.default_function_name = "first"
+    for whose in ("mine", "other"):
+        ct.utils.save_multifunction(descriptor, str(tmp_path / f"{whose}.mlpackage"))
+    mine, other = (
+        [ct.models.MLModel(str(tmp_path / f"{whose}.mlpackage"), function_name=name) for name in named]
+        for whose in ("mine", "other")
+    )
+    state, data = mine[0].make_state(), {"x": [[1.0] * 8]}
+    assert [float(one.predict(data, state)["total"].max()) for one in (*mine, *mine)] == [1, 2, 3, 4]
+    for model in (*other, ct.models.MLModel(str(tmp_path / "mine.mlpackage"))):  # the same function, loaded again
+        with pytest.raises(portable_coreml.InputError, match="another loaded model"):
+            model.predict(data, state)
+
+
+def test_functions_that_keep_other_states_do_not_share_one(tmp_path: Path) -> None:
+    descriptor = ct.utils.MultiFunctionDescriptor()
+    for name, width in (("narrow", 8), ("wide", 16)):
+        path = counter("memory", width, tmp_path / f"{name}.mlpackage")
+        descriptor.add_function(str(path), src_function_name="main", target_function_name=name)
+    descriptor.default_function_name = "narrow"
+    ct.utils.save_multifunction(descriptor, str(tmp_path / "both.mlpackage"))
+    narrow, wide = (
+        ct.models.MLModel(str(tmp_path / "both.mlpackage"), function_name=name) for name in ("narrow", "wide")
+    )
+    with pytest.raises(portable_coreml.InputError, match="another loaded model"):
+        wide.predict({"x": [[1.0] * 16]}, narrow.make_state())

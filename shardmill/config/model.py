@@ -8,11 +8,12 @@ from pydantic import Discriminator, Field, StrictInt, Tag
 from pydantic.dataclasses import dataclass
 
 from shardmill.config.convert import Convert
-from shardmill.config.sections import STRICT, Auto, Benchmark, Head, Index, Parity, Source, Tokens, alternative
+from shardmill.config.sections import STRICT, Auto, Benchmark, Head, Index, Parity, Program, Source, Tokens, alternative
 from shardmill.errors import ConfigError
 from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import SEARCH
 from shardmill.models import DECODER, ENCODER
+from shardmill.models.calls import Calls, calls
 from shardmill.pydantic_errors import GIVEN, NAMED
 
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
@@ -67,6 +68,7 @@ class Config:
         ),
     ] = "dense"
     tokens: Tokens = Tokens()
+    program: Program = Program()
     head: Head = Head()
     convert: Convert = Convert()
     parity: Parity = Parity()
@@ -141,3 +143,8 @@ class Config:
     def widths(self) -> tuple[int, ...]:
         """Token counts that a runtime uses, ascending: each costs a specialisation per process."""
         return tuple(sorted({1, self.verify, self.tokens.max}))
+
+    @property
+    def calls(self) -> Calls:
+        """How a decoder's programs take passes."""
+        return calls(self.program.shapes, self.widths)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardmill.config.convert import Budget, Search
 from shardmill.config.model import Config
-from shardmill.config.sections import Head, Source, Tokens
+from shardmill.config.sections import Head, Program, Source, Tokens
 from shardmill.errors import ConfigError
 from shardmill.forms.form import NAMES, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
@@ -47,7 +47,8 @@ def _kind_problems(config: Config) -> list[str]:
     if config.kind == DECODER:
         strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
         return strange if config.context else ["context: missing"]
-    neutral = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens(), "head": Head()}
+    neutral: dict[str, object] = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens()}
+    neutral |= {"program": Program(), "head": Head()}
     strange = [key for key, value in neutral.items() if getattr(config, key) != value]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]

@@ -51,6 +51,16 @@ class Tokens:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Program:
+    """The form of the programs; which tokens are said is the same in each."""
+
+    shapes: Annotated[
+        Literal["range", "fixed"],
+        Field(description="range: one function takes any pass; fixed: a function for each width, weights stored once."),
+    ] = "range"
+
+
+@dataclass(frozen=True, config=STRICT)
 class Head:
     """The LM head."""
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill.convert import package, trace
 from shardmill.convert.codes import Codes
+from shardmill.convert.functions import by_function, save_combined
 from shardmill.convert.package import WEIGHT_FILE
 from shardmill.convert.placing import weight_sites
 from shardmill.convert.stream import Made, stream
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ShardmillError
 from shardmill.forms.form import FP16, spread
+from shardmill.models.calls import FIXED
 from shardmill.models.contract import stem
 from shardmill.plan import Part
 
@@ -26,9 +29,21 @@ def convert_plain(
     """Writes the canonical .mlpackage of a part at `path`, which must not exist; see `stamped.convert_stamped`."""
     chosen = spread(forms, part.shapes)
     known = Codes(codes, part, chosen) if codes else None
-    package.save(trace.convert(part, PartWeights(part, source), chosen), path)
+    if part.calls.shapes == FIXED:
+        _convert_functions(part, source, chosen, path)
+    else:
+        package.save(trace.convert(part, PartWeights(part, source), chosen), path)
     if known:
         _impose(path, part, chosen, known)
+
+
+def _convert_functions(part: Part, source: Path, forms: Mapping[str, str], path: Path) -> None:
+    """Writes the package of a part of fixed shapes, of one for each width."""
+    with tempfile.TemporaryDirectory() as folder:
+        packages = {name: Path(folder) / f"{name}.mlpackage" for name, _ in by_function(part)}
+        for name, one in by_function(part):
+            package.save(trace.convert(one, PartWeights(one, source), forms), packages[name])
+        save_combined(packages, path)
 
 
 def _impose(path: Path, part: Part, forms: Mapping[str, str], codes: Codes) -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from shardmill.convert import package, stream
 from shardmill.convert.codes import Codes
+from shardmill.convert.functions import by_function, combined, share_places
 from shardmill.convert.package import WEIGHT_FILE
 from shardmill.convert.placing import place
 from shardmill.convert.reform import reform
 from shardmill.convert.template import sample
 from shardmill.forms.form import FP16, INT8, spread
+from shardmill.models.calls import MAIN
 from shardmill.plan import Part
 
 
@@ -51,10 +53,16 @@ def convert_stamped(
 
     chosen = spread(forms, part.shapes)
     base = FP16 if set(chosen.values()) <= {FP16} else INT8
-    spec = sample.program(part, base, cache)
+    one_each = dict(by_function(part)) or {MAIN: part}
+    specs = {name: sample.program(one, base, cache) for name, one in one_each.items()}
     if base == INT8:
-        reform(spec, chosen)
+        for each in specs.values():
+            reform(each, chosen)
+    spec, *others = specs.values()
     blobs, contents = place(spec, part, chosen, Codes(codes, part, chosen) if codes else None)
+    if part.calls.functions:
+        share_places(spec, others)
+        spec = combined(specs)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)
     stream.write(path / WEIGHT_FILE, blobs, contents, source, threads)

@@ -19,6 +19,7 @@ from shardmill.convert.normal import has_normal_form, normalise
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
 from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
+from shardmill.models.calls import FIXED
 from shardmill.models.contract import T, inputs, output, states
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
@@ -38,7 +39,7 @@ def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str,
     """The ct.models.MLModel of a part.
 
     Args:
-        part: the part.
+        part: the part; of fixed shapes it has one width.
         weights: in fp32, by the contract's paths.
         forms: of the matrices by their paths, or one for all.
     """
@@ -104,7 +105,7 @@ def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     mb.name_count.clear()
     return ct.convert(
         traced,
-        inputs=_core_ml_inputs(shapes, part.tokens, fixed=part.kind == "encoder"),
+        inputs=_core_ml_inputs(shapes, part.tokens, fixed=part.kind == "encoder" or part.calls.shapes == FIXED),
         outputs=[ct.TensorType(output(part.form), dtype=np.float16)],
         states=_core_ml_states(states(part.form)) or None,
         minimum_deployment_target=TARGET,

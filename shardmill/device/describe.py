@@ -27,7 +27,7 @@ def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         "context": None if encodes else manifest["context"],
         "verify": None if encodes else verify_width(manifest),
         "widths": widths_of(manifest),
-        "shapes": "fixed" if encodes else "range",
+        "shapes": "fixed" if encodes or "functions" in manifest["parts"][0] else "range",
         "state": None if encodes else "graph",
         "programs": len(manifest["parts"]),
         "weights_bytes": sum(map(weights_bytes, packages)),

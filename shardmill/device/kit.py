@@ -113,24 +113,27 @@ def _variant(name: str, build: Path, manifest: Mapping[str, Any], recording: Rec
 
 
 def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A part and its programs: one for all widths, or for an encoder's only one."""
+    """A part and its programs: one for all widths, or for an encoder's only one, or a function for each."""
     part, widths = manifest["parts"][place], widths_of(manifest)
     package = manifest["packages"][part["name"]]["path"]
-    fixed = MARK in manifest
     program = {
         "path": f"variants/{name}/{package}",
         "function": None,
-        "widths": [widths[place]] if fixed else widths,
-        "fixed": fixed,
+        "widths": [widths[place]] if MARK in manifest else widths,
+        "fixed": MARK in manifest,
         "weights": weights_bytes(build / package),
     }
+    programs = [
+        program | {"function": function, "widths": [int(width)], "fixed": True}
+        for width, function in part.get("functions", {}).items()
+    ]
     return {
         "name": part["name"],
         "kind": part["kind"],
         "output": part["output"],
         "stateful": bool(part["states"]),
         "layers": _layers(build / package),
-        "programs": [program],
+        "programs": programs or [program],
     }
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats
 from shardmill.runtime import encoder, engine
+from shardmill.runtime.functions import of_entry
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import MARK
 from shardmill.runtime.program import Program
@@ -68,8 +69,8 @@ class Recording:
 class _Tap:
     """Stands for a loaded model, and notes what goes in and comes out."""
 
-    def __init__(self, program: Program, note: Callable[[str, Mapping[str, Floats], Floats], None]) -> None:
-        self.name, self.model, self.note = program.name, program.model, note
+    def __init__(self, name: str, model: Any, note: Callable[[str, Mapping[str, Floats], Floats], None]) -> None:
+        self.name, self.model, self.note = name, model, note
 
     def predict(self, data: Mapping[str, Floats], state: Any = None) -> dict[str, Any]:
         """What the model gives."""
@@ -149,16 +150,16 @@ def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
         return found
 
     for program in programs:
-        program.model = _Tap(program, note)
+        program.models = {key: _Tap(program.name, model, note) for key, model in program.models.items()}
     return taken
 
 
 def _shipped(build: Path, part: Mapping[str, Any], passes: Mapping[int, list[Row]], arrays: Arrays) -> None:
     """Adds to each pass what a part gives with fp16's rounding."""
     with load_programs_as("fp16"):
-        program = Program(build / part["program"]["path"], stateful=bool(part["states"]))
+        program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part))
     for rows in passes.values():
-        program.state = program.model.make_state() if part["states"] else None
+        program.state = program.fresh_state()
         for row in (row[part["name"]] for row in rows if part["name"] in row):
             output = program({name: arrays[key] for name, key in row["inputs"].items()})
             row["fp16"] = arrays.add(output[:, :: _stride(output.shape[1])])

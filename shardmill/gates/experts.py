@@ -31,9 +31,16 @@ class Choices:
     scores: Tensor  # by which they were chosen
 
 
-def chosen_by(program: Path, layers: int, rerun: Callable[[], object]) -> Choices:
-    """What a program chooses. Args: rerun feeds every token once, in order; layers how many have experts."""
-    rounds = _rounds(program)
+def chosen_by(program: Path, function: str, layers: int, rerun: Callable[[], object]) -> Choices:
+    """What a program chooses.
+
+    Args:
+        program: the bundle.
+        function: the one that takes the passes; "" for a program's only one.
+        layers: how many have experts.
+        rerun: feeds every token once, in order.
+    """
+    rounds = _rounds(program, function)
     each = len(rounds) // layers  # rounds of a layer
     wanted = {name for scores, chosen in rounds for name in (scores, chosen)}
     seen: dict[str, list[Tensor]] = {name: [] for name in wanted}
@@ -49,13 +56,13 @@ def chosen_by(program: Path, layers: int, rerun: Callable[[], object]) -> Choice
     return Choices(torch.stack(taken), torch.stack([torch.cat(seen[scores]) for scores, _ in rounds[::each]]))
 
 
-def _rounds(program: Path) -> list[tuple[str, str]]:
+def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
     """The scores of every round of models/routing.py's selection, and what it chooses, by their names in the program.
 
     A round subtracts scores from their maximum, multiplies what follows with the experts' order, subtracts that from
     its own maximum, and subtracts what follows from 1: that is the choice.
     """
-    function, _ = pick_function(load_model(program), "")
+    function, _ = pick_function(load_model(program), called)
     made: dict[str, Op] = {}
     found: list[tuple[str, str]] = []
     scores, ordered = "", False

@@ -57,15 +57,23 @@ class Row:
 
 
 def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
-    """One row per operation of every program, in the order of a pass, over passes of the widest width."""
-    programs = engine.programs
-    functions = [_function(program) for program in programs]
+    """One row per operation of every program, in the order of a pass, over passes of the widest width.
+
+    Of a program with a function for each width it is the widest that the text fills, and the rest of the text is left
+    out: it would go through another function, whose results have names of their own.
+    """
+    programs, width = engine.programs, max(engine.widths)
+    steps = cut(len(tokens), [width])
+    if any(program.functions for program in programs):
+        width = max(each for each in engine.widths if each <= len(tokens))
+        steps = cut(len(tokens) - len(tokens) % width, [width])
+    functions = [_function(program, width) for program in programs]
     audits = [RangeAudit(function, MASKS) for function in functions]
     for program, seen in zip(programs, audits, strict=True):
         program.around = partial(trace, seen)
     engine.reset()
     starts = []
-    for step in cut(len(tokens), [max(engine.widths)]):
+    for step in steps:
         starts.append(step.tokens[0])
         shared = engine.host.arrays(step.positions, step.positions)
         for seen in audits:
@@ -78,8 +86,9 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     return found
 
 
-def _function(program: Program) -> Function:
-    function, _ = pick_function(load_model(program.path), "")
+def _function(program: Program, width: int) -> Function:
+    """The one that takes passes of a width."""
+    function, _ = pick_function(load_model(program.path), program.function(width))
     return function
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from portable_coreml import FirstNonFinite, NonFinite, trace
 from portable_coreml.files.load import load_model
-from portable_coreml.files.model import pick_function
 from torch import Tensor
 
 from shardmill.gates.fp16_range import layer_of
@@ -71,7 +70,7 @@ def _rerun_engine(engine: Engine, rerun: Rerun) -> None:
     """Runs with every program observed, from states that no earlier pass has spoilt: 0 * NaN, though masked, is NaN."""
     programs = engine.programs
     for program in programs:
-        program.state = program.state and program.model.make_state()
+        program.state = program.fresh_state()
         program.around = partial(trace, _observer(program.path))
     try:
         rerun()
@@ -81,7 +80,9 @@ def _rerun_engine(engine: Engine, rerun: Rerun) -> None:
 
 
 def _described(result: NonFinite, program: Path) -> str:
-    function, _ = pick_function(load_model(program), "")
-    layer = layer_of(function).get(result.name)
+    layers: dict[str, int] = {}
+    for function in load_model(program).program.functions.values():
+        layers |= layer_of(function)
+    layer = layers.get(result.name)
     place = f"{program.stem}, outside layers" if layer is None else f"layer {layer}"
     return f"{result.kind} output {result.name} ({place})"

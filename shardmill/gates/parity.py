@@ -22,6 +22,7 @@ from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, inputs, states
 from shardmill.models.host import Floats, Host
 from shardmill.plan import Part
+from shardmill.runtime.functions import of_form
 from shardmill.runtime.program import Program
 
 
@@ -55,7 +56,7 @@ class Runner:
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens."""
-        program, host = Program(self.program, stateful=True), Host(self.runtime)
+        program, host = Program(self.program, True, of_form(self.part.form, self.part.calls)), Host(self.runtime)
         scale = np.float32(self.part.graph.stream_scale)
         outputs = np.zeros((len(rows), 0), np.float32)  # as wide as the first result will be
         for p in passes:
@@ -166,9 +167,13 @@ def _choices(
     routed = [i for i, kind in runner.part.form.layers if kind.ffn == "experts"]
     if not routed:
         return None
-    found = experts.chosen_by(runner.program, len(routed), lambda: runner.run(x, cut(len(x), [width])))
+    function = runner.part.calls.functions.get(width, "")
+    # A pass that another function takes, or that is filled up, has no choices that could be told by their names.
+    count = len(x) - (len(x) % width if function else 0)
+    run = partial(runner.run, x[:count], list(cut(count, [width])))
+    found = experts.chosen_by(runner.program, function, len(routed), run)
     jitter = options.jitter if (options := runner.part.graph.experts) else 0.0
-    return experts.compared(found, [truth[i] for i in routed], precision, jitter)
+    return experts.compared(found, [truth[i][:count] for i in routed], precision, jitter)
 
 
 def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:
@@ -235,7 +240,7 @@ def head_parity(
     rows = hidden.numpy() * np.float32(part.graph.stream_scale)
 
     def run(width: int) -> Floats:
-        head = Program(program, stateful=False)
+        head = Program(program, False, of_form(part.form, part.calls))
         chunks = [rows[list(p.tokens)].T[None, :, :, None] for p in cut(len(rows), [width])]
         return np.concatenate([head({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
 

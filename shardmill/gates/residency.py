@@ -1,7 +1,8 @@
 """Residency: every operation but constants must run on the Neural Engine, or be predicted to; unknown is a failure.
 
 On a Mac MLComputePlan measures, at the default shape T = 1 and, through a copy of the package whose default is the
-upper bound, at T = max, since a plan describes the default shape only; an encoder's program has a single shape.
+upper bound, at T = max, since a plan describes the default shape only; an encoder's program has a single shape,
+and one of fixed widths has a function for each, all of which a plan names.
 Elsewhere the portable engine's placement rules predict, for the whole range of T at once. The two are never mixed:
 each row carries its evidence.
 
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from shardmill.lane.plan import planned
 from shardmill.machine import is_portable
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs
+NONE: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Row:
     rules: tuple[str, ...] = ()
 
 
-def inspect(package: Path, bundle: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:
+def inspect(
+    package: Path, bundle: Path, tokens: int, fixed: bool = False, functions: Mapping[str, int] = NONE
+) -> tuple[list[Row], list[dict[str, Any]]]:
     """A row for each operation at each shape that is looked at, and findings on the program as a whole.
 
     Args:
@@ -49,19 +53,25 @@ def inspect(package: Path, bundle: Path, tokens: int, fixed: bool = False) -> tu
         bundle: the .mlmodelc that was compiled from it.
         tokens: the upper bound of T.
         fixed: whether T is always that.
+        functions: the program's by name, each with the T that it always has, where it has one for each.
     """
-    predicted, findings = predict(package, tokens, fixed)
+    predicted, findings = predict(package, tokens, fixed or bool(functions))
     if is_portable():
-        return predicted, findings
+        return _by_function(predicted, functions), findings
     import coremltools as ct
 
-    rows = list(measure(bundle, f"T={tokens}" if fixed else "T=1"))
-    if tokens > 1 and not fixed:
+    rows = _by_function(measure(bundle, f"T={tokens}" if fixed else "T=1"), functions)
+    if tokens > 1 and not fixed and not functions:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / package.name
             with_default_tokens(package, copy, tokens)
             rows += measure(Path(ct.models.utils.compile_model(str(copy))), f"T={tokens}")
     return rows, [finding for finding in findings if finding["rule"] == SMALL]  # the size is a fact
+
+
+def _by_function(rows: Iterable[Row], functions: Mapping[str, int]) -> list[Row]:
+    """Rows with the shape of their function."""
+    return [replace(row, shape=f"T={functions[row.function]}") if row.function in functions else row for row in rows]
 
 
 def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:

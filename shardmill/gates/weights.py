@@ -7,6 +7,7 @@ test.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ class PackageWeights(HeldWeights):
             prefix: begins the checkpoint's names where transformers' begin with "model.".
         """
         super().__init__(part, package.name, prefix)
-        (function,) = load_spec(package).mlProgram.functions.values()
-        operations = function.block_specializations[function.opset].operations
-        self.package = package
-        self.ops = {op.outputs[0].name: op for op in operations if op.type.startswith("const")}
+        first, *others = map(_constants, load_spec(package).mlProgram.functions.values())
+        self.package, self.ops = package, first
+        for other in others:
+            _demand_shared(first, other, package.name)
 
     def stored(self, path: str) -> Stored:
         """A constant as it is stored."""
@@ -65,6 +66,27 @@ class PackageWeights(HeldWeights):
             if candidate in self.ops:
                 return self.ops[candidate]
         raise GateError(f"{self.package.name} does not hold {path}: no constant {stem(path)}")
+
+
+def _constants(function: Any) -> dict[str, Any]:
+    """The operations of a function that hold constants, by their results."""
+    operations = function.block_specializations[function.opset].operations
+    return {op.outputs[0].name: op for op in operations if op.type.startswith("const")}
+
+
+def _demand_shared(one: Mapping[str, Any], other: Mapping[str, Any], package: str) -> None:
+    """Raises GateError where two functions of a package do not read the same weights from the same places."""
+    mine, theirs = ({name: places for name, op in ops.items() if (places := _places(op))} for ops in (one, other))
+    if mine != theirs:
+        strange = min(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+        raise GateError(f"{package}: its functions do not share {strange}")
+
+
+def _places(op: Any) -> list[int]:
+    """Where in the weight file a constant's numbers begin; none for one that the program itself holds."""
+    bound = [argument.value for key in sorted(op.inputs) for argument in op.inputs[key].arguments]
+    values = [*(op.attributes[key] for key in sorted(op.attributes)), *bound]
+    return [int(value.blobFileValue.offset) for value in values if value.WhichOneof("value") == "blobFileValue"]
 
 
 def weight_steps(stored: PackageWeights, source: Path) -> tuple[float, str]:

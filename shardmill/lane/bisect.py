@@ -25,17 +25,18 @@ def cut_and_load(job: Job, place: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         job.stage(f"cut after operation {place}")
         package = Path(folder) / "cut.mlpackage"
-        cut_after(job.package(job.unit), package, place)
+        cut_after(job.package(job.unit), package, place, job.unit.program["function"])
         job.stage("compilation of the cut program")
         bundle = Path(ct.models.utils.compile_model(str(package), str(Path(folder) / "cut.mlmodelc")))
-        timing = load_and_run(job, bundle)
-    kind, output = operations(job.package(job.unit))[place]
+        timing = load_and_run(job, bundle, None)
+    kind, output = operations(job.package(job.unit), job.unit.program["function"])[place]
     return Found(value={"operation": kind, "output": output}, timing=timing)
 
 
 def list_operations(job: Job, _: int) -> Found:
     """Type and first output of each operation; the process that searches loads nothing, not even coremltools."""
-    return Found(value={"operations": [list(pair) for pair in operations(job.package(job.unit))]})
+    found = operations(job.package(job.unit), job.unit.program["function"])
+    return Found(value={"operations": [list(pair) for pair in found]})
 
 
 def search(places: Sequence[int], fails: Callable[[int], bool]) -> int:

@@ -26,18 +26,19 @@ def with_default_tokens(source: Path, target: Path, tokens: int) -> None:
     (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
 
 
-def operations(package: Path) -> list[tuple[str, str]]:
-    """Type and first output of each operation; constants among them."""
-    return [(op.type, op.outputs[0].name if op.outputs else "") for op in _block(_read(package)).operations]
+def operations(package: Path, function: str | None = None) -> list[tuple[str, str]]:
+    """Type and first output of each operation of a function, or of the only one; constants among them."""
+    block = _block(_alone(_read(package), function))
+    return [(op.type, op.outputs[0].name if op.outputs else "") for op in block.operations]
 
 
-def cut_after(source: Path, target: Path, place: int) -> None:
+def cut_after(source: Path, target: Path, place: int, function: str | None = None) -> None:
     """A copy of a package whose program ends after the operation at `place`.
 
     What the operations so far have made and others would have used is its output, so that nothing in front of the cut
-    can be dropped as unused.
+    can be dropped as unused. Of several functions `function` is left, as the only one.
     """
-    spec = _copied(source, target)
+    spec = _alone(_copied(source, target), function)
     block = _block(spec)
     kept, rest = list(block.operations[: place + 1]), list(block.operations[place + 1 :])
     later = {binding.name for op in rest for argument in op.inputs.values() for binding in argument.arguments}
@@ -81,8 +82,20 @@ def _read(package: Path) -> Any:
     return spec
 
 
+def _alone(spec: Any, name: str | None) -> Any:
+    """A specification with one of its functions only, which is then called main."""
+    if name is None:
+        return spec
+    kept, described = type(spec)(), next(one for one in spec.description.functions if one.name == name)
+    kept.specificationVersion = spec.specificationVersion
+    for field in ("input", "output", "state"):
+        getattr(kept.description, field).extend(getattr(described, field))
+    kept.mlProgram.version = spec.mlProgram.version
+    kept.mlProgram.functions["main"].CopyFrom(spec.mlProgram.functions[name])
+    return kept
+
+
 def _block(spec: Any) -> Any:
-    """The block of operations of the first function; `main` where there is one."""
-    functions = spec.mlProgram.functions
-    function = functions["main" if "main" in functions else min(functions)]
+    """The block of operations of the only function."""
+    (function,) = spec.mlProgram.functions.values()
     return function.block_specializations[function.opset]

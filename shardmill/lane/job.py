@@ -77,11 +77,15 @@ class Job:
         """Where it is compiled to."""
         return self.work / "compiled" / str(self.variant["name"]) / f"{unit.name}.mlmodelc"
 
-    def load(self, unit: Unit, path: Path) -> Any:
-        """A compiled program on CPU and Neural Engine."""
+    def load_unit(self, unit: Unit) -> Any:
+        """A program as it was compiled."""
+        return self.load(self.bundle(unit), unit.program["function"])
+
+    def load(self, path: Path, function: str | None) -> Any:
+        """A function of a compiled program on CPU and Neural Engine, or its only one."""
         import coremltools as ct
 
-        named = {"function_name": unit.program["function"]} if unit.program["function"] else {}
+        named = {"function_name": function} if function else {}
         return ct.models.CompiledMLModel(str(path), compute_units=ct.ComputeUnit.CPU_AND_NE, **named)
 
     def recorded(self, width: int, part: str) -> list[Mapping[str, Any]]:

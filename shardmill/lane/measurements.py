@@ -37,19 +37,19 @@ def compile_program(job: Job, _: int) -> Found:
 
 def first_load(job: Job, _: int) -> Found:
     """Loads the program in a new process, and runs a first pass of every width: each is specialised then."""
-    return Found(timing=load_and_run(job, job.bundle(job.unit)))
+    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.program["function"]))
 
 
 def warm_load(job: Job, _: int) -> Found:
     """The same once more in another process, when the system knows the program."""
-    return Found(timing=load_and_run(job, job.bundle(job.unit)))
+    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.program["function"]))
 
 
-def load_and_run(job: Job, bundle: Path) -> dict[str, Any]:
-    """Loads a bundle of the job's unit and runs it once at every width; what each took in seconds."""
+def load_and_run(job: Job, bundle: Path, function: str | None) -> dict[str, Any]:
+    """Loads a function of a bundle of the job's unit and runs it once at every width; what each took in seconds."""
     job.stage("load")
     start = time.perf_counter()
-    model = job.load(job.unit, bundle)
+    model = job.load(bundle, function)
     timing: dict[str, Any] = {"load_seconds": time.perf_counter() - start}
     for width in job.unit.program["widths"]:
         rows = job.recorded(width, job.unit.part["name"])
@@ -103,7 +103,8 @@ def residency(job: Job, width: int) -> Found:
             copy = Path(folder) / "copy.mlpackage"
             with_default_tokens(job.package(job.unit), copy, width)
             bundle = Path(ct.models.utils.compile_model(str(copy), str(Path(folder) / "copy.mlmodelc")))
-        rows = [dict(row) for row in planned(bundle)]
+        function = job.unit.program["function"]
+        rows = [dict(row) for row in planned(bundle) if function in (None, row["function"])]
     counts = dict(sorted(Counter(row["status"] for row in rows).items()))
     return Found(value={"evidence": evidence, "counts": counts, "rows": rows})
 
@@ -124,7 +125,7 @@ def caller(job: Job, width: int) -> Callable[[dict[str, Floats]], Floats]:
     """The loaded program with fresh states, as a function of its inputs."""
     if job.unit.name not in job.loaded:
         job.stage("load")
-        job.loaded[job.unit.name] = job.load(job.unit, job.bundle(job.unit))
+        job.loaded[job.unit.name] = job.load_unit(job.unit)
     job.stage(f"passes at T={width}")
     model = job.loaded[job.unit.name]
     state, output = _state(job, model), job.unit.part["output"]

@@ -24,7 +24,7 @@ def load_all(job: Job, _: int) -> Found:
     start = time.perf_counter()
     for unit in job.units.values():
         job.stage(f"load of {unit.name}")
-        job.loaded[unit.name] = job.load(unit, job.bundle(unit))
+        job.loaded[unit.name] = job.load_unit(unit)
     return Found(timing={"load_seconds": time.perf_counter() - start, "peak_bytes": peak_bytes()})
 
 
@@ -71,7 +71,7 @@ class Chain:
         for unit in self.units:
             if unit.name not in job.loaded:
                 job.stage(f"load of {unit.name}")
-                job.loaded[unit.name] = job.load(unit, job.bundle(unit))
+                job.loaded[unit.name] = job.load_unit(unit)
         job.stage(f"passes at T={width}")
         self.states = {unit.name: self._state(unit) for unit in self.units}
 

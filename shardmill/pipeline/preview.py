@@ -66,6 +66,8 @@ class Preview:
         context: key/value slots.
         tokens_max: most tokens of a pass.
         verify: most tokens of a decode pass.
+        shapes: "range", or "fixed" for a function for each of `widths`.
+        widths: the tokens that a decoder's passes carry.
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
         bytes_by_form: of weights that a pass reads if it takes every program, padding left out.
@@ -92,6 +94,8 @@ class Preview:
     context: int
     tokens_max: int
     verify: int
+    shapes: str
+    widths: tuple[int, ...]
     weights: str
     bits_per_weight: float
     bytes_by_form: Mapping[str, int]
@@ -139,6 +143,8 @@ def preview(config: Config) -> Preview:
         context=config.length,
         tokens_max=config.tokens.max,
         verify=config.verify,
+        shapes=config.program.shapes,
+        widths=() if a.ends else config.widths,
         weights=config.convert.precision,
         bits_per_weight=found.bits_per_weight,
         bytes_by_form=found.bytes_by_form,

@@ -16,6 +16,7 @@ import numpy as np
 
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
+from shardmill.runtime.functions import of_entry
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
@@ -54,7 +55,7 @@ class Engine:
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
         for part in manifest["parts"]:
-            program = Program(root / part["program"]["path"], stateful=bool(part["states"]))
+            program = Program(root / part["program"]["path"], bool(part["states"]), of_entry(part))
             if part["kind"] == "layers":
                 self.layers.append(Layers(program, list(part["inputs"]), []))
             elif part["kind"] == "experts":

@@ -30,6 +30,7 @@ ENCODER: Keys = {
 }  # what that of an encoder reads
 MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
+FORMED = ("functions",)  # what a part has besides where its programs have fixed widths
 KINDS = ("layers", "experts", "head", "encoder")
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -145,7 +146,7 @@ def runtime_manifest(
     """
     architecture = plan["architecture"]
     parts = [
-        {key: row[key] for key in PART if key != "program"} | {"program": dict(programs[row["name"]])}
+        {key: row[key] for key in (*PART, *FORMED) if key in row} | {"program": dict(programs[row["name"]])}
         for row in plan["parts"]
         if row["kind"] != "embedding"
     ]

@@ -16,12 +16,13 @@ from shardmill.files import write_json
 from shardmill.runtime.manifest import runtime_manifest
 
 LAYERS = 2
+SETTINGS: dict[str, Any] = {"topology": [[0, LAYERS]], "head": {"slices": 1}}
 
 
 def finished(folder: Path, name: str = "tiny") -> Path:
     """Writes, converts and compiles it; the folder of the build."""
     source = tiny.fetched(tiny.write_checkpoint(folder / "checkpoint", layers=LAYERS), folder / "source")
-    made = tiny.converted(source, folder, topology=[[0, LAYERS]], head={"slices": 1})
+    made = tiny.converted(source, folder, **SETTINGS)
     return finish(made.plan, made.packages, made.table, source, folder / name)
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import encoders
+import program_forms
 import pytest
 import routed
+import tiny
 from models import tiny_encoders
 
 from shardmill.convert import package, trace
@@ -17,7 +19,7 @@ from shardmill.device.kit import write_kit
 from shardmill.device.rank import rank
 from shardmill.files import load_json
 
-from .finished import finish
+from .finished import LAYERS, SETTINGS, finish
 from .lane import lines, measured, unpacked
 
 
@@ -61,3 +63,20 @@ def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: st
         assert found[f"{part['name']}/parity.T={width}"]["value"]["psnr"] > 40
         assert found[f"pass.T={width}"]["value"] == {"programs": 1}
     assert rank([build]) == []  # nothing was imported
+
+
+def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path) -> None:
+    """Loaded by its name; where one can't be loaded, the operation is looked for in that function."""
+    source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
+    made = program_forms.build(source, tmp_path, "fixed", tmp_path / "cache", **SETTINGS)
+    build = finish(made.plan, made.packages, made.table, source, tmp_path / "fixed")
+    variant, found = lane(build, tmp_path)
+    assert variant["described"]["shapes"] == "fixed"
+    for part in variant["parts"]:
+        assert [(one["function"], one["widths"]) for one in part["programs"]] == [("t1", [1]), ("t4", [4])]
+        for place, width in enumerate((1, 4)):
+            assert found[f"{part['name']}.{place}/parity.T={width}"]["value"]["psnr"] > 40
+            rows = found[f"{part['name']}.{place}/residency.T={width}"]["value"]["rows"]
+            assert {row["function"] for row in rows} == {f"t{width}"}
+    assert found["pass.T=4"]["value"]["programs"] == 2
+    assert found["pass.T=4"]["value"]["agree"] == found["pass.T=4"]["value"]["tokens"]

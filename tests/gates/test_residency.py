@@ -10,10 +10,12 @@ import pytest
 import tiny
 from portable_coreml.files.bundle import compile_model
 
+from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import GateError
 from shardmill.gates import residency
 from shardmill.gates.residency import Row, measurements
 from shardmill.lane.plan import measured_status
+from shardmill.models.calls import FIXED, Calls
 
 from .judged import judge
 
@@ -86,3 +88,13 @@ def test_a_plan_s_operations_have_the_names_of_the_prediction_s(built: tiny.Buil
     measured = list(residency.measure(bundle, "T=1"))
     assert [(r.function, r.output) for r in measured] == [(r.function, r.output) for r in predicted]
     assert "k_0" in {r.output for r in measured if r.operation == "write_state"}
+
+
+def test_each_function_is_judged_at_its_own_width(built: tiny.Build, tmp_path: Path) -> None:
+    part, path = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    convert_stamped(part, built.source, "int8", path)
+    bundle = compile_model(path, tmp_path / "p.mlmodelc")
+    rows, findings = residency.inspect(path, bundle, 4, functions={"t1": 1, "t4": 4})
+    judge("p", measurements(rows, findings))
+    assert {(r.function, r.shape) for r in rows} == {("t1", "T=1"), ("t4", "T=4")}
+    assert {sum(r.operation.endswith("conv") for r in rows if r.function == name) for name in ("t1", "t4")} == {4}

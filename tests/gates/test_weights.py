@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,6 +12,7 @@ import pytest
 import tiny
 import torch
 
+from shardmill.convert.package import MODEL_FILE, load_spec
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
@@ -19,6 +21,7 @@ from shardmill.gates import weights
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.models.architecture import Source
+from shardmill.models.calls import FIXED, Calls
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +217,18 @@ def test_a_palette_s_step_reaches_to_the_second_entry_by_distance() -> None:
     steps = kept.steps(torch.tensor([[0.4, 3.0, 9.0, -2.0], [8.0, 7.0, 9.0, 0.0]]), 0)
     expected = torch.tensor([[0.6, 2.0, 8.0, 3.0], [2**-24, 1.0, 1.0, 8.0]])
     torch.testing.assert_close(steps, expected)
+
+
+def test_functions_that_do_not_share_their_weights_are_refused(built: tiny.Build, tmp_path: Path) -> None:
+    """The gate reads one function's; another one could hold anything."""
+    part, path = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    convert_stamped(part, built.source, "int8", path)
+    shared = PackageWeights(path, part)
+    assert weight_steps(shared, built.source)[0] <= 1
+    spec = load_spec(path)
+    function = spec.mlProgram.functions["t4"]
+    op = next(op for op in function.block_specializations[function.opset].operations if op.type.startswith("constexpr"))
+    op.inputs["data"].arguments[0].value.blobFileValue.offset += 64
+    (path / MODEL_FILE).write_bytes(spec.SerializeToString())
+    with pytest.raises(GateError, match=rf"p\.mlpackage: its functions do not share {op.outputs[0].name}"):
+        PackageWeights(path, part)

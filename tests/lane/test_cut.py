@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from portable_coreml.proxy import MLModelProxy
 
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert.package import load_spec
+from shardmill.convert.stamped import convert_stamped
 from shardmill.lane.bisect import layer_at, search
 from shardmill.lane.cut import cut_after, operations
 from shardmill.machine import is_portable
+from shardmill.models.calls import FIXED, Calls
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="looks into the portable engine, which is not on a Mac")
 WIDTH = 2
@@ -110,3 +113,17 @@ def test_the_search_takes_few_probes() -> None:
 def test_layers_are_told_by_where_they_begin() -> None:
     names, layers = ["a", "b", "c", "d", "e"], [["b", 4], ["d", 5]]
     assert [layer_at(place, names, layers) for place in range(5)] == [None, 4, 4, 5, 5]
+
+
+@pytest.mark.usefixtures("fp32")
+def test_one_of_several_functions_is_cut_off_by_itself(built: tiny.Build, tmp_path: Path) -> None:
+    """It stays as the only one, with its own shapes, and gives what it gave."""
+    part = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, WIDTH)))
+    package, cut = tmp_path / "both.mlpackage", tmp_path / "cut.mlpackage"
+    convert_stamped(part, built.source, "int8", package)
+    found = operations(package, f"t{WIDTH}")
+    assert len(found) > 50 and len(operations(package, "t1")) > 50
+    cut_after(package, cut, len(found) - 1, f"t{WIDTH}")
+    assert [*load_spec(cut).mlProgram.functions] == ["main"]
+    whole = MLModelProxy(str(package), function_name=f"t{WIDTH}")
+    np.testing.assert_array_equal(run(cut)["hidden"], whole.predict(inputs(WIDTH), whole.newState())["hidden"])

@@ -9,11 +9,14 @@ import pytest
 
 from tests.conformance.suites import SUITES, Case, read_cases, reasons, run_slice, table
 
+FUNCTIONS = "test/ml_program/test_utils.py"  # programs of several functions, from ranges of shapes among others
 SAMPLE = (
     ("converters/mil/frontend/torch/test/test_torch_stateful_model.py", "0/1", ""),
     ("converters/mil/mil/ops/tests/iOS18", "3/40", ""),
     ("converters/mil/mil/ops/tests/iOS14/test_tensor_transformation.py", "3/12", ""),
     ("converters/mil/mil/ops/tests/iOS14/test_reduction.py", "1/12", ""),
+    (FUNCTIONS, "0/1", "MultiFunction or multifunc"),
+    (FUNCTIONS, "3/8", "Materialize"),
 )
 SECONDS = 400
 
@@ -41,6 +44,13 @@ def test_every_case_of_the_sample_passes(cases: list[Case]) -> None:
 def test_the_stateful_models_were_run(cases: list[Case]) -> None:
     """The suite that is nearest to what this project converts."""
     assert sum(case.suite == SUITES[0] and case.result == "passed" for case in cases) >= 10
+
+
+def test_programs_of_several_functions_were_run(cases: list[Case]) -> None:
+    """Saved from several packages, or made of one with a range of shapes: every function predicts by its name."""
+    found = [case for case in cases if case.suite == FUNCTIONS and case.result == "passed"]
+    assert len(found) >= 18
+    assert sum(case.predictions for case in found) >= 30
 
 
 def test_tables_count_by_suite_and_operation(tmp_path: Path) -> None:

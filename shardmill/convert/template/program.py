@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmill.convert.template.pattern import FIRST, REMEDY, Pattern, Place, Sighting, StampError, fit
+from shardmill.models.calls import MAIN
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def sequences(spec: Any) -> tuple[Any, ...]:
 
 
 def main_function(spec: Any) -> Any:
-    """A model's only function."""
-    return spec.mlProgram.functions["main"]
+    """A model's only function, or of several the default one."""
+    return spec.mlProgram.functions[spec.description.defaultFunctionName or MAIN]
 
 
 def main_block(spec: Any) -> Any:

@@ -27,7 +27,8 @@ def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import residency, thresholds
 
-        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, fixed=piece.kind == ENCODER)
+        functions = {name: width for width, name in piece.calls.functions.items()}
+        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, piece.kind == ENCODER, functions)
         gate = thresholds.compare(residency.measurements(rows, findings))
         content = {
             "part": piece.name,

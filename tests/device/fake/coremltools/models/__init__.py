@@ -27,9 +27,10 @@ def fault(kind: str, names: set[str]) -> bool:
 class CompiledMLModel:
     """A copy of a package that is called compiled."""
 
-    def __init__(self, path: str, compute_units: Any) -> None:
-        self.unit, self.folder = Path(path).stem, Path(path)
-        outputs = {out.name for op in utils.operations(self.folder) for out in op.outputs}
+    def __init__(self, path: str, compute_units: Any, function_name: str | None = None) -> None:
+        self.unit, self.folder = Path(path).stem.partition(".")[0], Path(path)
+        functions = utils.functions(self.folder)
+        outputs = {out.name for op in functions[function_name or min(functions)] for out in op.outputs}
         if fault("hang", outputs):
             time.sleep(3600)
         if fault("kill", outputs):

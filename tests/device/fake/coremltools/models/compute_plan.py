@@ -17,12 +17,14 @@ class MLComputePlan:
     """Of a copied package."""
 
     def __init__(self, path: Path) -> None:
-        found = [
-            SimpleNamespace(operator_name=op.type, outputs=list(op.outputs), inputs={}, blocks=[])
-            for op in utils.operations(path)
-        ]
-        main = SimpleNamespace(block=SimpleNamespace(operations=found))
-        self.model_structure = SimpleNamespace(program=SimpleNamespace(functions={"main": main}))
+        functions = {}
+        for name, operations in utils.functions(path).items():
+            found = [
+                SimpleNamespace(operator_name=op.type, outputs=list(op.outputs), inputs={}, blocks=[])
+                for op in operations
+            ]
+            functions[name] = SimpleNamespace(block=SimpleNamespace(operations=found))
+        self.model_structure = SimpleNamespace(program=SimpleNamespace(functions=functions))
 
     @classmethod
     def load_from_path(cls, path: str, compute_units: Any) -> MLComputePlan:

@@ -13,11 +13,11 @@ def compile_model(source: str, target: str) -> str:
     return target
 
 
-def operations(package: Path) -> Any:
-    """Those of its program."""
+def functions(package: Path) -> dict[str, Any]:
+    """The operations of each function of its program."""
     from coremltools.proto import Model_pb2
 
     spec = Model_pb2.Model()
     spec.ParseFromString((package / "Data/com.apple.CoreML/model.mlmodel").read_bytes())
-    (function,) = spec.mlProgram.functions.values()
-    return function.block_specializations[function.opset].operations
+    found = spec.mlProgram.functions
+    return {name: one.block_specializations[one.opset].operations for name, one in found.items()}

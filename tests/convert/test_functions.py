@@ -1,0 +1,144 @@
+"""Packages of several functions: those that coremltools makes, with every weight stored once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import pytest
+
+from shardmill.convert import package, trace
+from shardmill.convert.functions import by_function, share_places
+from shardmill.convert.package import WEIGHT_FILE
+from shardmill.convert.plain import convert_plain
+from shardmill.convert.stamped import convert_stamped
+from shardmill.convert.template import sample
+from shardmill.convert.template.pattern import StampError
+from shardmill.convert.weights import PartWeights
+from shardmill.models.calls import FIXED, Calls
+from shardmill.plan import Part
+
+from .small import draft, head_part, layers_part, write_checkpoint, write_family
+
+WIDTHS = (1, 4)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("functions") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("templates")
+
+
+def fixed(part: Part) -> Part:
+    return replace(part, calls=Calls(FIXED, WIDTHS))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize(("kind", "quantization"), [("layers", "int8"), ("head", "fp16")])
+def test_stamped_functions_are_those_that_coremltools_combines(
+    checkpoint: Path, cache: Path, tmp_path: Path, kind: str, quantization: str
+) -> None:
+    """Byte for byte; `layers` in coremltools' own names."""
+    part = fixed(layers_part(checkpoint, 1, 3) if kind == "layers" else head_part(checkpoint, 32, 64))
+    convert_plain(part, checkpoint, quantization, tmp_path / "plain.mlpackage")
+    convert_stamped(part, checkpoint, quantization, tmp_path / "stamped.mlpackage", cache)
+    assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
+
+
+def test_kinds_of_layers_in_normal_form_are_combined_alike(tmp_path: Path, cache: Path) -> None:
+    """Attention and convolutions, whose states differ."""
+    source = write_family(tmp_path / "checkpoint", "lfm2")
+    part = fixed(draft(source, [[0, 2], [2, 4]])["layers_00_02"])
+    convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
+    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", cache)
+    assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
+
+
+def test_all_but_the_names_of_state_updates_is_coremltools_own(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+    """Against its public functions alone, called here."""
+    part = fixed(layers_part(checkpoint, 1, 3))
+    descriptor = ct.utils.MultiFunctionDescriptor()
+    for name, one in by_function(part):
+        path = tmp_path / f"{name}.mlpackage"
+        package.save(trace.convert(one, PartWeights(one, checkpoint), "int8"), path)
+        descriptor.add_function(str(path), "main", name)
+    descriptor.default_function_name = "t1"
+    ct.utils.save_multifunction(descriptor, str(tmp_path / "theirs.mlpackage"))
+    package.canonicalize(tmp_path / "theirs.mlpackage")
+    convert_stamped(part, checkpoint, "int8", tmp_path / "ours.mlpackage", cache)
+    ours, theirs = (package.load_spec(tmp_path / f"{whose}.mlpackage") for whose in ("ours", "theirs"))
+    for update in [*state_updates(ours), *state_updates(theirs)]:
+        update.attributes["name"].Clear()
+    assert ours == theirs
+    assert (
+        files(tmp_path / "ours.mlpackage")[WEIGHT_FILE.as_posix()]
+        == (files(tmp_path / "theirs.mlpackage")[WEIGHT_FILE.as_posix()])
+    )
+
+
+def state_updates(spec: Any) -> Iterator[Any]:
+    """The operations that coremltools makes of an update of a state."""
+    for function in spec.mlProgram.functions.values():
+        for op in function.block_specializations[function.opset].operations:
+            if op.type == "write_state" or (op.type == "read_state" and "update" in op.outputs[0].name):
+                yield op
+
+
+def test_the_weights_are_those_of_one_function(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+    """The file has the same bytes, so any number of functions takes the same room."""
+    part = layers_part(checkpoint, 1, 3)
+    convert_stamped(part, checkpoint, "int8", tmp_path / "one.mlpackage", cache)
+    convert_stamped(fixed(part), checkpoint, "int8", tmp_path / "several.mlpackage", cache)
+    one, several = (tmp_path / f"{name}.mlpackage" / WEIGHT_FILE for name in ("one", "several"))
+    assert one.read_bytes() == several.read_bytes()
+    spec = package.load_spec(tmp_path / "several.mlpackage")
+    assert [function.name for function in spec.description.functions] == ["t1", "t4"]
+    assert spec.description.defaultFunctionName == "t1"
+    shapes = [list(function.input[0].type.multiArrayType.shape) for function in spec.description.functions]
+    assert shapes == [[1, 64, 1, 1], [1, 64, 4, 1]]
+
+
+def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path, cache: Path) -> None:
+    one, other = (sample.program(part, "int8", cache) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3))))
+    from shardmill.convert.template.program import main_block
+
+    for op in main_block(other).operations:
+        if op.outputs and op.outputs[0].name.startswith("layers_2_mlp_down_proj_weight"):
+            op.outputs[0].name = "strange"
+    with pytest.raises(StampError, match="a weight that the function of another width does not have"):
+        share_places(one, [other])
+
+
+IN_ANOTHER_PROCESS = """
+import pickle, sys
+from shardmill.convert.stamped import convert_stamped
+part, source, path = pickle.loads(sys.stdin.buffer.read())
+convert_stamped(part, source, "int8", path, threads=1)
+"""
+
+
+def test_the_bytes_do_not_depend_on_the_process(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+    part = fixed(head_part(checkpoint, 32, 64))
+    convert_stamped(part, checkpoint, "int8", tmp_path / "here.mlpackage", cache, threads=3)
+    subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS],
+        input=pickle.dumps((part, checkpoint, tmp_path / "there.mlpackage")),
+        env={**os.environ, "PYTHONHASHSEED": "3"},
+        check=True,
+        capture_output=True,
+    )
+    assert files(tmp_path / "here.mlpackage") == files(tmp_path / "there.mlpackage")

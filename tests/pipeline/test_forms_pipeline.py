@@ -1,0 +1,64 @@
+"""A model in a form that is not the default, under the real Snakemake: every rule, and what is served in the end."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+import tiny
+import yaml
+
+from shardmill.pipeline.audit import audit
+
+from .project import ROOT, Project
+
+pytestmark = pytest.mark.pipeline
+SETTINGS = {
+    "model": "tiny",
+    "source": {"path": "checkpoint"},
+    "context": 64,
+    "program": {"shapes": "fixed"},
+    "parity": {"text": "text.txt", "positions": 16, "perplexity_positions": 32},
+    "benchmark": {
+        **{"text": "text.txt", "prompt_tokens": [16], "tasks": []},
+        **{"new_tokens": 8, "repetitions": 1, "drafters": ["ngram"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A build of everything."""
+    folder = tmp_path_factory.mktemp("forms")
+    project = Project(folder / "project").create(tiny.write_checkpoint(folder / "checkpoint", layers=2))
+    (project.folder / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS))
+    done = project.run("all")
+    assert done.returncode == 0, done.stdout
+    return project
+
+
+def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
+    """And docs/model-json.md: a function for each width of a pass."""
+    content = json.loads((finished.build / "model.json").read_text())
+    jsonschema.validate(content, json.loads((ROOT / "docs/model.schema.json").read_text()))
+    assert content["widths"] == [1, 4]
+    assert all(part["functions"] == {"1": "t1", "4": "t4"} for part in content["parts"])
+
+
+def test_passes_that_no_function_takes_were_compared_too(finished: Project) -> None:
+    """The gate feeds every width that decoding may take: those between are filled up."""
+    numbers = json.loads((finished.build / "parity/layers_00_02.json").read_text())["gate"]
+    assert {"T=2", "T=3", "T=4", "mixed", "rejected drafts"} <= {number["detail"] for number in numbers}
+
+
+def test_every_function_is_judged_at_its_width(finished: Project) -> None:
+    content = json.loads((finished.build / "residency/layers_00_02.json").read_text())
+    assert {(row["function"], row["shape"]) for row in content["rows"]} == {("t1", "T=1"), ("t4", "T=4")}
+    assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 20
+
+
+def test_the_build_verifies_and_the_report_says_its_form(finished: Project) -> None:
+    found = audit(finished.build)
+    assert (found.wrong, found.checked > 10) == ((), True)
+    assert "a function each for passes of 1 and 4 tokens" in (finished.build / "report.html").read_text()

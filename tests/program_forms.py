@@ -1,0 +1,37 @@
+"""Builds of one checkpoint in each form of its programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tiny
+
+from shardmill.convert.stamped import convert_stamped
+from shardmill.machine import load_programs_as
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
+
+FORMS: dict[str, dict[str, str]] = {"range": {}, "fixed": {"shapes": "fixed"}}
+
+
+def build(source: Path, folder: Path, form: str, cache: Path, **changes: Any) -> tiny.Build:
+    """A fetched checkpoint, split and converted in a form; templates are kept in `cache`."""
+    parts, plan = tiny.split(source, program=FORMS[form], **changes)
+    packages = {}
+    for name, part in parts.items():
+        if part.kind != "embedding":
+            packages[name] = folder / f"{name}.mlpackage"
+            convert_stamped(part, source, "int8", packages[name], cache)
+    table = tiny.write_table(parts["embedding"], source, folder / "embedding.safetensors")
+    return tiny.Build(source, parts, plan, packages, table, ())
+
+
+def load(build: tiny.Build, layers: int | None = None) -> Engine:
+    """Its engine, in fp32, of so many parts of layers; what model.json says has gone through JSON."""
+    manifest = json.loads(json.dumps(in_place(build.plan, build.packages, build.table)))
+    parts = [part for part in manifest["parts"] if part["kind"] == "layers"][:layers]
+    manifest["parts"] = [*parts, *(part for part in manifest["parts"] if part["kind"] == "head")]
+    with load_programs_as("fp32"):
+        return Engine(manifest, Path("/"))

@@ -1,0 +1,111 @@
+"""All forms of a model's programs say the same: whatever drafts, however a text is cut, whatever was fed before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import program_forms
+import pytest
+import tiny
+from models import tiny_families
+
+from shardmill import decode
+from shardmill.decode import DRAFTERS, Session, create_drafter
+from shardmill.decode.policies import AlwaysDraft
+from shardmill.errors import ShardmillError
+from shardmill.machine import is_portable
+from shardmill.runtime.engine import Engine
+
+pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+NEW, SEED = 20, 11
+TOKENS = {"max": 4}
+WIDTHS = ((1,), (4,), (3, 1), (2, 4, 1, 3))
+
+
+@dataclass(frozen=True)
+class Forms:
+    """One model: an engine for each form of its programs, and texts."""
+
+    engines: dict[str, Engine]
+    draft: Engine  # of another model, with the same vocabulary
+    prompts: list[list[int]]
+
+
+def checkpoint(family: str, folder: Path) -> Path:
+    """A small one: plain attention over all slots, rings of sliding layers, or rings of convolutions."""
+    return tiny.write_checkpoint(folder) if family == "phi3" else tiny_families.write_tiny(family, folder)
+
+
+@pytest.fixture(scope="module", params=["phi3", "gemma3_text", "lfm2"])
+def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forms]:
+    folder = tmp_path_factory.mktemp("forms")
+    source = tiny.fetched(checkpoint(request.param, folder / "checkpoint"), folder / "source")
+    changes = {} if request.param == "phi3" else {"topology": "auto", "head": {"slices": 1}}
+    engines = {}
+    for form in program_forms.FORMS:
+        (folder / form).mkdir()
+        made = program_forms.build(source, folder / form, form, folder / "cache", tokens=TOKENS, **changes)
+        engines[form] = program_forms.load(made)
+    rng, vocab = np.random.default_rng(SEED), engines["range"].vocab
+    first = rng.integers(1, vocab, 30).tolist()
+    # The second shares a prefix with the first; the third repeats itself, so that drafts are right at times.
+    draft = program_forms.load(made, layers=1)  # of phi3 the first of three parts, of the others all there is
+    yield Forms(engines, draft, [first, first[:19] + rng.integers(1, vocab, 9).tolist(), first[:6] * 4])
+
+
+def fed(engine: Engine, tokens: Sequence[int], widths: Sequence[int]) -> np.ndarray:
+    """Logits [n, V] of all tokens, in passes of these widths in turn."""
+    engine.reset()
+    rows, at = [], 0
+    for width in itertools.cycle(widths):
+        if at >= len(tokens):
+            return np.concatenate(rows)
+        positions = range(at, min(at + width, len(tokens)))
+        rows.append(engine.forward(tokens[at : positions.stop], positions, positions))
+        at = positions.stop
+
+
+@pytest.mark.parametrize("form", program_forms.FORMS)
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_passes_of_any_widths_give_the_rows_of_single_tokens(forms: Forms, form: str, widths: Sequence[int]) -> None:
+    """Those that a form has no function for too: they are filled up."""
+    text = forms.prompts[0]
+    expected = fed(forms.engines["range"], text, [1])
+    worst = np.linalg.norm(fed(forms.engines[form], text, widths) - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert worst.max() <= 1e-4
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_form_says_the_same_whatever_drafts(forms: Forms, drafter: str) -> None:
+    """One session for all prompts, as in a server, so that prefixes are reused and wrong drafts lie in the slots."""
+    said: dict[str, list[tuple[int, ...]]] = {}
+    for form, engine in forms.engines.items():
+        session, helper = Session(engine), create_drafter(drafter, draft_session=Session(forms.draft))
+        found = [
+            decode.run(session, prompt, max_new_tokens=NEW, drafter=helper, policy=AlwaysDraft())
+            for prompt in forms.prompts
+        ]
+        said[form] = [one.tokens for one in found]
+        assert found[1].reused_tokens > 0 or engine.host.window_slots or engine.host.taps  # a ring may not have kept it
+        if drafter not in ("none", "draft_model"):
+            assert sum(map(sum, (one.drafted for one in found))) > sum(map(sum, (one.accepted for one in found)))
+    plain = [decode.run(Session(forms.engines["range"]), prompt, max_new_tokens=NEW).tokens for prompt in forms.prompts]
+    assert said == dict.fromkeys(program_forms.FORMS, plain)
+
+
+def test_a_pass_that_is_too_wide_is_refused(forms: Forms) -> None:
+    engine, at = forms.engines["fixed"], range(5)
+    engine.reset()
+    with pytest.raises(ShardmillError, match="a pass of 5 tokens: the program takes 4 at most"):
+        engine.forward([1] * 5, at, at)
+
+
+def test_a_program_of_fixed_widths_is_loaded_once_for_each(forms: Forms) -> None:
+    """And all of its functions have one state."""
+    program = forms.engines["fixed"].layers[0].program
+    assert list(program.models) == ["t1", "t4"]
+    assert forms.engines["range"].layers[0].program.functions is None
