@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.checkpoint.headers import TensorInfo
+from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
 from shardmill.models.calls import Calls
@@ -284,6 +284,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
         "tables": {tensor.path: tensor.source.tensor for tensor in parts[-1].tensors},
         "architecture": asdict(model.architecture) | {"layers": model.architecture.layers},
         "prefix": model.prefix,
+        "item_bytes": max(ITEM_BYTES[tensor.info.dtype] for tensor in every_tensor(parts)),
         "conv_taps": model.architecture.graph.conv_taps,
         "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
         "window": model.architecture.window,

@@ -18,6 +18,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 
 MILLION = 1_000_000
+FEW_LAYERS = 4  # whose weights a job has mapped at a time, at most
 Resource = Callable[[Any, Any], int]
 
 
@@ -33,6 +34,7 @@ class Sizes:
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
     logits: float = 0.0  # not of parameters: positions of the parity text times the vocabulary
     bucket: float = 0.0  # nor this: tokens that a pass of the job's own encoder takes
+    wide: float = 0.0  # MB, of layers, table and head, by which a checkpoint in fp32 is larger than one of two bytes
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,10 @@ class Need:
 
     def mb(self, sizes: Sizes) -> int:
         """The sum in MB, rounded up."""
-        shares: list[float] = [getattr(self, field.name) * getattr(sizes, field.name) for field in fields(sizes)]
-        return ceil(self.base + sum(shares))
+        items = [field.name for field in fields(self) if field.name != "base"]
+        shares: list[float] = [getattr(self, name) * getattr(sizes, name) for name in items]
+        reads_layers = self.layer or self.table
+        return ceil(self.base + sum(shares) + (sizes.wide if reads_layers else 0))
 
 
 def declared(build: Path, step: str, need: Need, limit: int | None, positions: int, beside: int = 0) -> Resource | int:
@@ -102,15 +106,17 @@ def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> S
     layers = sum(row["parameters"] for row in rows.values() if row["kind"] in ("layers", "experts"))
     layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
     table = rows["embedding"]["parameters"]
+    layer = layers / plan["architecture"]["layers"] / MILLION
     encoders = (name for name, row in rows.items() if row["kind"] == "encoder")
     buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))
     return Sizes(
         part=own["parameters"] / MILLION,
         largest=own["largest_tensor"] / MILLION,
-        layer=layers / plan["architecture"]["layers"] / MILLION,
+        layer=layer,
         model=(sum(row["parameters"] for row in rows.values()) - table) / MILLION,
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
         logits=positions * plan["architecture"]["vocab"] / MILLION,
         bucket=buckets.get(part, 0) / MILLION,
+        wide=max(0, plan["item_bytes"] - 2) * (FEW_LAYERS * layer + 2 * table / MILLION),
     )

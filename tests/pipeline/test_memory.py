@@ -45,7 +45,7 @@ def qwen_2_5_coder() -> dict[str, Any]:
 
 
 def plan(layers: int, vocab: int, *parts: dict[str, Any]) -> dict[str, Any]:
-    return {"architecture": {"layers": layers, "vocab": vocab}, "parts": list(parts)}
+    return {"architecture": {"layers": layers, "vocab": vocab}, "item_bytes": 2, "parts": list(parts)}
 
 
 def row(name: str, kind: str, parameters: int, largest: int, expanded: int) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def row(name: str, kind: str, parameters: int, largest: int, expanded: int) -> d
 
 
 PLANS = {"phi": phi_4_mini(), "gemma": gemma_3_270m(), "qwen": qwen_2_5_coder()}
+PLANS["rotated qwen"] = PLANS["qwen"] | {"item_bytes": 4}
 # MB that processes had resident at most, with 4 threads where they use any; `plain` measured part by part.
 MEASURED = {
     ("phi", "split", None): 407,
@@ -80,6 +81,9 @@ MEASURED = {
     ("qwen", "parity", "layers_00_24"): 1496,
     ("qwen", "parity_stack", None): 2278,
     ("qwen", "benchmark", None): 1685,
+    ("rotated qwen", "codes", "layers_00_24"): 1601,
+    ("rotated qwen", "sensitivity", "layers_00_24"): 3027,
+    ("rotated qwen", "sensitivity", "head_0"): 2917,
 }
 
 
@@ -113,6 +117,11 @@ def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
 def test_a_need_counts_every_size() -> None:
     assert Need(100, part=1, largest=2, layer=3, model=4, table=5).mb(Sizes(1, 10, 100, 1000, 10000)) == 54421
     assert Need(100, part=0.5).mb(Sizes(part=1)) == 101  # whole MB, and never too few
+    assert [Need(100, **reads).mb(Sizes(wide=7)) for reads in ({"part": 1}, {"layer": 1}, {"table": 1})] == [
+        100,
+        107,
+        107,
+    ]
 
 
 @pytest.fixture
@@ -138,8 +147,8 @@ def test_the_conversion_of_an_encoder_is_declared_by_its_bucket(tmp_path: Path) 
     row = {"kind": "encoder", "parameters": 1272110880, "largest_tensor": 6553600, "expanded": 13819680}
     rows = [row | {"name": "encoder_128"}, row | {"name": "encoder_512"}]
     table = {"name": "embedding", "kind": "embedding", "parameters": 128040960, "largest_tensor": 0, "expanded": 0}
-    plan = {"architecture": {"layers": 8, "vocab": 200064}, "buckets": [128, 512], "parts": [*rows, table]}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    known = plan(8, 200064, *rows, table) | {"buckets": [128, 512]}
+    (tmp_path / "plan.json").write_text(json.dumps(known))
     declared = convert(tmp_path, "stamped")
     assert 799 < declared("encoder_128") < 1120 < declared("encoder_512") < 1400
 
