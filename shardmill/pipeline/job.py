@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
-from shardmill.pipeline import dag, fingerprint, table
+from shardmill.pipeline import dag, fingerprint, remote, table
 from shardmill.pipeline.disk import full_at
 from shardmill.pipeline.fingerprint import model_type
 from shardmill.pipeline.lock import join_build
@@ -72,7 +72,7 @@ def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Call
     root, tools = Path(params.pop("store")), params.pop("tools")
     tools = tools | {"packages": package_versions(tools["packages"])}  # conda may give jobs others than Snakemake has
     record = Path("build") / snakemake.wildcards.model / "source.receipt.json"
-    store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record))
+    store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
     made = {key: as_paths(value) for key, value in snakemake.output.items()}
     receipt = made.pop("receipt", None) if step.kept else None
     assert receipt is None or isinstance(receipt, Path)

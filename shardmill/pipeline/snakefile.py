@@ -11,7 +11,7 @@ from typing import Any
 
 from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
-from shardmill.pipeline import dag, fingerprint, memory
+from shardmill.pipeline import dag, fingerprint, memory, remote
 from shardmill.pipeline.configured import (
     calibrates,
     calibration_files,
@@ -184,8 +184,12 @@ def _paths(templates: Iterable[str], config: Config) -> list[str]:
 
 
 def only_build(build: str) -> None:
-    """Makes this run of Snakemake the only build in the folder, or ends it with one line."""
+    """Makes this run of Snakemake the only build in the folder, or ends it with one line.
+
+    So does a remote store that can't be one, before any job asks for it.
+    """
     _or_end(hold_lock, build)
+    _or_end(remote.check_configured)
     with contextlib.suppress(OSError):
         register(Path(build) / ".store")  # here, for garbage is rather collected on this machine than on a job's
 
@@ -199,8 +203,8 @@ def only_its_jobs(build: str, workflow: Any) -> None:
         _or_end(join_build, build)
 
 
-def _or_end(lock: Callable[[str], None], build: str) -> None:
+def _or_end(work: Callable[..., None], *given: str) -> None:
     try:
-        lock(build)
+        work(*given)
     except (ShardmillError, OSError) as error:
         sys.exit(f"shardmill: {one_line(error)}")

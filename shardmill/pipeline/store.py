@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, parse_json, read_json, replacing, sealed, write_json
-from shardmill.pipeline import blobs
+from shardmill.pipeline import blobs, exchange
 from shardmill.pipeline.lock import using_store
+from shardmill.pipeline.remote import Remote
 from shardmill.pipeline.scratch import aside, scratch_folder
 from shardmill.pipeline.task import Action, Work, paths_from
 from shardmill.pipeline.users import register
@@ -45,12 +47,17 @@ class Store:
         root: the folder.
         before_change: called before an output gets, or may get, another content than the last time.
         before_keeping: called before what was made is kept; it may raise.
+        shared: a store of several machines, which is asked for what is not here and told what is made here.
     """
 
     def __init__(
-        self, root: Path, before_change: Callable[[], None] = _nothing, before_keeping: Callable[[], None] = _nothing
+        self,
+        root: Path,
+        before_change: Callable[[], None] = _nothing,
+        before_keeping: Callable[[], None] = _nothing,
+        shared: Remote | None = None,
     ) -> None:
-        self.root = root
+        self.root, self.shared = root, shared
         self.before_change, self.before_keeping = before_change, before_keeping
         self.hashes = HashCache(root / "hashes.sqlite")
 
@@ -80,6 +87,7 @@ class Store:
             with contextlib.suppress(OSError):  # a store that may only be read: its owner's gc does not know of us
                 register(self.root)
             entry = self.root / action.key
+            answer = exchange.ask(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
             if not intact(entry) or self.changes(action, receipt) != []:
                 self.before_change()
             worked = not (intact(entry) and restored(entry, outputs))
@@ -89,6 +97,7 @@ class Store:
                 self.make(entry, outputs, work)
                 if not restored(entry, outputs):
                     raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
+                exchange.offer(self.shared, entry, _output_files(entry), answer)
             else:
                 log.info("unchanged")
             write_receipt(receipt, action, read_entry(entry), outputs, notes)
@@ -96,11 +105,19 @@ class Store:
         return worked
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
+        """Works, and keeps the result as the entry."""
+
+        def checked(made: Mapping[str, Path]) -> None:
+            work(made)
+            self.before_keeping()
+
+        self.fill(entry, names, checked)
+
+    def fill(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
         """Runs `work` in a scratch folder and turns that into the entry."""
         with scratch_folder(self.root) as scratch:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
-            self.before_keeping()
             for file in _files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
             records = {name: described(path) for name, path in made.items()}
@@ -214,6 +231,13 @@ def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
     """Output name -> what is recorded of it."""
     content: dict[str, dict[str, Any]] = read_json(entry / ENTRY)
     return content
+
+
+def _output_files(entry: Path) -> dict[str, str]:
+    """Path in the entry -> sha256, of every file of its outputs."""
+    recorded = read_entry(entry).values()
+    hashes = [_hashes(Path(one["file"]), one) for one in recorded]
+    return {path.as_posix(): sha256 for pairs in hashes for path, sha256 in pairs}
 
 
 def _files_of(entry: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import Any
 from shardmill import config
 from shardmill.pipeline import dag, fingerprint
 from shardmill.pipeline.perform import arguments, describe, perform, taken
+from shardmill.pipeline.remote import Remote
 from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.table import RECORD, STEPS
@@ -20,10 +21,12 @@ from shardmill.pipeline.table import RECORD, STEPS
 AFTER = tuple(name for name in STEPS if dag.after_the_gates(STEPS, name))
 
 
-def run(root: Path, content: dict[str, Any], leave_out: Collection[str] = AFTER) -> list[str]:
+def run(
+    root: Path, content: dict[str, Any], leave_out: Collection[str] = AFTER, shared: Remote | None = None
+) -> list[str]:
     """Builds a config under `root`/build; names of the jobs that worked, of those whose results are kept, in order."""
     settings = config.parse(content)
-    build, store = root / "build" / settings.model, Store(root / "build/.store")
+    build, store = root / "build" / settings.model, Store(root / "build/.store", shared=shared)
     worked, steps = [], dag.wanted(STEPS, settings)
     for job in dag.jobs(steps, settings):
         name = job[0]

@@ -1,0 +1,246 @@
+"""A store that machines share: what one of them made, the others take from a bucket or a folder with a URL.
+
+    <URL>/v1/files/<sha256>         the bytes of a file, once for all entries that have it
+    <URL>/v1/entries/<key>.json     the files of an entry by their sha256, written when all of them are there
+
+So an entry appears whole or not at all, and whoever takes it can check every byte. A file system that writes whole
+objects only (S3 and its like) never shows half a file; in a folder each file appears by a rename. Where anything is
+missing or damaged the entry is refused, and the step works as if there were none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.errors import ShardmillError
+from shardmill.files import dumps, parse_json, replacing, sealed
+from shardmill.printable import one_line, printable
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+URL, MODE = "SHARDMILL_REMOTE_STORE", "SHARDMILL_REMOTE_STORE_MODE"
+READ, READ_WRITE = "read", "read-write"
+FORM = "v1"  # of what is stored there; another form would lie beside it
+AT_A_TIME = 8  # files
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# A store that does not answer must not hold up every job: a few seconds, then the step works.
+PATIENCE: Mapping[str, Mapping[str, Any]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}},
+}
+
+
+class Refused(ShardmillError):
+    """An entry that is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Where it lies.
+
+    Attributes:
+        url: as fsspec has them: s3://bucket/folder, gs://..., file:///folder.
+        writable: whether what is made here is kept there.
+    """
+
+    url: str
+    writable: bool = True
+
+    @property
+    def protocol(self) -> str:
+        """The file system's name."""
+        return urlsplit(self.url).scheme or "file"
+
+
+def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
+    """The remote store that the environment names, if it names one.
+
+    Raises:
+        ShardmillError: what it says makes no sense, or would show a password.
+    """
+    url, mode = environment.get(URL, ""), environment.get(MODE, READ_WRITE)
+    if not url:
+        return None
+    if mode not in (READ, READ_WRITE):
+        raise ShardmillError(f"{MODE}: {mode!r} is neither {READ!r} nor {READ_WRITE!r}")
+    parts = urlsplit(url)
+    if ":" in parts.netloc.rpartition("@")[0] or parts.query:
+        raise ShardmillError(f"{URL}: holds a password or a token; give it where the file system's own settings are")
+    return Remote(url, mode == READ_WRITE)
+
+
+def check_configured() -> None:
+    """Raises ShardmillError where the environment names a store that can't be one here."""
+    remote = configured()
+    if remote:
+        check(remote)
+
+
+def check(remote: Remote) -> None:
+    """Raises ShardmillError where this installation has no file system for the URL."""
+    try:
+        _opened(remote)
+    except ImportError as error:
+        extra = "pip install 'shardmill[s3]'" if remote.protocol in ("s3", "s3a") else str(error)
+        raise ShardmillError(f"{URL}: {remote.protocol} needs a package that is not installed: {extra}") from error
+    except Exception as error:  # whatever a file system makes of its settings
+        raise ShardmillError(f"{URL}: {why(error)}") from error
+
+
+def find(remote: Remote, key: str) -> dict[str, str] | None:
+    """An entry's files: path -> sha256; None if there is no such entry.
+
+    Raises:
+        Refused: what lies there is damaged, or another's.
+    """
+    fs, root = _opened(remote)
+    name = f"{root}/entries/{key}.json"
+    try:
+        content = fs.cat_file(name)
+    except FileNotFoundError:
+        return None
+    return _listed(name, key, content)
+
+
+def bring(remote: Remote, files: Mapping[str, str], made: Mapping[str, Path], pool: Path) -> None:
+    """Writes an entry's files to where a step would have made them.
+
+    Args:
+        remote: the store.
+        files: the entry's, as `find` gave them.
+        made: output name -> path to write to.
+        pool: a folder with files that are here already, named by their sha256.
+
+    Raises:
+        Refused: the entry there is damaged, incomplete or another's.
+    """
+    fs, root = _opened(remote)
+    targets = _targets(files, made)
+
+    def get(target: Path) -> None:
+        sha256 = targets[target]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if _is_here(pool / sha256, target, sha256):
+            return
+        try:
+            fs.get_file(f"{root}/files/{sha256}", str(target))
+        except FileNotFoundError as error:
+            raise Refused(f"{target.name} is gone from it") from error
+        if hash_file(target) != sha256:
+            raise Refused(f"{target.name} is damaged there")
+
+    _each(get, targets)
+
+
+def keep(remote: Remote, key: str, entry: Path, files: Mapping[str, str], anew: bool = False) -> None:
+    """Sends an entry.
+
+    Args:
+        remote: the store, which is writable.
+        key: the action's.
+        entry: the entry's folder here.
+        files: path in it -> sha256.
+        anew: also sends files that seem to be there: one of them is not what it should be.
+    """
+    fs, root = _opened(remote)
+
+    def put(path: str) -> None:
+        source, target = entry / path, f"{root}/files/{files[path]}"
+        if anew or _size(fs, target) != source.stat().st_size:
+            _write(fs, target, source)
+
+    _each(put, {sha256: path for path, sha256 in files.items()}.values())  # the same bytes once
+    text = dumps(sealed({"key": key, "files": dict(files)})).encode()
+    _write(fs, f"{root}/entries/{key}.json", text)
+
+
+def why(error: BaseException) -> str:
+    """What went wrong, in a few words."""
+    return one_line(str(error).strip() or type(error).__name__)
+
+
+def _opened(remote: Remote) -> tuple[AbstractFileSystem, str]:
+    """The file system and the folder in it. fsspec keeps what it has opened."""
+    from fsspec.core import url_to_fs
+
+    fs, root = url_to_fs(remote.url, use_listings_cache=False, **PATIENCE.get(remote.protocol, {}))
+    return fs, f"{root.rstrip('/')}/{FORM}"
+
+
+def _listed(name: str, key: str, text: bytes) -> dict[str, str]:
+    """Path in the entry -> sha256, of what is stored under its name. Raises Refused."""
+    try:
+        content = parse_json(text)
+        files, whole = dict(content["files"]), sealed(content) == content
+        whole = whole and all(SHA256.fullmatch(sha256) for sha256 in files.values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Refused(f"{name} is damaged") from error
+    if not whole:
+        raise Refused(f"{name} is damaged")
+    if content["key"] != key:
+        raise Refused(f"{name} is of another entry")
+    return files
+
+
+def _targets(files: Mapping[str, str], made: Mapping[str, Path]) -> dict[Path, str]:
+    """Path to write to -> sha256. Raises Refused where an entry has other outputs, or files outside of them."""
+    known = {path.name: path for path in made.values()}
+    found = {}
+    for file, sha256 in files.items():
+        first, *inner = PurePosixPath(file).parts or ("",)
+        if first not in known or ".." in inner:
+            raise Refused(f"{printable(file)} is no output of this step")
+        found[known[first].joinpath(*inner)] = sha256
+    lacking = set(known) - {PurePosixPath(file).parts[0] for file in files}
+    if lacking:
+        raise Refused(f"{min(lacking)} is not in it")
+    return found
+
+
+def _is_here(held: Path, target: Path, sha256: str) -> bool:
+    """Whether a file was here already, and now is at `target` too."""
+    with contextlib.suppress(OSError):
+        os.link(held, target)
+        if hash_file(target) == sha256:
+            return True
+        target.unlink()
+    return False
+
+
+def _size(fs: AbstractFileSystem, path: str) -> int | None:
+    """Bytes of a file that is there."""
+    try:
+        return int(fs.info(path)["size"])
+    except FileNotFoundError:
+        return None
+
+
+def _write(fs: AbstractFileSystem, path: str, content: Path | bytes) -> None:
+    """Puts a file, or some bytes, at a path at once."""
+    if "file" in fs.protocol:
+        with replacing(Path(path)) as temporary:
+            if isinstance(content, Path):
+                shutil.copyfile(content, temporary)
+            else:
+                temporary.write_bytes(content)
+    elif isinstance(content, Path):
+        fs.put_file(str(content), path)
+    else:
+        fs.pipe_file(path, content)
+
+
+def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Several at a time; raises the first error."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for done in [pool.submit(work, item) for item in items]:
+            done.result()
