@@ -256,7 +256,8 @@ def test_parts_and_widths() -> None:
     for tokens, widths in (
         ({"max": 1}, (1,)),
         ({"max": 3}, (1, 3)),
-        ({"max": 64}, (1, 4, 64)),
+        ({"max": 64}, (1, 8, 64)),
+        ({"max": 6}, (1, 6)),
         ({"max": 64, "verify": 8}, (1, 8, 64)),
         ({"max": 16, "verify": 1}, (1, 16)),
         ({"max": 16, "verify": 16}, (1, 16)),

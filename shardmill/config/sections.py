@@ -46,7 +46,7 @@ class Tokens:
         Field(ge=1, le=64, description="Upper bound of RangeDim T, by which prompts are fed; the lower bound is 1."),
     ] = 4
     verify: Annotated[
-        Positive | None, Field(description="Most tokens of a decode pass, drafts included; as max, but at most 4.")
+        Positive | None, Field(description="Most tokens of a decode pass, drafts included; as max, but at most 8.")
     ] = None
 
 
