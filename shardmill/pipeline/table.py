@@ -172,9 +172,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         takes={"codes": dag.made_by("codes")},
         params={"method": lambda config: config.convert.method},
         needs={
-            "stamped": Need(
-                800, part=0.05, bucket=900_000
-            ),  # blocks of rows; the program, and samples of a bucket's size
+            "stamped": Need(800, part=0.05, bucket=900_000),  # blocks of rows; samples of a bucket's size
             "plain": Need(700, part=6.5, largest=46),  # coremltools copies: fp32, fp16, int8
         },
         packages=("coremltools", "numpy", "protobuf", "torch"),
