@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from shardmill.gates.held import HeldWeights, held_weights, transformers_name
 from shardmill.gates.naming import Weights
-from shardmill.precision.original import Original
+from shardmill.precision.original import Original, last_states
 from shardmill.precision.tally import Tally
 
 ROWS = 8192  # of the LM head at a time
@@ -81,12 +80,9 @@ def _summed(tallies: Iterable[Tally]) -> dict[str, float]:
 
 
 def _run(model: Original, cut: Sequence[Sequence[int]], weights: Weights) -> list[Tensor]:
-    """The states after the last layer, [n, d] for each window; a layer's weights are made once for all windows."""
+    """The states after the last layer, [n, d] for each window."""
     states = [model.reference.first(window, lambda ids: model.table[ids], weights) for window in cut]
-    for index in range(model.layers):
-        once = cache(weights)
-        states = [model.reference.layers(one, [index], once)[0] for one in states]
-    return states
+    return last_states(model, states, 0, weights)
 
 
 def _logits(model: Original, states: Tensor, rows: Tensor, weights: Weights, first: int) -> Tensor:

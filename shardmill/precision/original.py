@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,22 @@ def original(source: Path, plan: Mapping[str, Any]) -> Original:
     table = weights("model.embed_tokens.weight")
     head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
     return Original(Reference(source, plan["context"]), weights, table, head)
+
+
+def last_states(model: Original, states: Sequence[Tensor], first: int, weights: Weights) -> list[Tensor]:
+    """States of windows after the last layer, each [n, d]; a layer's weights are made once for all windows.
+
+    Args:
+        model: whose layers run.
+        states: before the layer `first`.
+        first: the index of that layer.
+        weights: of the layers.
+    """
+    found = list(states)
+    for index in range(first, model.layers):
+        once = cache(weights)
+        found = [model.reference.layers(one, [index], once)[0] for one in found]
+    return found
 
 
 def head_blocks(head: Tensor, first: int = 0, changed: Tensor | None = None) -> list[Tensor]:

@@ -6,29 +6,41 @@ in proportion to the squared error of the matrix' outputs, which is known of eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
 
 from shardmill.convert.weights import read
 from shardmill.gates.naming import Weights
 from shardmill.models.sources import put_back
 from shardmill.plan import Tensor as Constant
-from shardmill.precision.original import Original, head_blocks
+from shardmill.precision.original import Original, head_blocks, last_states
 
 POSITIONS = 128  # whose distributions are compared at a time
 
 
-def divergence(original: Tensor, changed: Tensor) -> float:
-    """Mean KL divergence in nats of distributions from the original ones, both logits [n, vocab]."""
-    total = 0.0
-    for start in range(0, len(original), POSITIONS):
-        was, now = original[start : start + POSITIONS], changed[start : start + POSITIONS]
-        known, found = log_softmax(was, dim=-1), log_softmax(now, dim=-1)
-        total += float((known.exp() * (known - found)).sum(dim=-1).double().sum())
-    return total / len(original)
+class Known:
+    """The distributions of one model, to which those of others are compared."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """Takes logits [n, vocab], which it overwrites."""
+        self.shares, self.own = logits, list[Tensor]()
+        for rows in torch.split(logits, POSITIONS):
+            total = rows.logsumexp(dim=-1, keepdim=True)
+            shares = (rows - total).exp_()
+            self.own.append((shares * rows).sum(dim=-1, dtype=torch.float64) - total[:, 0])
+            rows.copy_(shares)
+
+    def divergence(self, logits: Tensor) -> float:
+        """Mean KL divergence in nats of the distributions of other logits [n, vocab] from the known ones."""
+        total = 0.0
+        blocks = zip(torch.split(self.shares, POSITIONS), self.own, torch.split(logits, POSITIONS), strict=True)
+        for shares, own, rows in blocks:
+            crossed = (shares * rows).sum(dim=-1, dtype=torch.float64) - rows.logsumexp(dim=-1)
+            total += float((own - crossed).sum())
+        return total / len(logits)
 
 
 class Costs:
@@ -37,7 +49,9 @@ class Costs:
     def __init__(self, model: Original, hidden: Sequence[Tensor], index: int) -> None:
         """Runs the original. Args: hidden the states [n, d] of windows before the layer `index`."""
         self.model = model
-        self.original = self._logits(hidden, index, model.weights, head_blocks(model.head))
+        self.original = [
+            Known(logits) for logits in self._logits(hidden, index, model.weights, head_blocks(model.head))
+        ]
 
     def of_layer(self, hidden: Sequence[Tensor], index: int, changed: Mapping[str, Tensor]) -> float:
         """Mean KL divergence in nats if tensors of the checkpoint are others.
@@ -56,13 +70,15 @@ class Costs:
         blocks = head_blocks(self.model.head, first, rows)
         return self._divergence(self._logits(hidden, self.model.layers, self.model.weights, blocks))
 
-    def _logits(self, hidden: Sequence[Tensor], index: int, weights: Weights, head: Iterable[Tensor]) -> list[Tensor]:
-        rest = range(index, self.model.layers)
-        return [self.model.reference.logits(states, head, weights, rest) for states in hidden]
+    def _logits(
+        self, hidden: Sequence[Tensor], index: int, weights: Weights, head: Iterable[Tensor]
+    ) -> Iterator[Tensor]:
+        for states in last_states(self.model, hidden, index, weights):
+            yield self.model.reference.logits(states, head, weights)
 
-    def _divergence(self, found: Sequence[Tensor]) -> float:
-        pairs = zip(self.original, found, strict=True)
-        return sum(divergence(was, now) for was, now in pairs) / len(found)
+    def _divergence(self, found: Iterable[Tensor]) -> float:
+        apart = [known.divergence(logits) for known, logits in zip(self.original, found, strict=True)]
+        return sum(apart) / len(apart)
 
 
 def as_stored(blocks: Sequence[Constant], values: Tensor, source: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from shardmill.precision import observe
-from shardmill.precision.sensitivity import Costs, as_stored, divergence
+from shardmill.precision.sensitivity import Costs, Known, as_stored
 from shardmill.precision.windows import windows
 
 from .cases import HELD, WINDOWS, Case, in_memory
@@ -85,7 +85,17 @@ def test_nothing_changed_costs_nothing(case: Case) -> None:
 def test_divergence_is_pytorchs() -> None:
     a, b = torch.randn(300, 50), torch.randn(300, 50)
     expected = kl_div(log_softmax(b, -1), log_softmax(a, -1), log_target=True, reduction="batchmean")
-    assert divergence(a, b) == pytest.approx(float(expected), rel=1e-5)
+    assert Known(a.clone()).divergence(b) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_small_divergence_is_not_lost_in_rounding() -> None:
+    """Of distributions over a large vocabulary that hardly differ: sums of 20 nats, and a difference of 1e-5."""
+    a = 6 * torch.randn(130, 50_000, generator=torch.Generator().manual_seed(0))
+    b = a + 0.005 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1))
+    both = (log_softmax(one.double(), -1) for one in (b, a))
+    expected = float(kl_div(*both, log_target=True, reduction="batchmean"))
+    assert 5e-6 < expected < 2e-5
+    assert Known(a.clone()).divergence(b) == pytest.approx(expected, rel=0.02)
 
 
 def test_windows_do_not_overlap_and_begin_as_a_text_begins() -> None:
