@@ -1,0 +1,34 @@
+"""A model's build through Slurm on two nodes, with the profile as it is: the same bytes as without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from pipeline.project import TARGETS, Project
+
+from .slurm import NODES, Cluster
+from .submitting import Submitting, contents, made_here
+
+pytestmark = pytest.mark.pipeline
+
+
+PARTS = {"topology": [[0, 2]]}  # and a head: as few as there can be
+SECONDS = 3000.0  # on a machine with much else to do; alone it is two minutes
+
+
+def test_a_build_through_slurm_has_the_bytes_of_one_without(cluster: Cluster, tmp_path: Path) -> None:
+    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
+    there = Submitting(tmp_path / "there", cluster, "--profile", "profiles/slurm")
+    here = Project(tmp_path / "here")
+    for project in (there, here):
+        project.create(checkpoint).configure(**PARTS)
+    snakemake = there.begin(*TARGETS)
+    made_here(here, ("benchmark", "report"))
+    assert snakemake.wait(SECONDS) == 0, there.said()
+    assert contents(there.build) == contents(here.build)
+    jobs = cluster.jobs()
+    assert {job.state for job in jobs} == {"COMPLETED"} and {job.node for job in jobs} == set(NODES)
+    assert len(jobs) == 7  # of 16 steps
+    assert "Nothing to be done" in there.run(*TARGETS).stdout
