@@ -4,18 +4,16 @@ Debian's slurmd is built to run several times on one host. Everything lies in on
 socket, spools, logs; no file of the system is touched, and the ports are free ones. Jobs go to the node with the least
 to do, so both get some, and one that is requeued waits for 5 seconds in place of 120 (`cred_expire`).
 
-To try something by hand: `python tests/cluster/slurm.py FOLDER` raises it, says how to reach it, and takes it down on
-Ctrl-C.
+To try something by hand: `cd tests && python -m cluster.slurm FOLDER` raises it, says how to reach it, and takes it
+down on Ctrl-C.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,57 +25,13 @@ from typing import TypeVar
 
 import psutil
 
+from .configuration import NODES, configuration
+
 T = TypeVar("T")
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
-NODES = ("n1", "n2")
 SECONDS = 30.0  # that raising it may take
-CONFIGURATION = """
-ClusterName=shardmill
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser={user}
-SlurmdUser={user}
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=5
-CredType=cred/munge
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-ReturnToService=2
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmdSpoolDir={folder}/spool.%n
-StateSaveLocation={folder}/state
-SlurmctldLogFile={folder}/log/slurmctld.log
-SlurmdLogFile={folder}/log/slurmd.%n.log
-SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0,batch_sched_delay=0
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU_Memory,CR_LLN
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=1
-JobAcctGatherParams=OverMemoryKill
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/filetxt
-JobCompLoc={folder}/log/jobcomp.txt
-JobRequeue=1
-MinJobAge=600
-KillWait=4
-SlurmdTimeout=10
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-{nodes}
-PartitionName=work Nodes=ALL Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE
-PartitionName=urgent Nodes=ALL Default=NO State=UP PriorityTier=10 PreemptMode=off
-"""
-NODE = (  # two nodes of more CPUs than this machine may have: Slurm believes what it is told
-    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 Boards=1 SocketsPerBoard=1"
-    " CoresPerSocket=4 ThreadsPerCore=1 RealMemory=12000 State=UNKNOWN"
-)
 
 
 def missing() -> str | None:
@@ -143,15 +97,14 @@ def raised(folder: Path) -> Iterator[Cluster]:
     for name in ("state", "log", "munge", "bin", *(f"spool.{node}" for node in NODES)):
         (folder / name).mkdir(parents=True)
     folder.chmod(0o755)
-    configuration = folder / "slurm.conf"
-    configuration.write_text(_configuration(folder))
-    environment = _environment(folder, configuration)
+    (folder / "slurm.conf").write_text(configuration(folder))
+    environment = _environment(folder, folder / "slurm.conf")
     with ExitStack() as stack:
         cluster = Cluster(folder, environment)
         stack.callback(_take_down, cluster)
         _start(cluster, "munged", *_munged(folder / "munge"))
         waited_for((folder / "munge/socket").exists, "munged made no socket")
-        _start(cluster, "slurmctld", _found("slurmctld"), "-D", "-f", str(configuration))
+        _start(cluster, "slurmctld", _found("slurmctld"), "-D", "-f", str(folder / "slurm.conf"))
         for node in NODES:
             start_node(cluster, node)
         waited_for(lambda: _idle(cluster) == len(NODES), f"the nodes did not come up; see {folder}/log")
@@ -187,37 +140,17 @@ def waited_for(holds: Callable[[], T], otherwise: str | Callable[[], str], secon
     return found
 
 
-def _configuration(folder: Path) -> str:
-    host, user = socket.gethostname().split(".")[0], _user()
-    first, *others = _free_ports(1 + len(NODES))
-    nodes = [NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, others, strict=True)]
-    return CONFIGURATION.format(folder=folder, host=host, user=user, port=first, nodes="\n".join(nodes))
-
-
-def _user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens at."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def _environment(folder: Path, configuration: Path) -> dict[str, str]:
+def _environment(folder: Path, conf: Path) -> dict[str, str]:
     """A shell's variables with this cluster's.
 
     A job's Snakemake drops every SLURM_ variable before it calls srun, which would then look for /etc/slurm/slurm.conf.
     So the srun that is found first says where the configuration is.
     """
     srun = folder / "bin/srun"
-    srun.write_text(f'#!/bin/sh\nSLURM_CONF={configuration} exec {_found("srun")} "$@"\n')
+    srun.write_text(f'#!/bin/sh\nSLURM_CONF={conf} exec {_found("srun")} "$@"\n')
     srun.chmod(0o755)
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-    return ours | {"SLURM_CONF": str(configuration), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}:/usr/sbin"}
+    return ours | {"SLURM_CONF": str(conf), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}:/usr/sbin"}
 
 
 def _munged(folder: Path) -> list[str]:
@@ -292,12 +225,14 @@ def _steps(cluster: Cluster, job: str = "", ends: str = "]") -> list[psutil.Proc
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL for processes and all that they started."""
-    for process in processes:
+    """SIGKILL for processes, and then for all that they started: nobody is left to report on those."""
+    heads, started = list(processes), list[psutil.Process]()
+    for process in heads:
         with suppress(psutil.NoSuchProcess):
-            for each in (*process.children(recursive=True), process):
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
+            started += process.children(recursive=True)
+    for process in (*heads, *started):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import pytest
 import tiny
 from pipeline.project import TARGETS, Project
 
-from .slurm import NODES, Cluster
+from .configuration import NODES
+from .slurm import Cluster
 from .submitting import Submitting, contents, made_here
 
 pytestmark = pytest.mark.pipeline

@@ -14,7 +14,8 @@ from pipeline.project import Project
 
 from shardmill.pipeline.table import STEPS
 
-from .slurm import NODES, Cluster, Job, kill_tasks, start_node, stop_node, waited_for
+from .configuration import NODES
+from .slurm import Cluster, Job, kill_tasks, start_node, stop_node, waited_for
 from .submitting import Submitting, contents, killed, made_here
 
 pytestmark = pytest.mark.pipeline
