@@ -26,7 +26,7 @@ class Programs:
         self.ran: list[tuple[str, int]] = []
         self.failing: tuple[str, BaseException] | None = None
 
-    def load(self, path: Path, stateful: bool) -> Any:
+    def load(self, path: Path, stateful: bool, *_: object) -> Any:
         name = path.stem
         if self.failing and self.failing[0] == name:
             raise self.failing[1]
