@@ -16,16 +16,18 @@ if not workflow.configfiles:
     configfile: sm.default_config()
 
 
-C = sm.checked(config, workflow)
-TOOLS = sm.tools(C)
-MB = sm.mem_mb(C, workflow)
+MODELS = sm.checked(config, workflow)
+OF = sm.of(MODELS)  # what holds of the model of a job
+PARTS = sm.parts_of(MODELS)
+TOOLS = sm.tools()
+MB = sm.mem_mb(MODELS, workflow)
 STORE = "build/.store"
 
 
 wildcard_constraints:
-    model=C.model,
-    part="|".join(C.parts),
-    point="|".join(C.points) or "none",
+    model=MODELS.names("model"),
+    part=MODELS.names("part"),
+    point=MODELS.names("point"),
 
 
 report: "report/workflow.rst"
@@ -40,9 +42,35 @@ include: "rules/outcome.smk"
 
 onstart:
     sm.only_build("build")
+    sm.go_on(MODELS, workflow)
+
+
+onsuccess:
+    sm.sum_up(MODELS)
+
+
+onerror:
+    sm.sum_up(MODELS)
 
 
 rule all:
     default_target: True
     input:
-        expand(sm.artifacts(C), model=C.model),
+        sm.artifacts(MODELS),
+
+
+# A config of a batch that can't be built from. Nothing is made, so that every run says so and fails.
+rule refused:
+    output:
+        "build/refused/{config}",
+    log:
+        "build/refused/{config}.log",
+    wildcard_constraints:
+        config=sm.any_of(MODELS.refusals),
+    localrule: True
+    conda:
+        "envs/shardmill.yaml"
+    params:
+        line=lambda wildcards: MODELS.refusals[wildcards.config],
+    shell:
+        "echo shardmill: {params.line:q} | tee {log} >&2; exit 1"

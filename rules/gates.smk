@@ -65,7 +65,7 @@ rule parity:
         mem_mb=MB("parity"),
     params:
         store=STORE,
-        calibrated=sm.calibrates(C),
+        calibrated=OF(sm.calibrates),
         tools=TOOLS["parity"],
     script:
         "../scripts/parity.py"
@@ -75,21 +75,21 @@ rule parity:
 rule parity_stack:
     input:
         summary="build/{model}/plan.json",
-        parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
+        parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
         recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
         states=ancient("build/{model}/reference.safetensors"),
-        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
-        bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
+        packages=ancient(PARTS("build/{model}/packages/{part}.mlpackage")),
+        bundles=ancient(PARTS("build/{model}/compiled/{part}.mlmodelc")),
         table=ancient("build/{model}/embedding.safetensors"),
-        chosen=ancient(sm.made_by("search", C)),
-        waits=[
+        chosen=ancient(OF(sm.made_by, "search")),
+        waits=sm.together(
             "build/{model}/reference.receipt.json",
-            expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
-            expand("build/{{model}}/compiled/{part}.receipt.json", part=C.parts),
+            PARTS("build/{model}/packages/{part}.receipt.json"),
+            PARTS("build/{model}/compiled/{part}.receipt.json"),
             "build/{model}/embedding.receipt.json",
-            sm.receipts_of("search", C),
-        ],
+            OF(sm.receipts_of, "search"),
+        ),
     output:
         verdict=report(
             "build/{model}/parity/stack.json",

@@ -5,8 +5,8 @@
 rule benchmark:
     input:
         manifest="build/{model}/model.json",
-        text=C.benchmark.text,
-        tasks=sm.task_files(C),
+        text=OF(sm.option, "benchmark.text"),
+        tasks=OF(sm.task_files),
     output:
         speed="build/{model}/benchmark/speed.json",
         receipt="build/{model}/benchmark/speed.receipt.json",
@@ -19,7 +19,7 @@ rule benchmark:
         mem_mb=MB("benchmark"),
     params:
         store=STORE,
-        settings=sm.settings(C)["benchmark"],
+        settings=OF(sm.section, "benchmark"),
         tools=TOOLS["benchmark"],
     script:
         "../scripts/benchmark.py"
@@ -30,15 +30,15 @@ rule manifest:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        packages=ancient(expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts)),
-        bundles=ancient(expand("build/{{model}}/compiled/{part}.mlmodelc", part=C.parts)),
+        packages=ancient(PARTS("build/{model}/packages/{part}.mlpackage")),
+        bundles=ancient(PARTS("build/{model}/compiled/{part}.mlmodelc")),
         table=ancient("build/{model}/embedding.safetensors"),
-        waits=[
-            expand("build/{{model}}/packages/{part}.receipt.json", part=C.parts),
-            expand("build/{{model}}/compiled/{part}.receipt.json", part=C.parts),
+        waits=sm.together(
+            PARTS("build/{model}/packages/{part}.receipt.json"),
+            PARTS("build/{model}/compiled/{part}.receipt.json"),
             "build/{model}/embedding.receipt.json",
-            sm.gate_receipts(C),
-        ],
+            OF(sm.gate_receipts),
+        ),
     output:
         manifest="build/{model}/model.json",
     log:
@@ -49,7 +49,7 @@ rule manifest:
         mem_mb=MB("manifest"),
     params:
         store=STORE,
-        form=C.convert.embedding,
+        form=OF(sm.option, "convert.embedding"),
         tools=TOOLS["manifest"],
     script:
         "../scripts/manifest.py"
@@ -60,11 +60,11 @@ rule provenance:
     input:
         record="build/{model}/source.receipt.json",
         manifest="build/{model}/model.json",
-        receipts=sm.all_receipts(C),
-        verdicts=sm.verdicts(C),
-        text=C.parity.text,
-        calibration=sm.calibration_files(C),
-        recipe=sm.recipe_files(C),
+        receipts=OF(sm.all_receipts),
+        verdicts=OF(sm.verdicts),
+        text=OF(sm.option, "parity.text"),
+        calibration=OF(sm.calibration_files),
+        recipe=OF(sm.recipe_files),
     output:
         provenance="build/{model}/provenance.json",
         results="build/{model}/test-results.jsonl",
@@ -76,7 +76,7 @@ rule provenance:
         mem_mb=MB("provenance"),
     params:
         store=STORE,
-        settings=sm.settings(C),
+        settings=OF(sm.settings),
         tools=TOOLS["provenance"],
     script:
         "../scripts/provenance.py"
@@ -88,19 +88,19 @@ rule report:
         manifest="build/{model}/model.json",
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
+        parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
         artifacts=ancient(
-            [
-                expand("build/{{model}}/packages/{part}.mlpackage", part=C.parts),
+            sm.together(
+                PARTS("build/{model}/packages/{part}.mlpackage"),
                 "build/{model}/embedding.safetensors",
-            ]
+            )
         ),
-        verdicts=sm.verdicts(C),
+        verdicts=OF(sm.verdicts),
         speed="build/{model}/benchmark/speed.json",
-        receipts=sm.page_receipts(C),
-        search=sm.made_by("search", C),
-        evidence=sm.evidence(C),
-        points=sm.points(C),
+        receipts=OF(sm.page_receipts),
+        search=OF(sm.made_by, "search"),
+        evidence=OF(sm.evidence),
+        points=OF(sm.points),
     output:
         page=report(
             "build/{model}/report.html",
@@ -124,8 +124,8 @@ rule report:
         mem_mb=MB("report"),
     params:
         store=STORE,
-        settings=sm.settings(C),
-        pipeline=sm.drawn(C),
+        settings=OF(sm.settings),
+        pipeline=OF(sm.drawn),
         tools=TOOLS["report"],
     script:
         "../scripts/report.py"

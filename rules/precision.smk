@@ -6,7 +6,7 @@ rule calibration:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        text=sm.calibration_files(C),
+        text=OF(sm.calibration_files),
     output:
         edges="build/{model}/calibration.safetensors",
         receipt="build/{model}/calibration.receipt.json",
@@ -18,7 +18,7 @@ rule calibration:
         mem_mb=MB("calibration"),
     params:
         store=STORE,
-        settings=sm.calibration_settings(C),
+        settings=OF(sm.calibration_settings),
         tools=TOOLS["calibration"],
     script:
         "../scripts/calibration.py"
@@ -44,7 +44,7 @@ rule codes:
         mem_mb=MB("codes"),
     params:
         store=STORE,
-        forms=sm.coded_forms(C),
+        forms=OF(sm.coded_forms),
         tools=TOOLS["codes"],
     script:
         "../scripts/codes.py"
@@ -82,9 +82,9 @@ rule sensitivity:
 # The forms that a budget buys.
 rule search:
     input:
-        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
-        costs=ancient(expand("build/{{model}}/sensitivity/{part}.json", part=C.parts)),
-        waits=expand("build/{{model}}/sensitivity/{part}.receipt.json", part=C.parts),
+        parts=PARTS("build/{model}/parts/{part}.json"),
+        costs=ancient(PARTS("build/{model}/sensitivity/{part}.json")),
+        waits=PARTS("build/{model}/sensitivity/{part}.receipt.json"),
     output:
         chosen="build/{model}/search.json",
         receipt="build/{model}/search.receipt.json",
@@ -96,7 +96,7 @@ rule search:
         mem_mb=MB("search"),
     params:
         store=STORE,
-        settings=sm.search_settings(C),
+        settings=OF(sm.search_settings),
         tools=TOOLS["search"],
     script:
         "../scripts/search.py"
@@ -105,10 +105,10 @@ rule search:
 # In which form each matrix is stored.
 rule precision:
     input:
-        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
-        source=sm.recipe_files(C),
-        chosen=ancient(sm.made_by("search", C)),
-        waits=sm.receipts_of("search", C),
+        parts=PARTS("build/{model}/parts/{part}.json"),
+        source=OF(sm.recipe_files),
+        chosen=ancient(OF(sm.made_by, "search")),
+        waits=OF(sm.receipts_of, "search"),
     output:
         recipe="build/{model}/precision.json",
         receipt="build/{model}/precision.receipt.json",
@@ -120,7 +120,7 @@ rule precision:
         mem_mb=MB("precision"),
     params:
         store=STORE,
-        precision=C.convert.precision,
+        precision=OF(sm.option, "convert.precision"),
         tools=TOOLS["precision"],
     script:
         "../scripts/precision.py"
@@ -131,7 +131,7 @@ rule original:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        text=sm.calibration_files(C),
+        text=OF(sm.calibration_files),
     output:
         states="build/{model}/measured/original.safetensors",
         receipt="build/{model}/measured/original.receipt.json",
@@ -143,7 +143,7 @@ rule original:
         mem_mb=MB("original"),
     params:
         store=STORE,
-        settings=sm.measured_settings(C),
+        settings=OF(sm.measured_settings),
         tools=TOOLS["original"],
     script:
         "../scripts/original.py"
@@ -153,16 +153,16 @@ rule original:
 rule measured:
     input:
         summary="build/{model}/plan.json",
-        parts=expand("build/{{model}}/parts/{part}.json", part=C.parts),
+        parts=PARTS("build/{model}/parts/{part}.json"),
         record=ancient("build/{model}/source.receipt.json"),
         chosen=ancient("build/{model}/search.json"),
         states=ancient("build/{model}/measured/original.safetensors"),
-        codes=ancient(expand("build/{{model}}/codes/{part}.safetensors", part=C.parts)),
-        waits=[
+        codes=ancient(PARTS("build/{model}/codes/{part}.safetensors")),
+        waits=sm.together(
             "build/{model}/search.receipt.json",
             "build/{model}/measured/original.receipt.json",
-            expand("build/{{model}}/codes/{part}.receipt.json", part=C.parts),
-        ],
+            PARTS("build/{model}/codes/{part}.receipt.json"),
+        ),
     output:
         figures="build/{model}/measured/{point}.json",
         receipt="build/{model}/measured/{point}.receipt.json",

@@ -18,7 +18,7 @@ rule embedding:
         mem_mb=MB("embedding"),
     params:
         store=STORE,
-        form=C.convert.embedding,
+        form=OF(sm.option, "convert.embedding"),
         tools=TOOLS["embedding"],
     script:
         "../scripts/embedding.py"
@@ -30,8 +30,8 @@ rule convert:
         part="build/{model}/parts/{part}.json",
         recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
-        codes=ancient(sm.made_by("codes", C)),
-        waits=sm.receipts_of("codes", C),
+        codes=ancient(OF(sm.made_by, "codes")),
+        waits=OF(sm.receipts_of, "codes"),
     output:
         package=directory("build/{model}/packages/{part}.mlpackage"),
         receipt="build/{model}/packages/{part}.receipt.json",
@@ -44,7 +44,7 @@ rule convert:
         mem_mb=MB("convert"),
     params:
         store=STORE,
-        method=C.convert.method,
+        method=OF(sm.option, "convert.method"),
         tools=TOOLS["convert"],
     script:
         "../scripts/convert.py"

@@ -4,7 +4,7 @@
 # The checkpoint's files, linked into the build, each with its sha256.
 rule fetch:
     input:
-        waits=sm.source_files(C),
+        waits=OF(sm.source_files),
     output:
         record="build/{model}/source.receipt.json",
     log:
@@ -16,34 +16,40 @@ rule fetch:
         mem_mb=MB("fetch"),
     params:
         store=STORE,
-        source=sm.settings(C)["source"],
+        source=OF(sm.section, "source"),
         tools=TOOLS["fetch"],
     script:
         "../scripts/fetch.py"
 
 
-# Which tensors each part is made of, read from headers; no weight is copied.
-rule split:
-    input:
-        record="build/{model}/source.receipt.json",
-        recipe=sm.recipe_files(C),
-    output:
-        summary="build/{model}/plan.json",
-        parts=expand("build/{{model}}/parts/{part}.json", part=[*C.parts, "embedding"]),
-        receipt="build/{model}/plan.receipt.json",
-    log:
-        "build/{model}/logs/split.log",
-    conda:
-        "../envs/shardmill.yaml"
-    threads: 4  # hashing
-    resources:
-        mem_mb=MB("split"),
-    params:
-        store=STORE,
-        settings=sm.split_settings(C),
-        tools=TOOLS["split"],
-    script:
-        "../scripts/split.py"
+# Which tensors each part is made of, read from headers; no weight is copied. Models of other parts have a rule each.
+for same in sm.alike(MODELS, "split"):
+
+    rule:
+        name:
+            same.rule
+        input:
+            record="build/{model}/source.receipt.json",
+            recipe=OF(sm.recipe_files),
+        output:
+            summary="build/{model}/plan.json",
+            parts=expand("build/{{model}}/parts/{part}.json", part=[*same.parts, "embedding"]),
+            receipt="build/{model}/plan.receipt.json",
+        log:
+            "build/{model}/logs/split.log",
+        wildcard_constraints:
+            model=sm.any_of(same.models),
+        conda:
+            "../envs/shardmill.yaml"
+        threads: 4  # hashing
+        resources:
+            mem_mb=MB("split"),
+        params:
+            store=STORE,
+            settings=OF(sm.split_settings),
+            tools=TOOLS["split"],
+        script:
+            "../scripts/split.py"
 
 
 # What transformers makes of the parity text with the original weights.
@@ -51,7 +57,7 @@ rule reference:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        text=C.parity.text,
+        text=OF(sm.option, "parity.text"),
     output:
         states="build/{model}/reference.safetensors",
         receipt="build/{model}/reference.receipt.json",
@@ -64,7 +70,7 @@ rule reference:
         mem_mb=MB("reference"),
     params:
         store=STORE,
-        parity=sm.settings(C)["parity"],
+        parity=OF(sm.section, "parity"),
         tools=TOOLS["reference"],
     script:
         "../scripts/reference.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,16 @@ def settings(config: Config) -> dict[str, Any]:
 
     plain: dict[str, Any] = parse_json(TypeAdapter(type(config)).dump_json(config))
     return plain
+
+
+def section(name: str, config: Config) -> Any:
+    """A section of the config as plain data."""
+    return settings(config)[name]
+
+
+def option(name: str, config: Config) -> Any:
+    """What the config says at a dotted name."""
+    return reduce(getattr, name.split("."), config)
 
 
 def split_settings(config: Config) -> dict[str, Any]:

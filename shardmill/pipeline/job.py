@@ -42,17 +42,18 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         snakemake: the object that Snakemake gives a script.
     """
     terminal = _redirect_output(Path(snakemake.log[0]))
-    name = f"shardmill {snakemake.rule} {' '.join(map(str, snakemake.wildcards))}".strip()
+    own = _step_of(task, snakemake.rule)
+    name = f"shardmill {own} {' '.join(map(str, snakemake.wildcards))}".strip()
     _start_logging(terminal, name)
     interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
     collect_rarely()
-    build, step = Path("build") / snakemake.wildcards.model, table.STEPS[snakemake.rule]
-    withdrawal = partial(_withdraw, build) if dag.is_of_the_model(table.STEPS, snakemake.rule) else _nothing
+    build = Path("build") / snakemake.wildcards.model
+    withdrawal = partial(_withdraw, build) if dag.is_of_the_model(table.STEPS, own) else _nothing
     try:
         join_build("build")
-        _run(task, step, snakemake, withdrawal)
+        _run(task, table.STEPS[own], snakemake, withdrawal)
         if interrupt.happened():
             raise KeyboardInterrupt  # a library has swallowed it
     except (KeyboardInterrupt, Exception) as error:
@@ -65,6 +66,11 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         sys.exit(1)
     finally:
         log.debug("peak memory %d MB, declared %s MB", peak_mb(), snakemake.resources.get("mem_mb"))
+
+
+def _step_of(task: Callable[..., Task], rule: str) -> str:
+    """The step that a function describes jobs of; its rule may be called otherwise, where there are several."""
+    return next((name for name, step in table.STEPS.items() if step.task is task), rule)
 
 
 def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:

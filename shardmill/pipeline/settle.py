@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,13 @@ def _key(config: Config) -> str:
             "tokens": config.tokens.max,  # which a ring may not hold
             "slices": config.head.slices,
             "precision": asdict(config.convert.recipe),
-            "code": code_digest(CODE),
+            "code": _code(),
             "transformers": version("transformers"),
         }
     )
+
+
+@cache
+def _code() -> str:
+    """The digest of what settles a config, the same for every model of a batch."""
+    return code_digest(CODE)

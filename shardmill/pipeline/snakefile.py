@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.pipeline import dag, fingerprint, memory, remote
+from shardmill.pipeline.batch import Batch, alike, any_of, is_batch, of, parts_of, read_batch, together
 from shardmill.pipeline.configured import (
     calibrates,
     calibration_files,
@@ -19,8 +21,10 @@ from shardmill.pipeline.configured import (
     coded_forms,
     evidence,
     measured_settings,
+    option,
     recipe_files,
     search_settings,
+    section,
     settings,
     source_files,
     split_settings,
@@ -32,6 +36,7 @@ from shardmill.pipeline.origin import default_config, grounded
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.steps import reference
+from shardmill.pipeline.summary import go_on, sum_up
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
 from shardmill.pipeline.users import register
@@ -40,7 +45,9 @@ from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
 
 __all__ = [
+    "alike",
     "all_receipts",
+    "any_of",
     "artifacts",
     "calibrates",
     "calibration_files",
@@ -52,37 +59,52 @@ __all__ = [
     "every_core",
     "evidence",
     "gate_receipts",
+    "go_on",
     "made_by",
     "measured_settings",
     "mem_mb",
+    "of",
     "only_build",
     "only_its_jobs",
+    "option",
     "page_receipts",
+    "parts_of",
     "points",
     "receipts_of",
     "recipe_files",
     "search_settings",
+    "section",
     "settings",
     "split_settings",
     "source_files",
+    "sum_up",
     "task_files",
+    "together",
     "tools",
     "verdicts",
 ]
 
 
-def checked(config: Mapping[str, Any], workflow: Any) -> Config:
-    """The validated config; what is wrong with it ends the run with one line, before any work."""
+def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
+    """The models of the validated config; what is wrong with it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     try:
         for file in workflow.configfiles:
             read_yaml(Path(file))  # Snakemake has read it, but takes the last of a key given twice
-        found = parse(grounded(config), name)
-        for problem in file_problems(found):
-            raise ConfigError(f"{name}: {problem}")
-        return settle(found, name)
+        if is_batch(config):
+            return read_batch(config, name, _settled)
+        found = _settled(config, name)
+        return Batch({found.model: found})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
+
+
+def _settled(content: Any, name: str) -> Config:
+    """One model's config, checked and settled. Raises ConfigError."""
+    found = parse(grounded(content) if isinstance(content, Mapping) else content, name)
+    for problem in file_problems(found):
+        raise ConfigError(f"{name}: {problem}")
+    return settle(found, name)
 
 
 def file_problems(config: Config) -> list[str]:
@@ -102,34 +124,47 @@ def file_problems(config: Config) -> list[str]:
     return problems
 
 
-def mem_mb(config: Config, workflow: Any) -> Callable[[str], memory.Resource | int]:
+def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int]:
     """What a step's rule declares as mem_mb, see `memory.declared` and `where`."""
     limit, beside = most_mb(workflow), held_mb(workflow)
-    build = Path("build") / config.model
-    positions = reference.positions(settings(config)["parity"], config.length)
+
+    @cache
+    def of_model(step: str, model: str) -> memory.Resource | int:
+        config, needs = batch.models[model], STEPS[step].needs
+        need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
+        positions = reference.positions(settings(config)["parity"], config.length)
+        return memory.declared(Path("build") / model, step, need, limit, positions, beside)
 
     def of_step(name: str) -> memory.Resource | int:
-        needs = STEPS[name].needs
-        need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
-        return memory.declared(build, name, need, limit, positions, beside)
+        known = of_model(name, next(iter(batch.models)))
+        if isinstance(known, int):
+            return known  # of every model
+
+        def declared(wildcards: Any, input: Any) -> int:
+            of_this = of_model(name, wildcards.model)
+            return of_this if isinstance(of_this, int) else of_this(wildcards, input)
+
+        return declared
 
     return of_step
 
 
-def tools(config: Config) -> dict[str, Tools | Callable[[Any], Tools]]:
+def tools() -> dict[str, Tools | Callable[[Any], Tools]]:
     """What decides each step's result besides its inputs, see `fingerprint.tools`.
 
     It is given to Snakemake as a parameter, so that a change of the library reruns the step, and by it to the job,
     so that what Snakemake recorded and what the store has are the same. Where the model's family counts, it is a
     function that raises FileNotFoundError, which Snakemake shows as <TBD>, before there is a checkpoint.
     """
-    record = Path("build") / config.model / "source.receipt.json"
+
+    @cache
+    def known(name: str, family: str) -> Tools:
+        return fingerprint.tools(STEPS[name], family)
 
     def of_step(name: str) -> Tools | Callable[[Any], Tools]:
-        step = STEPS[name]
-        if not needs_family((step.task.__module__, *step.also)):
-            return fingerprint.tools(step, "")
-        return lambda wildcards: fingerprint.tools(step, model_type(record))
+        if not needs_family((STEPS[name].task.__module__, *STEPS[name].also)):
+            return known(name, "")
+        return lambda wildcards: known(name, model_type(Path("build") / wildcards.model / "source.receipt.json"))
 
     return {name: of_step(name) for name in STEPS}
 
@@ -169,9 +204,10 @@ def receipts_of(name: str, config: Config) -> list[str]:
     return [receipt_of(path) for path in made_by(name, config)]
 
 
-def artifacts(config: Config) -> list[str]:
-    """What a finished build consists of."""
-    return [f"build/{{model}}/{path}" for path in dag.delivered(STEPS, config)]
+def artifacts(batch: Batch) -> list[str]:
+    """What finished builds consist of, and what can't be made of a config that is refused."""
+    built = [f"build/{name}/{path}" for name, one in batch.models.items() for path in dag.delivered(STEPS, one)]
+    return built + [f"build/refused/{name}" for name in batch.refusals]
 
 
 def drawn(config: Config) -> list[dict[str, Any]]:

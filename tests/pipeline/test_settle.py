@@ -91,7 +91,7 @@ def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pyte
         assert len(kept()) == more
     change(checkpoint, num_hidden_layers=3)
     assert settled(**OPEN).ranges == ((0, 3),)
-    monkeypatch.setattr(settle, "code_digest", lambda modules: "other code")
+    monkeypatch.setattr(settle, "_code", lambda: "other code")
     settled(**OPEN)
     assert len(kept()) == 6
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import tiny
+from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import fingerprint, snakefile
+from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.table import STEPS
 
 
@@ -32,6 +34,11 @@ def limited(limit: int | None) -> SimpleNamespace:
     return SimpleNamespace(global_resources=found, is_main_process=False)
 
 
+def job(**wildcards: str) -> Wildcards:
+    """What a function of a rule is told of a job."""
+    return Wildcards(fromdict={"model": "tiny", **wildcards})
+
+
 def test_memory_is_declared_for_the_configured_method_within_the_limit(settings: dict[str, Any]) -> None:
     folder = Path("build/tiny")
     folder.mkdir(parents=True)
@@ -42,14 +49,14 @@ def test_memory_is_declared_for_the_configured_method_within_the_limit(settings:
     needs = {}
     for method in ("stamped", "plain"):
         parsed = config.parse(settings | {"convert": {"method": method}})
-        mem_mb = snakefile.mem_mb(parsed, limited(None))("convert")
+        mem_mb = snakefile.mem_mb(Batch({"tiny": parsed}), limited(None))("convert")
         assert callable(mem_mb)
-        needs[method] = mem_mb({"part": "layers_00_02"}, ["a"])
+        needs[method] = mem_mb(job(part="layers_00_02"), ["a"])
     assert needs["stamped"] < 1000 < 5000 < needs["plain"]
-    too_much = snakefile.mem_mb(parsed, limited(1000))("convert")
+    too_much = snakefile.mem_mb(Batch({"tiny": parsed}), limited(1000))("convert")
     assert callable(too_much)
     with pytest.raises(ShardmillError, match="this build may use 1000"):
-        too_much({"part": "layers_00_02"}, ["a"])
+        too_much(job(part="layers_00_02"), ["a"])
 
 
 def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any]) -> None:
@@ -63,9 +70,9 @@ def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any
     def declared(positions: int, context: int) -> int:
         parity = {"positions": 8, "perplexity_positions": positions}
         parsed = config.parse(settings | {"parity": parity, "context": context})
-        mem_mb = snakefile.mem_mb(parsed, limited(None))("reference")
+        mem_mb = snakefile.mem_mb(Batch({"tiny": parsed}), limited(None))("reference")
         assert callable(mem_mb)
-        return mem_mb({}, ["a"])
+        return mem_mb(job(), ["a"])
 
     assert declared(64, 64) - declared(32, 64) == 32 * 12
     assert declared(256, 64) == declared(64, 64)
@@ -101,9 +108,10 @@ def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> 
     Path("checkpoint/tokenizer.json").rename("checkpoint/tokenizer.model")
     assert refusal(settings) == "source.path: checkpoint holds no tokenizer.json"
     Path("checkpoint/tokenizer.model").rename("checkpoint/tokenizer.json")
-    assert snakefile.checked(settings, files).model == "tiny"
+    assert list(snakefile.checked(settings, files).models) == ["tiny"]
     assert refusal(settings | {"topology": [[0, 3]]}) == "topology: ends at layer 3, the model has 4"
-    assert snakefile.checked(settings | {"topology": "auto"}, files).parts == ("layers_00_04", "head_0", "head_1")
+    settled = snakefile.checked(settings | {"topology": "auto"}, files).models["tiny"]
+    assert settled.parts == ("layers_00_04", "head_0", "head_1")
 
 
 def test_a_key_given_twice_ends_the_run(settings: dict[str, Any]) -> None:
@@ -145,15 +153,14 @@ def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
 
 def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: dict[str, Any]) -> None:
     """Before there is a checkpoint, Snakemake is told so by an error that names an input of the job."""
-    parsed = config.parse(settings)
-    watched = snakefile.tools(parsed)
+    watched = snakefile.tools()
     assert set(watched) == set(STEPS)
     assert {name for name, known in watched.items() if callable(known)} == {"split"}
     known = watched["split"]
     assert callable(known)
     with pytest.raises(FileNotFoundError) as raised:
-        known({})
+        known(job())
     assert raised.value.filename == "build/tiny/source.receipt.json"
     Path("build/tiny/source").mkdir(parents=True)
     Path("checkpoint/config.json").rename("build/tiny/source/config.json")
-    assert known({}) == fingerprint.tools(STEPS["split"], "phi3") != fingerprint.tools(STEPS["split"], "")
+    assert known(job()) == fingerprint.tools(STEPS["split"], "phi3") != fingerprint.tools(STEPS["split"], "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 import tiny
 from snakemake.io import expand, flag
+from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.files import write_json
 from shardmill.pipeline import dag, fingerprint, snakefile, why
+from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.memory import Need
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.store import Store
@@ -43,9 +46,20 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.Config:
 
 def rules(settings: config.Config) -> dict[str, dict[str, Section]]:
     """Every rule's sections as Snakemake would evaluate them: positional arguments under "", others by name."""
+    batch = Batch({settings.model: settings})
+    own = SimpleNamespace(model=settings.model)
+
+    def evaluated(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: make(*given)(own)
+
+    library = {name: getattr(snakefile, name) for name in snakefile.__all__}
+    library["together"] = evaluated(lambda *given: lambda _: flat(given))
     scope = {
-        "C": settings,
-        "sm": snakefile,
+        "MODELS": batch,
+        "OF": evaluated(snakefile.of(batch)),
+        "PARTS": evaluated(snakefile.parts_of(batch)),
+        "same": snakefile.alike(batch, "split")[0],
+        "sm": SimpleNamespace(**library),
         "STORE": "build/.store",
         "TOOLS": {name: f"tools of {name}" for name in STEPS},
         "MB": lambda name: f"memory of {name}",
@@ -58,11 +72,21 @@ def rules(settings: config.Config) -> dict[str, dict[str, Section]]:
     collect = eval("lambda *values, **named: {'': values, **named}")
     found = {}
     for file in sorted(RULES.glob("*.smk")):
-        for name, body in re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", file.read_text(), re.MULTILINE):
+        for name, body in re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", unrolled(file), re.MULTILINE):
             sections = re.findall(r"^    (\w+):(.*\n(?:        .*\n)*)", body, re.MULTILINE)
             plain = {key: re.sub("  # .*", "", text) for key, text in sections}
             found[name] = {key: eval(f"collect({text})", scope | {"collect": collect}) for key, text in plain.items()}
     return found
+
+
+def unrolled(file: Path) -> str:
+    """A file of rules, in which one that stands in a loop has the name of its first."""
+    text = file.read_text()
+    for loop in re.findall(r"^for same in sm.alike\(MODELS, .*\n(?:    .*\n|\n)+", text, re.MULTILINE):
+        (name,) = re.findall(r'sm.alike\(MODELS, "(\w+)"\)', loop)
+        body = textwrap.dedent(loop.partition("\n")[2]).replace("rule:\n", f"rule {name}:\n")
+        text = text.replace(loop, body)
+    return text
 
 
 def flat(value: Any) -> list[str]:
@@ -235,15 +259,15 @@ def test_a_new_row_is_waited_for_listed_drawn_and_given_memory(
     assert "build/{model}/listen/head_0.json" in snakefile.verdicts(settings)
     assert "build/{model}/listen/head_0.receipt.json" in snakefile.all_receipts(settings)
     assert "listen/{part}.receipt.json" in dag.waits(STEPS, "manifest")
-    assert set(snakefile.tools(settings)) == set(STEPS)
+    assert set(snakefile.tools()) == set(STEPS)
     drawn = dag.drawn(STEPS, settings)
     assert {("compile", "listen"), ("listen", "model.json")} <= set(edges(drawn))
     assert len(set(places(drawn).values())) == len(drawn)
     unlimited = {"mem_mb": SimpleNamespace(value=None)}
     limit = SimpleNamespace(global_resources=unlimited, is_main_process=False)
     write_json(Path("build/tiny/plan.json"), PLAN)
-    mem_mb = snakefile.mem_mb(settings, limit)(listen)
-    assert callable(mem_mb) and mem_mb({"part": "head_0"}, ["a"]) == 123 + 7
+    mem_mb = snakefile.mem_mb(Batch({"tiny": settings}), limit)(listen)
+    assert callable(mem_mb) and mem_mb(Wildcards(fromdict={"model": "tiny", "part": "head_0"}), ["a"]) == 123 + 7
 
 
 PLAN = {

@@ -12,6 +12,7 @@ import yaml
 
 from shardmill import config
 from shardmill.pipeline import snakefile, where
+from shardmill.pipeline.batch import Batch
 
 ROOT = Path(__file__).parents[2]
 MACHINE_MB = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_000_000
@@ -60,7 +61,7 @@ def test_a_job_that_is_sent_somewhere_asks_for_the_snakemakes_in_it(monkeypatch:
     ]
     monkeypatch.chdir(ROOT)
     settings = config.parse(tiny.settings("resources/demo"))
-    here, there = (snakefile.mem_mb(settings, workflow(jobs)) for jobs in (None, 50))
+    here, there = (snakefile.mem_mb(Batch({settings.model: settings}), workflow(jobs)) for jobs in (None, 50))
     assert there("fetch") == here("fetch") + where.SNAKEMAKE_MB  # type: ignore[operator]
 
 

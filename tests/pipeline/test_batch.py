@@ -1,0 +1,170 @@
+"""Many models in one run: each config stands for itself, and one that can't be built stops no other."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import yaml
+from snakemake.iocontainers import Wildcards
+
+from shardmill import config
+from shardmill.config import Config
+from shardmill.errors import ConfigError
+from shardmill.pipeline import batch, snakefile
+from shardmill.pipeline.batch import Batch
+from shardmill.pipeline.origin import grounded
+
+from .project import CONFIG, Project
+
+
+def parsed(content: Any, name: str) -> Config:
+    return config.parse(grounded(content) if isinstance(content, Mapping) else content, name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with the checkpoint's config.json."""
+    monkeypatch.chdir(tmp_path)
+    tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "models").mkdir()
+    return tmp_path
+
+
+def write(file: str, **changes: object) -> None:
+    Path(file).write_text(yaml.safe_dump(tiny.settings("checkpoint") | changes))
+
+
+def job(model: str, **wildcards: str) -> Wildcards:
+    return Wildcards(fromdict={"model": model, **wildcards})
+
+
+def test_every_listed_config_is_a_model(folder: Path) -> None:
+    for name in ("b", "a", "c"):
+        write(f"models/{name}.yaml", model=name)
+    write("other.yaml", model="other")
+    found = batch.read_batch({"batch": ["other.yaml", "models/*.yaml", "models/a.yaml"]}, "batch.yaml", parsed)
+    assert list(found.models) == ["other", "a", "b", "c"]
+    assert found.models["b"] == parsed(yaml.safe_load(Path("models/b.yaml").read_text()), "")
+    assert found.refused == {}
+    absolute = batch.read_batch({"batch": [str(folder / "models/*.yaml")]}, "batch.yaml", parsed)
+    assert list(absolute.models) == ["a", "b", "c"]
+
+
+def test_configs_of_the_workflow_are_found_beside_it(folder: Path) -> None:
+    found = batch.read_batch({"batch": ["configs/demo.yaml"]}, "batch.yaml", parsed)
+    assert list(found.models) == ["demo"]
+
+
+def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path) -> None:
+    write("models/a.yaml", model="a")
+    write("models/b.yaml", model="b", contxt=1)
+    write("models/c.yaml", model="a")
+    Path("models/d.yaml").write_text("- a list")
+    Path("models/e.yaml").write_text("model: e\nmodel: f\n")
+    found = batch.read_batch({"batch": ["models/*.yaml"]}, "batch.yaml", parsed)
+    assert list(found.models) == ["a"]
+    assert found.refused == {
+        "models/b.yaml": "models/b.yaml: contxt: unknown key",
+        "models/c.yaml": "models/c.yaml: another config of the batch is called a, too; rename one",
+        "models/d.yaml": "models/d.yaml: expected a mapping of keys, see configs/README.md",
+        "models/e.yaml": "models/e.yaml: model: given twice (line 2); keep one",
+    }
+    assert [path for path in snakefile.artifacts(found) if "refused" in path] == [
+        f"build/refused/models_{name}.yaml" for name in "bcde"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"batch": []}, "batch.yaml: batch: lists no config"),
+        ({"batch": "a.yaml"}, "batch.yaml: batch: expected a list of config files and no other key"),
+        ({"batch": [1]}, "batch.yaml: batch: expected a list of config files and no other key"),
+        ({"batch": ["a.yaml"], "model": "a"}, "batch.yaml: batch: expected a list of config files and no other key"),
+        ({"batch": ["nowhere/*.yaml"]}, "batch.yaml: batch: nowhere/*.yaml: no such file"),
+        ({"batch": ["empty.yaml"]}, "empty.yaml: expected a mapping of keys, see configs/README.md"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(folder: Path, content: dict[str, Any], message: str) -> None:
+    Path("empty.yaml").touch()
+    with pytest.raises(ConfigError) as refused:
+        batch.read_batch(content, "batch.yaml", parsed)
+    assert str(refused.value) == message
+
+
+def models(**changes: Mapping[str, Any]) -> Batch:
+    return Batch({name: config.parse(tiny.settings("checkpoint", model=name, **own)) for name, own in changes.items()})
+
+
+def test_a_job_is_told_of_its_own_model(folder: Path) -> None:
+    found = models(a={"context": 128}, b={"topology": [[0, 4]]})
+    assert batch.of(found)(snakefile.option, "context")(job("a")) == 128
+    assert (
+        batch.of(found)(snakefile.section, "parity")(job("b", part="head_0"))
+        == snakefile.settings(found.models["b"])["parity"]
+    )
+    paths = batch.parts_of(found)("build/{model}/{part}.json", "embedding")
+    assert paths(job("b")) == [f"build/{{model}}/{part}.json" for part in (*found.models["b"].parts, "embedding")]
+    both = batch.together(paths, "build/{model}/x.json", batch.of(found)(snakefile.verdicts))
+    assert both(job("a")) == [*paths(job("a")), "build/{model}/x.json", *snakefile.verdicts(found.models["a"])]
+
+
+def test_models_of_the_same_parts_share_a_rule(folder: Path) -> None:
+    found = batch.alike(models(a={}, b={"topology": [[0, 4]]}, c={"context": 128}), "split")
+    assert [(one.rule, one.models) for one in found] == [("split", ("a", "c")), ("split_1", ("b",))]
+    assert found[1].parts == ("layers_00_04", "head_0", "head_1")
+
+
+def test_a_wildcard_stands_for_names_as_they_are(folder: Path) -> None:
+    found = models(**{"a.b": {}, "c": {"topology": [[0, 4]]}})
+    pattern = re.compile(found.names("model"))
+    assert [name for name in ("a.b", "c", "axb", "a.bc", "d") if pattern.fullmatch(name)] == ["a.b", "c"]
+    assert all(re.fullmatch(found.names("part"), part) for part in ("layers_00_02", "layers_00_04", "head_1"))
+    assert not re.fullmatch(found.names("point"), "")
+
+
+@pytest.mark.pipeline
+def test_one_model_stops_no_other(tmp_path: Path) -> None:
+    """Two models of one checkpoint, one of other parts, weights that are cut short, and a config that is refused."""
+    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
+    project = Project(tmp_path / "project").create(checkpoint)
+    cut = project.folder / "broken"
+    (project.folder / "checkpoint").rename(cut)
+    for file in cut.glob("*.safetensors"):
+        os.truncate(file, file.stat().st_size // 2)
+    tiny.write_checkpoint(project.folder / "checkpoint", layers=2)
+    (project.folder / "models").mkdir()
+    changes: dict[str, dict[str, Any]] = {
+        "one": {},
+        "two": {},
+        "three": {"topology": [[0, 2]]},
+        "four": {"source": {"path": "broken"}},
+        "five": {"topology": [[0, 3]]},
+    }
+    for name, own in changes.items():
+        (project.folder / f"models/{name}.yaml").write_text(yaml.safe_dump(CONFIG | {"model": name} | own))
+    (project.folder / "tiny.yaml").write_text("batch: ['models/*.yaml']\n")
+    targets = [f"build/{name}/embedding.receipt.json" for name in ("one", "two", "three", "four")]
+    done = project.run(*targets, "build/refused/models_five.yaml")
+    assert done.returncode == 1, done.stdout
+    made = [name for name in changes if (project.folder / f"build/{name}/embedding.receipt.json").exists()]
+    assert made == ["one", "two", "three"]
+    refused = "models/five.yaml: topology: ends at layer 3, the model has 2"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("shardmill: ")]
+    (failed,) = [line for line in lines if line.startswith("shardmill: not built: four: ")]
+    assert ".safetensors" in failed
+    assert f"shardmill: not built: {refused}" in lines
+    assert f"shardmill: {refused}" in lines
+    assert lines[-1] == "shardmill: 0 of 5 models are finished, see build/index.html"
+    logs = [log.read_text() for name in made for log in project.folder.glob(f"build/{name}/logs/*.log")]
+    assert sum("INFO worked" in log or "INFO unchanged" in log for log in logs) == 2 * 3
+    page = (project.folder / "build/index.html").read_text()
+    assert "models/five.yaml" in page and "four" in page
+    again = project.run(*targets[:3])
+    assert again.returncode == 0 and "Nothing to be done" in again.stdout

@@ -1,0 +1,86 @@
+"""The page over a batch says what the files of each build say, and why one is not there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill.files import read_json, write_json
+from shardmill.report import index
+from shardmill.report.index import Row
+
+PLAN: dict[str, Any] = {
+    "kind": "decoder",
+    "parts": [{"name": "layers_00_01"}, {"name": "head_0"}, {"name": "embedding"}],
+}
+SPEED: dict[str, Any] = {
+    "pass_seconds": {"1": 0.002, "4": 0.005},
+    "machine": {"processor": "a chip"},
+    "engine": {"name": "portable"},
+}
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    """A finished model's files, as far as the page reads them."""
+    folder = tmp_path / "build/tiny"
+    write_json(folder / "plan.json", PLAN)
+    write_json(folder / "benchmark/speed.json", SPEED)
+    write_json(folder / "parity/stack.json", {"gate": [{"passed": True}, {"passed": True}]})
+    write_json(folder / "parity/stack.receipt.json", {"not": "a verdict"})
+    write_json(folder / "residency/head_0.json", {"gate": [{"passed": False}]})
+    (folder / "packages/head_0.mlpackage/weights").mkdir(parents=True)
+    (folder / "packages/head_0.mlpackage/weights/weight.bin").write_bytes(bytes(3000))
+    (folder / "packages/head_0.mlpackage/model").write_bytes(bytes(72))
+    (folder / "report.html").touch()
+    return folder
+
+
+def test_a_row_says_what_the_files_say(build: Path) -> None:
+    assert index.read_row(build, "") == Row(
+        name="tiny",
+        kind="decoder",
+        passed=2,
+        gates=3,
+        programs=2,
+        bytes=3072,
+        pass_ms=2.0,
+        machine="a chip, portable",
+    )
+
+
+def test_an_encoder_has_no_pass_to_time(build: Path) -> None:
+    write_json(build / "benchmark/speed.json", {key: value for key, value in SPEED.items() if key != "pass_seconds"})
+    assert index.read_row(build, "").pass_ms is None
+
+
+def test_without_its_page_a_model_is_not_finished(build: Path) -> None:
+    (build / "report.html").unlink()
+    assert index.read_row(build, "parity_head_0: psnr is 3") == Row("tiny", "parity_head_0: psnr is 3")
+    shutil.rmtree(build)
+    assert index.read_row(build, "not finished") == Row("tiny", "not finished")
+
+
+@pytest.mark.parametrize("file", ["plan.json", "benchmark/speed.json", "parity/stack.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_file_is_a_row_too(build: Path, file: str, content: str) -> None:
+    (build / file).write_text(content)
+    assert index.read_row(build, "").error.startswith("its files can't be read: ")
+
+
+def test_the_page_names_all(build: Path) -> None:
+    rows = [index.read_row(build, ""), Row("models/<b>.yaml", "no <such> thing")]
+    index.write_index(build.parent, rows)
+    page = (build.parent / "index.html").read_text()
+    assert '<a href="tiny/report.html">tiny</a>' in page
+    assert "2 of 3" in page and "3\u00a0KiB" in page and "a chip, portable" in page and "2 ms" in page
+    assert "1 of 2 not built." in page
+    assert "<strong>models/&lt;b&gt;.yaml</strong>: no &lt;such&gt; thing" in page
+    assert not re.search(r"https?://", page)
+    index.write_index(build.parent, rows[:1])
+    assert "Every model is built" in (build.parent / "index.html").read_text()
+    assert read_json(build / "plan.json") == PLAN
