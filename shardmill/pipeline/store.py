@@ -23,6 +23,7 @@ from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, parse_json, read_json, replacing, sealed, write_json
 from shardmill.pipeline import blobs, exchange
+from shardmill.pipeline.ingredients import differences
 from shardmill.pipeline.lock import using_store
 from shardmill.pipeline.remote import Remote
 from shardmill.pipeline.scratch import aside, scratch_folder
@@ -145,18 +146,6 @@ class Store:
         """Why there is work: the ingredients of the key that differ from the last time."""
         found = self.changes(action, receipt)
         return "not made before" if found is None else ", ".join(found) or "its entry is gone or damaged"
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the leaves in which two actions differ."""
-    found = []
-    for name in sorted({*before, *after}):
-        old, new = before.get(name), after.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            found.append(f"{prefix}{name}")
-    return found
 
 
 def _adopt(scratch: Path, entry: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardmill.pipeline.store import differences
+from shardmill.pipeline.ingredients import differences
 
 Steps = Mapping[str, Mapping[str, Any]]
 INGREDIENTS = ("inputs", "params", "code", "packages")  # of a step's key

@@ -16,6 +16,7 @@ from stored import Made, Outcome, entry, never, write_both
 from shardmill.errors import ShardmillError
 from shardmill.files import SEAL, dumps
 from shardmill.pipeline import store
+from shardmill.pipeline.ingredients import differences
 from shardmill.pipeline.store import Action, Store
 
 
@@ -143,10 +144,10 @@ def test_the_reason_for_work_names_the_ingredient(shop: Store, here: Outcome, ca
 
 def test_differences_name_leaves() -> None:
     before = {"inputs": {"a": "1", "b": "2"}, "params": {"rope": {"scale": 1}}, "code": "x"}
-    assert store.differences(before, before) == []
-    assert store.differences(before, {**before, "code": "y"}) == ["code"]
-    assert store.differences(before, {**before, "inputs": {"a": "1", "c": "2"}}) == ["inputs.b", "inputs.c"]
-    assert store.differences(before, {**before, "params": {"rope": {"scale": 2}}}) == ["params.rope.scale"]
+    assert differences(before, before) == []
+    assert differences(before, {**before, "code": "y"}) == ["code"]
+    assert differences(before, {**before, "inputs": {"a": "1", "c": "2"}}) == ["inputs.b", "inputs.c"]
+    assert differences(before, {**before, "params": {"rope": {"scale": 2}}}) == ["params.rope.scale"]
 
 
 def rot(file: Path) -> None:
