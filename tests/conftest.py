@@ -13,11 +13,14 @@ import tiny
 import torch
 from stored import Outcome
 
+from shardmill.pipeline import remote
 from shardmill.pipeline.store import Store
 
 if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores, and so do the processes that they start
     torch.set_num_threads(1)
+
+os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of whoever runs it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ from shardmill.pipeline.store import Store
 
 from . import driver
 from .bucket import SECRET, bucket
+from .project import Project
 
 DATA = hashlib.sha256(b"\x00\x01").hexdigest()  # of the folder's file
 
@@ -309,3 +310,20 @@ def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: py
     assert first == second
     everything = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in everything if SECRET.encode() in file.read_bytes()]
+
+
+@pytest.mark.pipeline
+def test_snakemake_shares_what_it_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names the store for every job; one that nothing can open ends the run before the first."""
+    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
+    target = "build/tiny/embedding.receipt.json"
+    mine, theirs = (Project(tmp_path / name).create(checkpoint) for name in ("mine", "theirs"))
+    monkeypatch.setenv(remote.URL, "nonsense://x")
+    refused = mine.run(target)
+    assert refused.returncode == 1 and not list(mine.build.rglob("*.log"))
+    assert [line for line in refused.stdout.splitlines() if line.startswith(f"shardmill: {remote.URL}: ")]
+    monkeypatch.setenv(remote.URL, f"file://{tmp_path}/remote")
+    for project, word in ((mine, "INFO worked: not made before"), (theirs, "INFO taken from the remote store")):
+        assert project.run(target).returncode == 0
+        assert [word in (project.build / f"logs/{job}.log").read_text() for job in ("split", "embedding")] == [True] * 2
+    assert (mine.folder / target).read_bytes() == (theirs.folder / target).read_bytes()
