@@ -23,6 +23,11 @@ if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
 os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of whoever runs it
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the standing faults are tried."""
+    parser.addoption("--kills", type=int, default=4, help="random points at which tests/faults kills a build")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first, or else one worker would still be at them when the others have ended."""
     items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -66,10 +66,10 @@ class Project:
                 start_new_session=True,
             )
 
-    def run(self, *targets: str) -> subprocess.CompletedProcess[str]:
-        """To its end, whatever that is; everything it says is in `stdout`."""
+    def run(self, *targets: str, under: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """To its end, whatever that is; everything it says is in `stdout`. Args: under a command that starts it."""
         return subprocess.run(
-            self.command(*targets),
+            [*under, *self.command(*targets)],
             cwd=self.folder,
             env=self.environment(),
             stdout=subprocess.PIPE,

@@ -1,0 +1,97 @@
+"""A build under whatever a machine does to it: it ends with one line or goes on, and comes to the same artifacts.
+
+`pytest tests/faults --kills 50` kills it at 50 random points instead of a few.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from pipeline.project import Project
+from unprivileged import unprivileged
+
+from shardmill.pipeline.audit import audit
+
+pytestmark = pytest.mark.pipeline
+LONGEST = 12.0  # seconds from a start to a kill at most: a job takes less, so that every start gets further
+YEAR = 365 * 86400.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("faults") / "checkpoint", layers=2)
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A build that nothing disturbed."""
+    project = Project(tmp_path_factory.mktemp("undisturbed") / "project").create(checkpoint)
+    project.finish()
+    return project
+
+
+def fresh(finished: Project, folder: Path) -> Project:
+    """Another folder with the very same library, and nothing built."""
+    shutil.copytree(finished.folder, folder, ignore=shutil.ignore_patterns(".snakemake", "build"))
+    return Project(folder)
+
+
+def built(finished: Project, folder: Path) -> Project:
+    """A copy of a finished build."""
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    return Project(folder)
+
+
+def test_killed_at_random_points_it_comes_to_the_same(
+    finished: Project, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """After each SIGKILL what is recorded is whole and as in a build that nothing disturbed."""
+    project, drawn, truth = fresh(finished, tmp_path / "project"), random.Random(0), finished.records()
+    for kill in range(request.config.getoption("kills")):
+        if (project.build / "model.json").exists():
+            shutil.rmtree(project.folder / "build")
+        end = time.monotonic() + drawn.uniform(0.5, LONGEST)
+        project.kill_when(lambda build, end=end: time.monotonic() > end or (build / "model.json").exists())
+        for file in project.build.rglob("*.receipt.json"):
+            name = file.relative_to(project.build).as_posix()
+            assert file.read_bytes() == truth[name], f"{name} after kill {kill}"
+            assert json.loads(file.read_text())
+    project.finish()
+    assert project.records() == truth
+    assert audit(project.build).wrong == ()
+
+
+@pytest.mark.parametrize("moved", ["checkpoint", "build"])
+def test_a_clock_that_went_back_changes_no_artifact(moved: str, finished: Project, tmp_path: Path) -> None:
+    """Files then lie in the future. What Snakemake looks at again has the same content."""
+    project = built(finished, tmp_path / "project")
+    future = time.time() + YEAR
+    for file in (project.folder / moved).rglob("*.json"):
+        os.utime(file, (future, future))
+    project.finish()
+    assert project.records() == finished.records()
+    assert audit(project.build).wrong == ()
+
+
+@pytest.mark.parametrize("kept", ["build/tiny/parts", "build/.store"])
+def test_a_folder_that_may_not_be_written_is_one_line(kept: str, finished: Project, tmp_path: Path) -> None:
+    """To a user who may not do everything, as root may. Once it is allowed the build ends as ever."""
+    project = fresh(finished, tmp_path / "project")
+    folder = project.folder / kept
+    folder.mkdir(parents=True)
+    folder.chmod(0o555)
+    done = project.run(under=unprivileged())
+    said = [line for line in done.stdout.splitlines() if line.startswith("shardmill")]
+    assert done.returncode != 0 and "Traceback" not in done.stdout, done.stdout
+    assert any(kept in line and "Permission denied" in line for line in said), done.stdout
+    assert list(folder.iterdir()) == []
+    folder.chmod(0o755)
+    assert project.run(under=unprivileged()).returncode == 0
+    assert project.records() == finished.records()
