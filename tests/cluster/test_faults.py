@@ -22,7 +22,7 @@ pytestmark = pytest.mark.pipeline
 PART = "head_0"
 PACKAGE = f"build/tiny/packages/{PART}.mlpackage"
 NOT_MADE = tuple(name for name in STEPS if name not in ("fetch", "split", "precision"))
-SECONDS = 300.0  # that a job may take to come where a fault is to meet it, on a machine with other work
+SECONDS = 1200.0  # that a job may take to come where a fault is to meet it, on a machine with other work
 EVERY_CPU = ("--nodes=2", "--ntasks=2", "--exclusive")
 BY_SLURM = ("--executor", "slurm", "--jobs", "2")
 
