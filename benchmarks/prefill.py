@@ -5,7 +5,8 @@
 `build/demo-wide` is a build whose tokens.max is over its tokens.verify. One prompt of code is fed with all of its
 widths and with those of decoding alone, in turns, by the decoding loop that ships; each time some tokens are generated
 after it, which must be the same. Prints one JSON object: prompt tokens per second of both, the median of the turns, the
-median of the turns' ratios, whether all tokens were equal, and the milliseconds of a single pass by its width.
+median of the turns' ratios, in seconds and in CPU seconds of this process, which other work on the machine disturbs
+less, whether all tokens were equal, and the milliseconds of a single pass by its width.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from shardmill import machine
 from shardmill.bench.prompts import tiled
-from shardmill.decode import GenerationResult, Session, run
+from shardmill.decode import GenerationResult, PrefillEvent, Session, generate
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.load import load_engine, load_tokenizer
 from shardmill.runtime.manifest import read_manifest
@@ -42,28 +44,47 @@ def main() -> None:
     machine.set_threads(args.threads)
     wide = engine.widths
     narrow = tuple(width for width in wide if width <= engine.verify)
-    turns = []
+    turns: list[list[Fed]] = []
     for turn in range(args.repeats + 1):  # the first does not count
         pair = [fed(engine, widths, prompt.tokens, args.new_tokens) for widths in (narrow, wide)]
         turns += [pair] if turn else []
-    speeds = [median(args.tokens / pair[i].prefill_seconds for pair in turns) for i in (0, 1)]
+    speeds = [median(args.tokens / pair[i].result.prefill_seconds for pair in turns) for i in (0, 1)]
+    ratios = [slow.result.prefill_seconds / quick.result.prefill_seconds for slow, quick in turns]
     report = {
         "threads": args.threads,
         "precision": args.precision,
         "prompt_tokens": args.tokens,
-        "narrow": {"widths": narrow, "passes": turns[0][0].prefill_passes, "tokens_per_second": round(speeds[0], 1)},
-        "wide": {"widths": wide, "passes": turns[0][1].prefill_passes, "tokens_per_second": round(speeds[1], 1)},
-        "ratio": round(median(slow.prefill_seconds / quick.prefill_seconds for slow, quick in turns), 2),
-        "tokens_equal": len({result.tokens for pair in turns for result in pair}) == 1,
+        "narrow": {
+            "widths": narrow,
+            "passes": turns[0][0].result.prefill_passes,
+            "tokens_per_second": round(speeds[0], 1),
+        },
+        "wide": {"widths": wide, "passes": turns[0][1].result.prefill_passes, "tokens_per_second": round(speeds[1], 1)},
+        "ratio": round(median(ratios), 2),
+        "cpu_ratio": round(median(slow.cpu_seconds / quick.cpu_seconds for slow, quick in turns), 2),
+        "tokens_equal": len({one.result.tokens for pair in turns for one in pair}) == 1,
         "pass_ms": pass_milliseconds(engine, wide, args.tokens // 2, args.repeats),
     }
     print(json.dumps(report, indent=2))
 
 
-def fed(engine: Engine, widths: tuple[int, ...], prompt: Sequence[int], new_tokens: int) -> GenerationResult:
-    """A prompt fed with these widths from the start, and the greedy text after it."""
+@dataclass(frozen=True)
+class Fed:
+    """A prompt fed, and the greedy text after it; the CPU seconds are the prompt's."""
+
+    result: GenerationResult
+    cpu_seconds: float
+
+
+def fed(engine: Engine, widths: tuple[int, ...], prompt: Sequence[int], new_tokens: int) -> Fed:
+    """Feeds a prompt with these widths from the start."""
     engine.widths = widths
-    return run(Session(engine), prompt, max_new_tokens=new_tokens)
+    start, spent = time.process_time(), 0.0
+    for event in generate(Session(engine), prompt, max_new_tokens=new_tokens):
+        if isinstance(event, PrefillEvent):
+            spent = time.process_time() - start
+    assert isinstance(event, GenerationResult)
+    return Fed(event, spent)
 
 
 def pass_milliseconds(engine: Engine, widths: Sequence[int], at: int, repeats: int) -> dict[int, float]:

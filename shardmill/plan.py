@@ -18,18 +18,9 @@ from typing import TYPE_CHECKING, Any
 from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
-from shardmill.models.calls import Calls
-from shardmill.models.contract import (
-    Form,
-    T,
-    constants,
-    inputs,
-    model_constants,
-    output,
-    states,
-    table_constants,
-    window_slots,
-)
+from shardmill.models.calls import HOST, Calls
+from shardmill.models.contract import Form, constants, model_constants, table_constants, window_slots
+from shardmill.models.interface import interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
@@ -107,7 +98,8 @@ class Part:
         """What the graph contract says of it."""
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
-            return Form(self.kind, self.graph, layers, self.slots, self.window_slots, ends=self.ends)
+            hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
+            return Form(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted)
         return Form(self.kind, self.graph, rows=self.end - self.start)
 
     @property
@@ -264,10 +256,10 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             "kind": p.kind,
             "start": p.start,
             "end": p.end,
-            **interface(p),
+            **({} if p.kind == "embedding" else interface(p.form, p.calls)),
             "parameters": sum(p.parameters),
             "largest_tensor": max(p.parameters),
-            "expanded": sum(n for n in p.parameters if n < LARGE) * max(1, len(p.calls.functions)),
+            "expanded": sum(n for n in p.parameters if n < LARGE) * max(1, len({*p.calls.functions.values()})),
         }
         for p in parts
     ]
@@ -291,13 +283,3 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
         "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),
         "parts": rows,
     }
-
-
-def interface(part: Part) -> dict[str, Any]:
-    """What goes into a part's program, what it keeps and what comes out; "T" stands for the token axis."""
-    if part.kind == "embedding":
-        return {}
-    form = part.form
-    named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(form).items()}
-    found = {"inputs": named, "states": {name: list(s) for name, s in states(form).items()}, "output": output(form)}
-    return found | ({"functions": functions} if (functions := part.calls.named) else {})

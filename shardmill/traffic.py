@@ -15,7 +15,7 @@ from math import comb, prod
 from shardmill.config import Config
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
-from shardmill.models.contract import states
+from shardmill.models.contract import caches
 from shardmill.plan import Part, empty_parts
 from shardmill.topology import file_bytes, misfits, proposed
 
@@ -99,4 +99,4 @@ def missed(e: Experts, count: int) -> float:
 def _bytes(part: Part, config: Config) -> int:
     """Of a part's weights and states."""
     weights = file_bytes(part.named_shapes, config.convert.recipe)
-    return weights + sum(FP16 * prod(shape) for shape in states(part.form).values())
+    return weights + sum(FP16 * prod(shape) for shape in caches(part.form).values())

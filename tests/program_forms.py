@@ -13,7 +13,13 @@ from shardmill.machine import load_programs_as
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
-FORMS: dict[str, dict[str, str]] = {"range": {}, "fixed": {"shapes": "fixed"}}
+FORMS: dict[str, dict[str, str]] = {
+    "range": {},
+    "fixed": {"shapes": "fixed"},
+    "range, host": {"state": "host"},
+    "fixed, host": {"shapes": "fixed", "state": "host"},
+    "enumerated, host": {"shapes": "enumerated", "state": "host"},
+}
 
 
 def build(source: Path, folder: Path, form: str, cache: Path, **changes: Any) -> tiny.Build:

@@ -60,6 +60,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"tokens": {"max": 64}, "parity": {"positions": 32}},
         "parity.positions: 32 tokens, by which no gate would see a pass of 64; set it to tokens.max or more",
     ),
+    "enumerated shapes beside states": (
+        {"program": {"shapes": "enumerated"}},
+        "program.shapes: Core ML refuses enumerated shapes beside states (rule D5); add `state: host`",
+    ),
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
     "unknown precision": (
         {"convert": {"precision": "int3"}},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmill.commands.inspect import size
-from shardmill.models.calls import FIXED
+from shardmill.models.calls import FIXED, RANGE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,8 +100,8 @@ def _pass(found: Preview) -> str:
     most = "at most " if found.expert_groups else ""
     decoding = f" (decoding: to {found.verify})" if found.verify < found.tokens_max else ""
     counts = f"1 to {found.tokens_max}"
-    if found.shapes == FIXED:
-        counts = " or ".join(map(str, found.widths)) + " (a function each)"
+    if found.shapes != RANGE:
+        counts = " or ".join(map(str, found.widths)) + (" (a function each)" if found.shapes == FIXED else "")
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(found.programs)} dispatches; "
         f"a pass of one token reads {size(found.bytes_per_token)}"

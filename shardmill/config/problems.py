@@ -13,6 +13,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import NAMES, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, local
+from shardmill.models.calls import ENUMERATED, GRAPH
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
@@ -112,6 +113,8 @@ def _size_problems(config: Config) -> list[str]:
         return []
     if config.parity.positions > config.context:
         return [f"parity.positions: {config.parity.positions} is over the context of {config.context}"]
+    if config.program.shapes == ENUMERATED and config.program.state == GRAPH:
+        return ["program.shapes: Core ML refuses enumerated shapes beside states (rule D5); add `state: host`"]
     if config.tokens.max > config.context:
         return [f"tokens.max: {config.tokens.max} is over the context of {config.context}"]
     if config.verify > config.tokens.max:

@@ -55,9 +55,16 @@ class Program:
     """The form of the programs; which tokens are said is the same in each."""
 
     shapes: Annotated[
-        Literal["range", "fixed"],
-        Field(description="range: one function takes any pass; fixed: a function for each width, weights stored once."),
+        Literal["range", "fixed", "enumerated"],
+        Field(
+            description="range: one function takes any pass; fixed: a function for each width, weights stored once; "
+            "enumerated: one function takes passes of any of the widths."
+        ),
     ] = "range"
+    state: Annotated[
+        Literal["graph", "host"],
+        Field(description="graph: programs keep keys and values; host: they get them, and give the new rows."),
+    ] = "graph"
 
 
 @dataclass(frozen=True, config=STRICT)

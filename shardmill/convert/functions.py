@@ -17,8 +17,8 @@ from shardmill.plan import Part
 
 def by_function(part: Part) -> Iterator[tuple[str, Part]]:
     """A part of fixed shapes for each of its functions, by the function's name: the same, but for its one width."""
-    for width, name in part.calls.functions.items():
-        yield name, replace(part, tokens=width, calls=Calls(FIXED, (width,)))
+    for width, name in part.calls.functions.items() if part.calls.shapes == FIXED else ():
+        yield name, replace(part, tokens=width, calls=Calls(FIXED, (width,), part.calls.state))
 
 
 def share_places(placed: Any, others: Iterable[Any]) -> None:

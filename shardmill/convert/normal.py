@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardmill.convert.layers import STREAM, WEIGHT, by_layer, reads
+from shardmill.convert.layers import STATE, STREAM, WEIGHT, by_layer, reads
 from shardmill.convert.template.program import main_block, main_function
 from shardmill.models.architecture import Kind
 from shardmill.plan import Part
@@ -66,16 +66,15 @@ def layer_out(index: int) -> str:
 def has_normal_form(part: Part) -> bool:
     """Whether the part's program is in normal form: not where it is a head, an encoder, or made of plain layers only.
 
-    Those keep coremltools' names, by which their packages were published.
+    Those, unless the host keeps their caches, keep coremltools' names, by which their packages were published.
     """
-    return part.kind == "layers" and set(part.kinds) != {Kind()}
+    return part.kind == "layers" and (set(part.kinds) != {Kind()} or part.form.hosted)
 
 
 def normalise(spec: Any) -> None:
     """Brings the program of a part of layers into normal form, in place. Raises StampError as `normal_form` does."""
     block = main_block(spec)
-    (output,) = block.outputs
-    operations = list(normal_form(spec).operations(output))
+    operations = list(normal_form(spec).operations(block.outputs[0]))
     del block.operations[:]
     block.operations.extend(operations)
 
@@ -87,19 +86,40 @@ def normal_form(spec: Any) -> Normal:
         StampError: where more than one value leads from a layer to the next.
     """
     operations = list(main_block(spec).operations)
-    states = {state.name for state in spec.description.state}
+    states = {state.name for state in spec.description.state} | held(spec)
     weights = {op.outputs[0].name: op for op in operations if _holds_weight(op)}
     constants = {op.outputs[0].name: op for op in operations if op.type == "const" and not _holds_weight(op)}
     steps = [op for op in operations if op.type != "const" and not _holds_weight(op)]
     fixed = {value.name for value in main_function(spec).inputs} - states - {STREAM}
     shared, names, moving = _shared(steps, constants, fixed)
     layers: dict[int, tuple[Any, ...]] = {}
+    kept = set(main_block(spec).outputs[1:])
     left, stream = {name: op for name, op in weights.items() if WEIGHT.match(name)}, STREAM
-    for index, layer in by_layer(moving, weights, states).items():
+    for index, layer in by_layer(_with_rows_early(moving, kept), weights, states).items():
         names[stream] = layer_in(index)
-        layers[index] = tuple(_layer(index, layer, constants, left, names))
+        layers[index] = tuple(_layer(index, layer, constants, left, names, kept))
         stream = layer[-1].outputs[0].name
     return Normal(shared, {name: op for name, op in weights.items() if not WEIGHT.match(name)}, layers)
+
+
+def held(spec: Any) -> set[str]:
+    """Names of the inputs that are caches."""
+    return {feature.name for feature in spec.description.input if STATE.fullmatch(feature.name)}
+
+
+def _with_rows_early(steps: Sequence[Any], rows: Collection[str]) -> list[Any]:
+    """The steps in order, but one that only makes what the host is to keep follows at once what it is made of.
+
+    coremltools leaves such a step for the end, whatever layer it belongs to.
+    """
+    used = {name for step in steps for name in reads(step)}
+    late = [step for step in steps if step.outputs and {out.name for out in step.outputs} <= set(rows) - used]
+    found = [step for step in steps if not any(step is one for one in late)]
+    for step in late:
+        made_of = set(reads(step))
+        last = max(place for place, one in enumerate(found) if made_of & {out.name for out in one.outputs})
+        found.insert(last + 1, step)
+    return found
 
 
 def _holds_weight(operation: Any) -> bool:
@@ -143,15 +163,20 @@ def _digest(step: Any, constants: Named, names: Mapping[str, str]) -> str:
 
 
 def _layer(
-    index: int, steps: Sequence[Any], constants: Named, left: dict[str, Any], names: dict[str, str]
+    index: int,
+    steps: Sequence[Any],
+    constants: Named,
+    left: dict[str, Any],
+    names: dict[str, str],
+    kept: Collection[str],
 ) -> Iterator[Any]:
-    """The operations of a layer; its weights are taken from `left`, and `names` learns its results."""
+    """The operations of a layer; its weights are taken from `left`, and `names` learns its results but for `kept`."""
     for number, step in enumerate(steps):
         name = layer_out(index) if step is steps[-1] else f"layer_{index}_{number}_{step.type}"
         read = set(reads(step))
         # In their order in the program, by which they lie in the weight file.
         yield from (_copied(left.pop(weight)) for weight in [each for each in left if each in read])
-        names |= _results(step, name)
+        names |= {old: new for old, new in _results(step, name).items() if old not in kept}
         yield from _written(step, name, constants, names)
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from shardmill.convert import package, stream
 from shardmill.convert.codes import Codes
+from shardmill.convert.enumerated import enumerate_shapes
 from shardmill.convert.functions import by_function, combined, share_places
 from shardmill.convert.package import WEIGHT_FILE
 from shardmill.convert.placing import place
 from shardmill.convert.reform import reform
 from shardmill.convert.template import sample
 from shardmill.forms.form import FP16, INT8, spread
-from shardmill.models.calls import MAIN
+from shardmill.models.calls import ENUMERATED, FIXED, MAIN
 from shardmill.plan import Part
 
 
@@ -60,9 +61,11 @@ def convert_stamped(
             reform(each, chosen)
     spec, *others = specs.values()
     blobs, contents = place(spec, part, chosen, Codes(codes, part, chosen) if codes else None)
-    if part.calls.functions:
+    if part.calls.shapes == FIXED:
         share_places(spec, others)
         spec = combined(specs)
+    if part.calls.shapes == ENUMERATED:
+        enumerate_shapes(spec, part.calls.widths)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)
     stream.write(path / WEIGHT_FILE, blobs, contents, source, threads)

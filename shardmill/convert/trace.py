@@ -15,12 +15,13 @@ from coremltools.converters.mil.mil import Program
 from torch import Tensor
 
 from shardmill.convert.compress import compressed, every_projection
+from shardmill.convert.enumerated import enumerate_shapes
 from shardmill.convert.normal import has_normal_form, normalise
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
 from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
-from shardmill.models.calls import FIXED
-from shardmill.models.contract import T, inputs, output, states
+from shardmill.models.calls import ENUMERATED, FIXED
+from shardmill.models.contract import T, inputs, new_rows, output, states
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
 
@@ -47,10 +48,13 @@ def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str,
     model = _converted(part, weights, _pipeline())
     if not set(chosen.values()) <= {FP16}:
         model = compressed(model, chosen)
-    if not has_normal_form(part):
+    if not has_normal_form(part) and part.calls.shapes != ENUMERATED:
         return model
     spec = model.get_spec()
-    normalise(spec)
+    if has_normal_form(part):
+        normalise(spec)
+    if part.calls.shapes == ENUMERATED:
+        enumerate_shapes(spec, part.calls.widths)
     return ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)
 
 
@@ -106,7 +110,7 @@ def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     return ct.convert(
         traced,
         inputs=_core_ml_inputs(shapes, part.tokens, fixed=part.kind == "encoder" or part.calls.shapes == FIXED),
-        outputs=[ct.TensorType(output(part.form), dtype=np.float16)],
+        outputs=[ct.TensorType(name, dtype=np.float16) for name in (output(part.form), *new_rows(part.form))],
         states=_core_ml_states(states(part.form)) or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,

@@ -27,14 +27,25 @@ def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         "context": None if encodes else manifest["context"],
         "verify": None if encodes else verify_width(manifest),
         "widths": widths_of(manifest),
-        "shapes": "fixed" if encodes or "functions" in manifest["parts"][0] else "range",
-        "state": None if encodes else "graph",
+        "shapes": "fixed" if encodes else _shapes(manifest["parts"][0]),
+        "state": None if encodes else "host" if any("written" in part for part in manifest["parts"]) else "graph",
         "programs": len(manifest["parts"]),
         "weights_bytes": sum(map(weights_bytes, packages)),
-        "state_bytes": sum(FP16 * prod(shape) for part in manifest["parts"] for shape in part["states"].values()),
+        "state_bytes": sum(FP16 * prod(shape) for part in manifest["parts"] for shape in _kept(part)),
         "parameters": sum(map(_parameters, packages)),
         "precision": _precision(build),
     }
+
+
+def _shapes(part: Mapping[str, Any]) -> str:
+    """What a decoder's programs take."""
+    names = part.get("functions", {}).values()
+    return "range" if not names else "fixed" if all(names) else "enumerated"
+
+
+def _kept(part: Mapping[str, Any]) -> list[list[int]]:
+    """Shapes of what is kept from pass to pass."""
+    return [*part["states"].values(), *(part["inputs"][name] for name in part.get("written", {}))]
 
 
 def widths_of(manifest: Mapping[str, Any]) -> list[int]:

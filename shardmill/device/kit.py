@@ -126,6 +126,7 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
     programs = [
         program | {"function": function, "widths": [int(width)], "fixed": True}
         for width, function in part.get("functions", {}).items()
+        if function
     ]
     return {
         "name": part["name"],

@@ -20,6 +20,7 @@ from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats
 from shardmill.runtime import encoder, engine
 from shardmill.runtime.functions import of_entry
+from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import MARK
 from shardmill.runtime.program import Program
@@ -69,15 +70,14 @@ class Recording:
 class _Tap:
     """Stands for a loaded model, and notes what goes in and comes out."""
 
-    def __init__(self, name: str, model: Any, note: Callable[[str, Mapping[str, Floats], Floats], None]) -> None:
-        self.name, self.model, self.note = name, model, note
+    def __init__(self, program: Program, model: Any, note: Callable[[str, Mapping[str, Floats], Floats], None]) -> None:
+        self.program, self.model, self.note = program, model, note
 
     def predict(self, data: Mapping[str, Floats], state: Any = None) -> dict[str, Any]:
         """What the model gives."""
         given = {name: np.array(value, np.float32) for name, value in data.items()}
         outputs: dict[str, Any] = self.model.predict(dict(data), state=state)
-        (result,) = outputs.values()
-        self.note(self.name, given, np.asarray(result, np.float32))
+        self.note(self.program.name, given, self.program.result(outputs))
         return outputs
 
 
@@ -150,16 +150,16 @@ def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
         return found
 
     for program in programs:
-        program.models = {key: _Tap(program.name, model, note) for key, model in program.models.items()}
+        program.models = {key: _Tap(program, model, note) for key, model in program.models.items()}
     return taken
 
 
 def _shipped(build: Path, part: Mapping[str, Any], passes: Mapping[int, list[Row]], arrays: Arrays) -> None:
     """Adds to each pass what a part gives with fp16's rounding."""
     with load_programs_as("fp16"):
-        program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part))
+        program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part), held_by_entry(part))
     for rows in passes.values():
-        program.state = program.fresh_state()
+        program.renew()
         for row in (row[part["name"]] for row in rows if part["name"] in row):
             output = program({name: arrays[key] for name, key in row["inputs"].items()})
             row["fp16"] = arrays.add(output[:, :: _stride(output.shape[1])])

@@ -70,7 +70,7 @@ def _rerun_engine(engine: Engine, rerun: Rerun) -> None:
     """Runs with every program observed, from states that no earlier pass has spoilt: 0 * NaN, though masked, is NaN."""
     programs = engine.programs
     for program in programs:
-        program.state = program.fresh_state()
+        program.renew()
         program.around = partial(trace, _observer(program.path))
     try:
         rerun()

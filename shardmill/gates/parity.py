@@ -19,10 +19,11 @@ from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS, Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.contract import RING, inputs, states
+from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
 from shardmill.plan import Part
 from shardmill.runtime.functions import of_form
+from shardmill.runtime.held import held_by_form
 from shardmill.runtime.program import Program
 
 
@@ -52,11 +53,16 @@ class Runner:
             runtime: what the contract's Host needs to know, see plan.json's "runtime".
         """
         self.program, self.part, self.runtime = program, part, runtime
-        self.names = list(inputs(part.form))
+        self.names = [name for name in inputs(part.form) if name not in caches(part.form)]
+
+    def loaded(self) -> Program:
+        """The program, with states or caches of zeros."""
+        form, calls = self.part.form, self.part.calls
+        return Program(self.program, not form.hosted, of_form(form, calls), held_by_form(form))
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens."""
-        program, host = Program(self.program, True, of_form(self.part.form, self.part.calls)), Host(self.runtime)
+        program, host = self.loaded(), Host(self.runtime)
         scale = np.float32(self.part.graph.stream_scale)
         outputs = np.zeros((len(rows), 0), np.float32)  # as wide as the first result will be
         for p in passes:
@@ -69,10 +75,9 @@ class Runner:
 
     def states(self, program: Program, used: int) -> dict[str, Floats]:
         """What the states hold of the first `used` positions; of a ring, of the last ones that it still holds."""
-        assert program.state is not None
         found = {}
-        for name in states(self.part.form):
-            values = program.state.read_state(name).astype(np.float32)
+        for name in caches(self.part.form):
+            values = program.kept(name)
             if name.startswith("c_"):
                 kept = np.arange(max(used - self.part.graph.conv_taps + 1, 0), used) % RING
                 found[name] = values[0, 0][:, kept].T
@@ -169,7 +174,7 @@ def _choices(
         return None
     function = runner.part.calls.functions.get(width, "")
     # A pass that another function takes, or that is filled up, has no choices that could be told by their names.
-    count = len(x) - (len(x) % width if function else 0)
+    count = len(x) - (len(x) % width if runner.part.calls.functions else 0)
     run = partial(runner.run, x[:count], list(cut(count, [width])))
     found = experts.chosen_by(runner.program, function, len(routed), run)
     jitter = options.jitter if (options := runner.part.graph.experts) else 0.0

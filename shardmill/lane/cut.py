@@ -23,6 +23,10 @@ def with_default_tokens(source: Path, target: Path, tokens: int) -> None:
         for axis, bounds in enumerate(array.shapeRange.sizeRanges):
             if bounds.upperBound != bounds.lowerBound:
                 array.shape[axis] = tokens
+        listed = [list(one.shape) for one in array.enumeratedShapes.shapes]
+        for axis in range(len(array.shape)):
+            if len({shape[axis] for shape in listed}) > 1:
+                array.shape[axis] = tokens
     (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
 
 

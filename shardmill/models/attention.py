@@ -19,6 +19,7 @@ class Shared:
 
     def __init__(self, form: Form, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
         self.order = order  # of the experts, [1, classes, 1, 1]
+        self.rows: list[Tensor] | None = [] if form.hosted else None  # what the tokens add to the caches, in turn
         self.ropes: dict[str, tuple[Tensor, Tensor]] = {}
         for table in form.ropes:
             cos, sin = (given[name] for name in rope_inputs(table))
@@ -71,7 +72,12 @@ class Attention(nn.Module):
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         """What the heads see of the cache, [1, heads * head_dim, T, 1], once the new tokens are in it."""
         g = self.g
-        if cache:
+        if cache and shared.rows is not None:
+            shared.rows += [k, v]
+            k, v = (
+                write_cache(old, new, *shared.writes[self.kind.mask]) for old, new in zip(cache, (k, v), strict=True)
+            )
+        elif cache:
             k_cache, v_cache = cache
             k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
             v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardmill.models.architecture import Graph, Kind
 from shardmill.models.attention import Attention, Shared
 from shardmill.models.cca import ConvolvedAttention
-from shardmill.models.contract import ORDER, Form, computed, inputs, states
+from shardmill.models.contract import ORDER, Form, computed, inputs, new_name, new_rows, states
 from shardmill.models.mixture import Choice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
     ACTIVATIONS,
@@ -46,7 +46,11 @@ class ShortConv(nn.Module):
     def forward(self, x: Tensor, shared: Shared, ring: Tensor) -> Tensor:
         b, c, x = torch.split(self.in_proj(x), self.hidden, dim=1)  # each [1, d, T, 1]
         u = b * x
-        ring[:] = write_ring(ring, u.reshape(1, 1, self.hidden, -1), shared.ring_write, shared.ring_keep)
+        if shared.rows is None:
+            ring[:] = write_ring(ring, u.reshape(1, 1, self.hidden, -1), shared.ring_write, shared.ring_keep)
+        else:
+            shared.rows.append(u.reshape(1, 1, self.hidden, -1))
+            ring = write_ring(ring, shared.rows[-1], shared.ring_write, shared.ring_keep)
         # The last tap is this token's; tap L - 1 - j reads j tokens back.
         y = getattr(self, f"tap_{self.taps - 1}") * u
         for j, read in enumerate(shared.ring_read, start=1):
@@ -204,13 +208,26 @@ class LayersPart(nn.Module):
         for name, values in computed(form).items():
             self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
 
-    def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if self.form.hosted:
+            return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
         shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
         for i, kind in self.form.layers:
             held = {"conv": (f"c_{i}",), "attention": (f"k_{i}", f"v_{i}"), "cca": (f"k_{i}", f"v_{i}", f"c_{i}")}
             names = held[kind.mixer]
             x = self.layers[str(i)](x, shared, *(getattr(self, name) for name in names))
         return x
+
+    def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The same where the host gives the caches: the last layer's output, and what is new to each cache."""
+        shared, rows = Shared(self.form, given, getattr(self, ORDER, None)), dict[str, Tensor]()
+        for i, kind in self.form.layers:
+            shared.rows = []
+            held = {"conv": (f"c_{i}",), "attention": (f"k_{i}", f"v_{i}"), "cca": (f"k_{i}", f"v_{i}", f"c_{i}")}
+            x = self.layers[str(i)](x, shared, *(given[name] for name in held[kind.mixer]))
+            made = {"conv": "c", "attention": "kv", "cca": "ckv"}[kind.mixer]  # in the order in which they are made
+            rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
+        return (x, *(rows[name] for name in new_rows(self.form)))
 
 
 class HeadPart(nn.Module):

@@ -51,7 +51,11 @@ class ConvolvedAttention(Attention):
         q, k = self.q_proj(x), self.k_proj(x)
         now = torch.cat([q, k], dim=1)
         own = torch.cat([now, self.v_proj_delayed(x)], dim=1)
-        ring[:] = write_ring(ring, own.reshape(1, 1, width + self.delayed, -1), shared.ring_write, shared.ring_keep)
+        if shared.rows is None:
+            ring[:] = write_ring(ring, own.reshape(1, 1, width + self.delayed, -1), shared.ring_write, shared.ring_keep)
+        else:
+            shared.rows.append(own.reshape(1, 1, width + self.delayed, -1))
+            ring = write_ring(ring, shared.rows[-1], shared.ring_write, shared.ring_keep)
         one, two = (read_ring(ring, read, width + self.delayed) for read in shared.ring_read)
         before, delayed = torch.split(one, [width, self.delayed], dim=1)
         mixed = self.grouped(self.depthwise(two[:, :width], before), self.depthwise(before, now))

@@ -36,6 +36,10 @@ are hidden by their positions until they are written again.
 Where its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
 p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
 
+A program may also have no states (form.hosted). Then k_i, v_i and c_i are inputs, of the states' shapes. The program
+writes the new tokens into its copies by the same masks, sees them there, and gives what they add as further outputs,
+which the host writes into the caches that it keeps: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T].
+
 The weights of a layer stand in models/layer_constants.py. This file spells out all else; conversion, engine, gates and
 manifest ask it. How the host computes the masks and the rotary rows of a pass stands in models/host.py, and for
 encoders in models/buckets.py.
@@ -75,6 +79,7 @@ class Form:
     window_slots: int = 0  # W where sliding layers keep rings; 0 where they keep as much as the others
     rows: int = 0  # of the vocabulary, or experts
     ends: Ends | None = None  # of an encoder
+    hosted: bool = False  # whether the host keeps what states would hold
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -151,7 +156,7 @@ def inputs(form: Form) -> dict[str, Shape]:
     found |= {form.write_mask(name): (1, 1, form.kept(name), T) for name in form.masks}
     if form.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
-    return found
+    return found | (caches(form) if form.hosted else {})
 
 
 def rope_inputs(table: str) -> tuple[str, str]:
@@ -161,7 +166,32 @@ def rope_inputs(table: str) -> tuple[str, str]:
 
 
 def states(form: Form) -> dict[str, Shape]:
-    """The states of a program by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
+    """The states of a program by name, in order; none where the host keeps what they would hold."""
+    return {} if form.hosted else caches(form)
+
+
+def new_rows(form: Form) -> dict[str, Shape]:
+    """The outputs, after the first, of a program whose caches the host keeps: what its tokens add to each, in order.
+
+    What token t adds belongs where the write mask of its layer says that it is written.
+    """
+    if not form.hosted:
+        return {}
+    return {
+        new_name(name): (*shape[:3], T) if name.startswith("c_") else (*shape[:2], T, shape[3])
+        for name, shape in caches(form).items()
+    }
+
+
+def new_name(cache: str) -> str:
+    """The output with what a pass adds to a cache."""
+    return f"{cache}_new"
+
+
+def caches(form: Form) -> dict[str, Shape]:
+    """What is kept from pass to pass by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
+    if form.kind not in ("layers", "encoder"):
+        return {}
     g = form.graph
     found: dict[str, Shape] = {}
     for i, kind in () if form.kind == "encoder" else form.layers:

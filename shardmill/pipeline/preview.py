@@ -17,7 +17,7 @@ from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
-from shardmill.models.contract import states, table_constants
+from shardmill.models.contract import caches, table_constants
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
@@ -66,7 +66,7 @@ class Preview:
         context: key/value slots.
         tokens_max: most tokens of a pass.
         verify: most tokens of a decode pass.
-        shapes: "range", or "fixed" for a function for each of `widths`.
+        shapes: "range", "fixed" for a function for each of `widths`, or "enumerated".
         widths: the tokens that a decoder's passes carry.
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
@@ -179,7 +179,7 @@ def _program(part: Part, config: Config) -> Program:
         matrices=chosen.forms(shapes),
         parameters=sum(map(prod, shapes.values())),
         weight_bytes=file_bytes(shapes, chosen),
-        state_bytes=sum(FP16 * prod(shape) for shape in states(part.form).values()),
+        state_bytes=sum(FP16 * prod(shape) for shape in caches(part.form).values()),
     )
 
 

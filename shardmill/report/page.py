@@ -143,6 +143,7 @@ def _label_types(labels: Sequence[str]) -> list[str]:
 
 
 def state_bytes(piece: Piece, build: Build) -> int:
-    """Bytes of a part's states, which are fp16; a head has none."""
+    """Bytes of a part's states, or of the caches that the host keeps for it, which are fp16; a head has none."""
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
-    return sum(2 * prod(shape) for shape in row.get("states", {}).values())
+    kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]
+    return sum(2 * prod(shape) for shape in kept)

@@ -17,6 +17,7 @@ import numpy as np
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
 from shardmill.runtime.functions import of_entry
+from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
@@ -55,9 +56,10 @@ class Engine:
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
         for part in manifest["parts"]:
-            program = Program(root / part["program"]["path"], bool(part["states"]), of_entry(part))
+            program = Program(root / part["program"]["path"], bool(part["states"]), of_entry(part), held_by_entry(part))
             if part["kind"] == "layers":
-                self.layers.append(Layers(program, list(part["inputs"]), []))
+                kept = part.get("written", {})
+                self.layers.append(Layers(program, [name for name in part["inputs"] if name not in kept], []))
             elif part["kind"] == "experts":
                 self.layers[-1].experts.append((program, part["inputs"]["weights"][1]))
             else:

@@ -42,18 +42,18 @@ class Functions:
 
     def tokens(self, given: Mapping[str, Floats]) -> int:
         """How many a pass has, by its inputs."""
-        name = next(iter(given))
+        name = next(name for name in given if name in self.axes)
         return int(given[name].shape[self.axes[name]])
 
     def filled(self, given: Mapping[str, Floats], width: int) -> dict[str, Floats]:
         """The inputs of a pass for the function of a width."""
-        return {name: _filled(array, self.axes[name], width, name) for name, array in given.items()}
+        return {name: _filled(array, self.axes.get(name), width, name) for name, array in given.items()}
 
 
-def _filled(array: Floats, axis: int, width: int, name: str) -> Floats:
-    missing = width - array.shape[axis]
-    if not missing:
+def _filled(array: Floats, axis: int | None, width: int, name: str) -> Floats:
+    if axis is None or array.shape[axis] == width:
         return array
+    missing = width - array.shape[axis]
     last = np.take(array, [-1], axis)
     more = np.repeat(np.zeros_like(last) if name.startswith(WRITES) else last, missing, axis)
     return np.concatenate([array, more], axis)
@@ -64,15 +64,15 @@ def of_entry(part: Mapping[str, Any]) -> Functions | None:
     if not part.get("functions"):
         return None
     names = {int(width): str(name) for width, name in part["functions"].items()}
-    return Functions(names, {name: _axis(shape, "T") for name, shape in part["inputs"].items()})
+    return Functions(names, _axes(part["inputs"], "T"))
 
 
 def of_form(form: Form, calls: Calls) -> Functions | None:
     """Those of a part by what the graph contract says of it."""
     if not calls.functions:
         return None
-    return Functions(calls.functions, {name: _axis(shape, T) for name, shape in inputs(form).items()})
+    return Functions(calls.functions, _axes(inputs(form), T))
 
 
-def _axis(shape: Sequence[Any], symbol: Any) -> int:
-    return list(shape).index(symbol)
+def _axes(shapes: Mapping[str, Sequence[Any]], symbol: Any) -> dict[str, int]:
+    return {name: list(shape).index(symbol) for name, shape in shapes.items() if symbol in shape}

@@ -30,7 +30,7 @@ ENCODER: Keys = {
 }  # what that of an encoder reads
 MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-FORMED = ("functions",)  # what a part has besides where its programs have fixed widths
+FORMED = ("functions", "written")  # what a part has besides where its program has another form than most
 KINDS = ("layers", "experts", "head", "encoder")
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}

@@ -22,6 +22,7 @@ from shardmill import machine
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, read_json, write_json
 from shardmill.runtime.functions import of_entry
+from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest
 from shardmill.runtime.program import Program
 
@@ -80,7 +81,7 @@ def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
 
 def _run_once(build: Path, part: Mapping[str, Any], widths: list[int]) -> None:
     """Loads a program and runs it on zeros at every width."""
-    program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part))
+    program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part), held_by_entry(part))
     for width in widths:
         shapes = {name: [width if size == "T" else size for size in shape] for name, shape in part["inputs"].items()}
         program({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})

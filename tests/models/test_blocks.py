@@ -74,6 +74,7 @@ class RingMasks:
     """What a convolution asks of a part's shared values."""
 
     def __init__(self, arrays: dict[str, Tensor]) -> None:
+        self.rows = None  # the ring is a state
         self.ring_write = arrays["conv_write_mask"]
         self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)
         self.ring_read = torch.split(arrays["conv_read_mask"], 1, dim=1)

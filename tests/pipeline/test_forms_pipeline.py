@@ -18,7 +18,7 @@ SETTINGS = {
     "model": "tiny",
     "source": {"path": "checkpoint"},
     "context": 64,
-    "program": {"shapes": "fixed"},
+    "program": {"shapes": "fixed", "state": "host"},
     "parity": {"text": "text.txt", "positions": 16, "perplexity_positions": 32},
     "benchmark": {
         **{"text": "text.txt", "prompt_tokens": [16], "tasks": []},
@@ -39,11 +39,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
-    """And docs/model-json.md: a function for each width of a pass."""
+    """And docs/model-json.md: a function for each width of a pass, and caches among the inputs."""
     content = json.loads((finished.build / "model.json").read_text())
     jsonschema.validate(content, json.loads((ROOT / "docs/model.schema.json").read_text()))
     assert content["widths"] == [1, 4]
-    assert all(part["functions"] == {"1": "t1", "4": "t4"} for part in content["parts"])
+    assert all(part["functions"] == {"1": "t1", "4": "t4"} and not part["states"] for part in content["parts"])
+    layers, head = content["parts"]
+    assert layers["written"] == {name: f"{name}_new" for name in ("k_0", "v_0", "k_1", "v_1")}
+    assert layers["inputs"]["k_1"] == [1, 1, 64, 32] and "written" not in head
 
 
 def test_passes_that_no_function_takes_were_compared_too(finished: Project) -> None:
@@ -61,4 +64,5 @@ def test_every_function_is_judged_at_its_width(finished: Project) -> None:
 def test_the_build_verifies_and_the_report_says_its_form(finished: Project) -> None:
     found = audit(finished.build)
     assert (found.wrong, found.checked > 10) == ((), True)
-    assert "a function each for passes of 1 and 4 tokens" in (finished.build / "report.html").read_text()
+    page = (finished.build / "report.html").read_text()
+    assert "a function each for passes of 1 and 4 tokens; the host keeps keys and values" in page

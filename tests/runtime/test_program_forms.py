@@ -97,8 +97,9 @@ def test_every_form_says_the_same_whatever_drafts(forms: Forms, drafter: str) ->
     assert said == dict.fromkeys(program_forms.FORMS, plain)
 
 
-def test_a_pass_that_is_too_wide_is_refused(forms: Forms) -> None:
-    engine, at = forms.engines["fixed"], range(5)
+@pytest.mark.parametrize("form", ["fixed", "enumerated, host"])
+def test_a_pass_that_is_too_wide_is_refused(forms: Forms, form: str) -> None:
+    engine, at = forms.engines[form], range(5)
     engine.reset()
     with pytest.raises(ShardmillError, match="a pass of 5 tokens: the program takes 4 at most"):
         engine.forward([1] * 5, at, at)
@@ -109,3 +110,19 @@ def test_a_program_of_fixed_widths_is_loaded_once_for_each(forms: Forms) -> None
     program = forms.engines["fixed"].layers[0].program
     assert list(program.models) == ["t1", "t4"]
     assert forms.engines["range"].layers[0].program.functions is None
+    listed = forms.engines["enumerated, host"].layers[0].program
+    assert list(listed.models) == [""] and listed.functions is not None and listed.functions.width(2) == 4
+
+
+@pytest.mark.parametrize("form", [name for name in program_forms.FORMS if name.endswith("host")])
+def test_the_host_holds_what_the_states_would(forms: Forms, form: str) -> None:
+    """After passes of several widths: every cache, slot by slot, and no program has a state."""
+    for name in ("range", form):
+        for part in forms.engines[name].layers:  # or slots that this text does not reach hold what others left there
+            part.program.renew()
+        fed(forms.engines[name], forms.prompts[0], [3, 1])
+    for kept, held in zip(forms.engines["range"].layers, forms.engines[form].layers, strict=True):
+        assert held.program.state is None and held.program.held is not None
+        for name in held.program.held.arrays:
+            mine, theirs = held.program.kept(name), kept.program.kept(name)
+            assert np.abs(mine - theirs).max() <= 1e-4 * np.abs(theirs).max() and np.abs(theirs).max() > 0

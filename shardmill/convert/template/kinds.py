@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardmill.convert.layers import STATE
 from shardmill.convert.normal import Normal, Shared, normal_form
 from shardmill.convert.template.pattern import REMEDY, Pattern, Place, StampError, fit
 from shardmill.convert.template.program import Sample, check_closed, main_block, main_function
@@ -32,6 +33,8 @@ class LayerTemplate:
     operations: tuple[Pattern, ...]
     inputs: Mapping[str, Feature]
     states: Mapping[str, Feature]
+    held: Mapping[str, Feature]  # inputs that take a state's place
+    rows: tuple[Pattern, ...]  # outputs with what is new to them
     rest: Pattern
 
 
@@ -54,8 +57,10 @@ def fit_layer(a: Sample, b: Sample) -> LayerTemplate:
         x.shared,
         {name: seen(one, y.weights[name]) for name, one in x.weights.items()},
         tuple(seen(one, other) for one, other in zip(xs, ys, strict=True)),
-        features("input"),
+        {name: feature for name, feature in features("input").items() if not STATE.fullmatch(name)},
         features("state"),
+        {name: feature for name, feature in features("input").items() if STATE.fullmatch(name)},
+        tuple(seen(*both) for both in zip(*(s.spec.description.output[1:] for s in (a, b)), strict=True)),
         seen(_rest(a.spec), _rest(b.spec)),
     )
 
@@ -78,8 +83,7 @@ def compose(templates: Sequence[LayerTemplate], start: int, inputs: Sequence[str
         shared |= template.shared
         weights |= {name: pattern.stamp(place) for name, pattern in template.weights.items() if name not in weights}
     stamped = {place.absolute: tuple(p.stamp(place) for p in template.operations) for template, place in layers}
-    (output,) = block.outputs
-    block.operations.extend(Normal(shared, weights, stamped).operations(output))
+    block.operations.extend(Normal(shared, weights, stamped).operations(block.outputs[0]))
     check_closed(spec)
     return spec
 
@@ -90,9 +94,16 @@ def _with_features(layers: Sequence[tuple[LayerTemplate, Place]], inputs: Sequen
     spec = first.rest.stamp(place)
     known = {name: (feature, at) for template, at in layers for name, feature in template.inputs.items()}
     function = main_function(spec).inputs
-    for feature, at in (known[name] for name in inputs):
+    for feature, at in (known[name] for name in inputs if not STATE.fullmatch(name)):
         spec.description.input.append(feature.described.stamp(at))
         function.append(feature.taken.stamp(at))
+    for feature, at in ((feature, at) for template, at in layers for feature in template.held.values()):
+        spec.description.input.append(feature.described.stamp(at))
+        function.append(feature.taken.stamp(at))
+    for pattern, at in ((pattern, at) for template, at in layers for pattern in template.rows):
+        row = pattern.stamp(at)
+        spec.description.output.append(row)
+        main_block(spec).outputs.append(row.name)
     for feature, at in ((feature, at) for template, at in layers for feature in template.states.values()):
         spec.description.state.append(feature.described.stamp(at))
         function.append(feature.taken.stamp(at))
@@ -105,5 +116,7 @@ def _rest(spec: Any) -> Any:
     rest.CopyFrom(spec)
     for sequence in (rest.description.input, rest.description.state, main_function(rest).inputs):
         del sequence[:]
+    for outputs in (rest.description.output, main_block(rest).outputs):
+        del outputs[1:]
     del main_block(rest).operations[:]
     return rest

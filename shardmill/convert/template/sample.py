@@ -19,6 +19,7 @@ from shardmill.convert.template.kinds import LayerTemplate, compose, fit_layer
 from shardmill.convert.template.pattern import FIRST
 from shardmill.convert.template.program import Sample, Template, fit_template
 from shardmill.models.architecture import Graph, Kind
+from shardmill.models.calls import FIXED, Calls
 from shardmill.models.contract import constants, inputs
 from shardmill.plan import Part
 
@@ -65,7 +66,8 @@ def _bare(part: Part, kinds: tuple[Kind, ...]) -> Part:
     """What a sample of layers of `kinds` depends on: the part without its place, widths and tensors."""
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
     count = part.end - part.start if part.kind == "experts" else 0  # which decides the graph
-    return replace(part, name="sample", start=0, end=count, layer=0, graph=graph, kinds=kinds, tensors=())
+    calls = part.calls if part.calls.shapes == FIXED else Calls(state=part.calls.state)
+    return replace(part, name="sample", start=0, end=count, layer=0, graph=graph, kinds=kinds, tensors=(), calls=calls)
 
 
 def widths(part: Part) -> dict[str, int]:

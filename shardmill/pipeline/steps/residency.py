@@ -27,7 +27,7 @@ def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import residency, thresholds
 
-        functions = {name: width for width, name in piece.calls.functions.items()}
+        functions = {name: width for width, name in piece.calls.functions.items() if name}
         rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, piece.kind == ENCODER, functions)
         gate = thresholds.compare(residency.measurements(rows, findings))
         content = {

@@ -1,0 +1,78 @@
+"""What a program without states needs of earlier passes: the host keeps it, hands it in, and adds what a pass gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shardmill.models.contract import Form, caches, new_name
+from shardmill.models.host import Floats
+
+RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's slot is told by its row; in the others, [1, 1, S, T], by its column
+
+
+@dataclass
+class Held:
+    """The caches of one program.
+
+    Attributes:
+        written: by a cache's name, which is that of the input, the output that holds what a pass adds to it.
+        shapes: of the caches.
+    """
+
+    written: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    arrays: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Fills the caches with zeros."""
+        self.arrays = {name: np.zeros(shape, np.float16) for name, shape in self.shapes.items()}
+
+    def write(self, outputs: Mapping[str, Any], given: Mapping[str, Floats]) -> None:
+        """Puts what a pass gave into the slots that its masks name.
+
+        Args:
+            outputs: of the program; rows of tokens beyond those of the masks are left out.
+            given: the pass' inputs.
+        """
+        for name, output in self.written.items():
+            rows = np.asarray(outputs[output])
+            if rows.dtype != self.arrays[name].dtype:  # an engine that computes in fp32 says so by its first answer
+                self.arrays[name] = self.arrays[name].astype(rows.dtype)
+            cache = self.arrays[name]
+            if name.startswith("c_"):
+                slots = given[RINGS][0, 0].argmax(axis=1)
+                cache[..., slots] = rows[..., : len(slots)]
+            else:
+                slots = _slots(cache.shape[2], given)
+                cache[:, :, slots] = rows[:, :, : len(slots)]
+
+
+def _slots(count: int, given: Mapping[str, Floats]) -> Any:
+    """The slot of each token, by the write mask for caches of so many slots."""
+    mask = next(mask for name, mask in given.items() if name.startswith("kv_write_mask") and mask.shape[2] == count)
+    return mask[0, 0].argmax(axis=0)
+
+
+def held_by_entry(part: Mapping[str, Any]) -> Held | None:
+    """The caches of a part as model.json has it; None where its program keeps them."""
+    written: Mapping[str, str] = part.get("written", {})
+    shapes = {name: _shape(part["inputs"][name]) for name in written}
+    return Held(written, shapes) if written else None
+
+
+def held_by_form(form: Form) -> Held | None:
+    """Those of a part by what the graph contract says of it."""
+    if not form.hosted or form.kind != "layers":
+        return None
+    return Held({name: new_name(name) for name in caches(form)}, {n: _shape(s) for n, s in caches(form).items()})
+
+
+def _shape(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(int, shape))

@@ -1,0 +1,64 @@
+"""The caches that the host keeps: what a pass gives goes where its masks say, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
+from shardmill.models.contract import Form, caches, inputs, new_rows, states
+from shardmill.runtime.held import Held, held_by_entry, held_by_form
+
+SLOTS, WINDOW, RING = 64, 32, 32
+GRAPH = Graph(hidden=8, heads=2, kv_heads=2, head_dim=4, rope_dim=4, ffn=8, rms_norm_eps=1e-5, conv_taps=3)
+KINDS = (Kind(), Kind(mask=SLIDING_MASK), Kind(mixer="conv"))
+FORM = Form("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
+
+
+@pytest.fixture
+def held() -> Held:
+    found = held_by_form(FORM)
+    assert found is not None
+    return found
+
+
+def one_hot(slots: Sequence[int], count: int, rows: bool = False) -> Any:
+    """A write mask [1, 1, count, T], or with its rows and columns exchanged."""
+    mask = np.zeros((1, 1, count, len(slots)), np.float32)
+    mask[0, 0, slots, np.arange(len(slots))] = 1
+    return mask.transpose(0, 1, 3, 2) if rows else mask
+
+
+def outputs(tokens: int) -> dict[str, Any]:
+    rng = np.random.default_rng(5)
+    shapes = {name: [tokens if n == -1 else n for n in shape] for name, shape in new_rows(FORM).items()}
+    return {name: rng.random(shape, np.float32) + 1 for name, shape in shapes.items()}
+
+
+def test_each_cache_is_written_by_the_mask_of_its_layer(held: Held) -> None:
+    """Slots in any order; rows beyond the masks' tokens, which a pass was filled up with, are left out."""
+    slots, ring, taps = [40, 3], [8, 9], [30, 31]
+    masks = {"kv_write_mask": one_hot(slots, SLOTS), "kv_write_mask_sliding": one_hot(ring, WINDOW)}
+    given, made = masks | {"conv_write_mask": one_hot(taps, RING, rows=True)}, outputs(4)
+    held.write(made, given)
+    for name, at in (("k_0", slots), ("v_0", slots), ("k_1", ring), ("v_1", ring)):
+        np.testing.assert_array_equal(held.arrays[name][:, :, at], made[f"{name}_new"][:, :, :2])
+        assert np.count_nonzero(held.arrays[name].any(axis=(0, 1, 3))) == 2
+    np.testing.assert_array_equal(held.arrays["c_2"][..., taps], made["c_2_new"][..., :2])
+    assert np.count_nonzero(held.arrays["c_2"].any(axis=(0, 1, 2))) == 2
+    held.forget()
+    assert not any(array.any() for array in held.arrays.values())
+
+
+def test_the_contract_has_inputs_in_the_place_of_states(held: Held) -> None:
+    """The manifest says the same of them."""
+    assert states(FORM) == {} and list(caches(FORM)) == ["k_0", "v_0", "k_1", "v_1", "c_2"]
+    assert {name: inputs(FORM)[name] for name in caches(FORM)} == caches(FORM)
+    entry = {"inputs": {name: list(shape) for name, shape in inputs(FORM).items()}, "written": held.written}
+    found = held_by_entry(entry)
+    assert found is not None and found.shapes == held.shapes == caches(FORM)
+    assert held_by_entry({"inputs": entry["inputs"]}) is None
+    assert held_by_form(Form("head", GRAPH, rows=8, hosted=True)) is None
