@@ -63,6 +63,8 @@ def using_store(store: Path) -> Iterator[None]:
     try:
         lock = _opened(str(store), ".lock")
     except OSError:  # another user's store, or one that may only be read: it serves what it has
+        if not (store / ".lock").is_file():
+            raise
         lock = (store / ".lock").open()
     with lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
