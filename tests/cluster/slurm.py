@@ -106,24 +106,14 @@ def raised(folder: Path) -> Iterator[Cluster]:
         waited_for((folder / "munge/socket").exists, "munged made no socket")
         _start(cluster, "slurmctld", _found("slurmctld"), "-D", "-f", str(folder / "slurm.conf"))
         for node in NODES:
-            start_node(cluster, node)
+            _start_node(cluster, node)
         waited_for(lambda: _idle(cluster) == len(NODES), f"the nodes did not come up; see {folder}/log")
         yield cluster
 
 
-def start_node(cluster: Cluster, node: str) -> None:
+def _start_node(cluster: Cluster, node: str) -> None:
     """Starts a node's daemon."""
     _start(cluster, node, _found("slurmd"), "-D", "-N", node, "-f", str(cluster.folder / "slurm.conf"))
-
-
-def stop_node(cluster: Cluster, node: str) -> None:
-    """Takes a node from the cluster at once, with all that runs there, as a power cut would."""
-    daemon = cluster.daemons.pop(node)
-    daemon.kill()
-    daemon.wait()
-    for job in cluster.jobs():
-        if job.node == node:
-            _kill(_steps(cluster, job.number))
 
 
 def kill_tasks(cluster: Cluster, job: Job) -> None:
