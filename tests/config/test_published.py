@@ -1,0 +1,89 @@
+"""What is published of configs is what the code says: those that come with the project, their schema, and the table."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from shardmill import config
+
+from .wrong import COMMIT, ROOT, WRONG, refusal, settings
+
+
+def test_the_demo_config_is_valid() -> None:
+    """The config that is built by default loads, and is the 20+4+6+2 topology with four head slices."""
+    c = config.load(ROOT / "configs/demo.yaml", ROOT)
+    assert [end - start for start, end in c.ranges] == [20, 4, 6, 2]
+    assert len(c.parts) == 8
+    for text in (c.parity.text, c.benchmark.text):
+        assert (ROOT / text).is_file()
+
+
+FROM_THE_HUB = {
+    file.stem: content
+    for file in sorted((ROOT / "configs").glob("*.yaml"))
+    if "repo" in (content := yaml.safe_load(file.read_text()))["source"]
+}
+
+
+@pytest.mark.parametrize("name", FROM_THE_HUB)
+def test_a_config_for_the_hub_lacks_only_its_commit(name: str) -> None:
+    """It demands a commit, with one it is valid, and its comment names the command for this very repository."""
+    content = copy.deepcopy(FROM_THE_HUB[name])
+    if content["source"]["revision"] is None:
+        assert refusal(content).startswith("source.revision: needs the repository's commit")
+    content["source"]["revision"] = COMMIT
+    assert config.parse(content).model == name
+    command = f"git ls-remote https://huggingface.co/{content['source']['repo']} HEAD"
+    assert command in (ROOT / f"configs/{name}.yaml").read_text()
+    assert f"`{name}.yaml` | `{content['source']['repo']}`" in (ROOT / "configs/README.md").read_text()
+
+
+def test_phi_4_mini_is_among_them() -> None:
+    assert FROM_THE_HUB["phi-4-mini"]["source"]["repo"] == "microsoft/Phi-4-mini-instruct"
+
+
+def test_the_schema_file_is_the_code_s() -> None:
+    """configs/schema.json, which editors read, is what the dataclasses say."""
+    text = (ROOT / "configs/schema.json").read_text()
+    assert json.loads(text) == json.loads(json.dumps(config.schema())), "write config.schema() to configs/schema.json"
+
+
+@pytest.mark.parametrize("name", ["unknown key", "unknown nested key", "no token", "no parts"])
+def test_the_schema_refuses_too(name: str) -> None:
+    """An editor that follows the schema marks what the schema can express, and accepts a right config."""
+    schema = config.schema()
+    jsonschema.validate(settings(), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(settings(**WRONG[name][0]), schema)
+
+
+def documented() -> dict[str, str]:
+    """key -> default of the table in configs/README.md; an empty default where there is none."""
+    rows = re.findall(r"^\| `([\w.]+)` \|([^|]*)\|", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
+    return {key: default.strip(" `") for key, default in rows if not key.endswith(".yaml")}
+
+
+def described(schema: dict[str, Any], node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """key -> default of every leaf of the schema; None where there is none."""
+    found = {}
+    for name, child in node["properties"].items():
+        if "$ref" in child:
+            found |= described(schema, schema["$defs"][child["$ref"].rpartition("/")[2]], f"{prefix}{name}.")
+        else:
+            found[prefix + name] = child.get("default")
+    return found
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    """configs/README.md lists the keys that there are, with the defaults that they have, and no others."""
+    schema = config.schema()
+    expected = described(schema, schema)
+    defaults = {key: "" if value is None else json.dumps(value).strip('"') for key, value in expected.items()}
+    assert documented() == defaults

@@ -1,0 +1,140 @@
+"""Configs for tests: a right one, wrong ones with what is said of each, and the line that refuses one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill import config
+from shardmill.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+HUB = {"repo": "owner/name", "revision": COMMIT}
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """A config for a checkpoint on the hub, with changes."""
+    return {"model": "m", "source": HUB, "context": 64, "topology": [[0, 2], [2, 4]], **changes}
+
+
+def local(folder: Path, **numbers: Any) -> dict[str, Any]:
+    """A config for a checkpoint in `folder`, which gets a config.json with changed numbers."""
+    shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64, "vocab_size": 256, **numbers}
+    (folder / "config.json").write_text(json.dumps(shape))
+    return settings(source={"path": str(folder)})
+
+
+def refusal(content: Any) -> str:
+    """The one line with which `content` is refused."""
+    with pytest.raises(ConfigError) as caught:
+        config.parse(content, "some.yaml")
+    line = str(caught.value)
+    assert line.startswith("some.yaml: ")
+    assert "\n" not in line
+    return line.removeprefix("some.yaml: ")
+
+
+SEARCH = {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 1.03}}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"contxt": 5}, "contxt: unknown key"),
+    "unknown nested key": ({"tokens": {"maximum": 4}}, "tokens.maximum: unknown key"),
+    "no token": ({"tokens": {"max": 0}}, "tokens.max: input should be greater than or equal to 1, is 0"),
+    "too many tokens": ({"tokens": {"max": 65}}, "tokens.max: input should be less than or equal to 64, is 65"),
+    "more drafts than a pass holds": (
+        {"tokens": {"max": 4, "verify": 8}},
+        "tokens.verify: 8 is over tokens.max, 4",
+    ),
+    "no decoding": ({"tokens": {"verify": 0}}, "tokens.verify: input should be greater than or equal to 1, is 0"),
+    "a pass that no gate would see": (
+        {"tokens": {"max": 64}, "parity": {"positions": 32}},
+        "parity.positions: 32 tokens, by which no gate would see a pass of 64; set it to tokens.max or more",
+    ),
+    "enumerated shapes beside states": (
+        {"program": {"shapes": "enumerated"}},
+        "program.shapes: Core ML refuses enumerated shapes beside states (rule D5); add `state: host`",
+    ),
+    "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
+    "unknown precision": (
+        {"convert": {"precision": "int3"}},
+        "convert.precision: int3 is none of fp16, int8, int4, search, and no file",
+    ),
+    "search without a text": (
+        {"convert": {"precision": "search", "budget": {"perplexity": 1.03}}},
+        "convert.calibration: missing; the search measures on its text what each form costs",
+    ),
+    "search without a budget": (
+        {"convert": {"precision": "search", "calibration": {"text": "a.txt"}}},
+        "convert.budget: give one of perplexity, bytes_per_token, bits_per_weight",
+    ),
+    "two budgets": (
+        {
+            "convert": {
+                "precision": "search",
+                "calibration": {"text": "a.txt"},
+                "budget": {"perplexity": 1.03, "bits_per_weight": 5.0},
+            }
+        },
+        "convert.budget: give one of perplexity, bytes_per_token, bits_per_weight",
+    ),
+    "a budget without a search": (
+        {"convert": {"budget": {"perplexity": 1.03}}},
+        "convert.budget: is for precision: search",
+    ),
+    "a form that there is not": (
+        {"convert": SEARCH | {"search": {"forms": ["int8", "int3"]}}},
+        "convert.search.forms: int3: no form of a matrix; there are fp16, int8, int4, palette4",
+    ),
+    "a form twice": (
+        {"convert": SEARCH | {"search": {"forms": ["int8", "int8"]}}},
+        "convert.search.forms: names one form twice",
+    ),
+    "no form": ({"convert": SEARCH | {"search": {"forms": []}}}, "convert.search.forms: "),
+    "fewer than no points": (
+        {"convert": SEARCH | {"search": {"measured": -1}}},
+        "convert.search.measured: input should be greater than or equal to 0, is -1",
+    ),
+    "forms without a search": (
+        {"convert": {"search": {"forms": ["int8"]}}},
+        "convert.search: is for precision: search",
+    ),
+    "a perplexity that shrinks": (
+        {"convert": {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 0.9}}},
+        "convert.budget.perplexity: input should be greater than 1, is 0.9",
+    ),
+    "both names of the precision": (
+        {"convert": {"weights": "int8", "precision": "int4"}},
+        "convert.weights: is the old name of convert.precision; keep that alone",
+    ),
+    "no parts": ({"topology": []}, "topology: "),
+    "another word": ({"topology": "even"}, "topology: input should be a valid tuple, is 'even'"),
+    "slices by name": ({"head": {"slices": "few"}}, "head.slices: input should be a valid integer, is 'few'"),
+    "experts by another name": ({"experts": "sparse"}, "experts: input should be 'dense' or 'routed', is 'sparse'"),
+    "no group of experts": ({"experts": 0}, "experts: input should be greater than or equal to 1, is 0"),
+    "gap": ({"topology": [[0, 2], [3, 4]]}, "topology: layer 2 is in no part"),
+    "gap at the start": ({"topology": [[1, 4]]}, "topology: layer 0 is in no part"),
+    "wide gap": ({"topology": [[0, 1], [3, 4]]}, "topology: layers 1..2 are in no part"),
+    "tokens true": ({"tokens": {"max": True}}, "tokens.max: input should be a valid integer, is True"),
+    "tokens text": ({"tokens": {"max": "4"}}, "tokens.max: input should be a valid integer, is '4'"),
+    "tokens float": ({"tokens": {"max": 4.0}}, "tokens.max: input should be a valid integer, is 4.0"),
+    "layer text": ({"topology": [[0, "4"]]}, "topology.0.1: input should be a valid integer, is '4'"),
+    "overlap": ({"topology": [[0, 3], [2, 4]]}, "topology: [2, 4] overlaps the part before it, which ends at 3"),
+    "empty part": ({"topology": [[0, 2], [2, 2]]}, "topology: [2, 2] holds no layer"),
+    "no source": ({"source": {}}, "source: give either path"),
+    "two sources": ({"source": {**HUB, "path": "x"}}, "source: give either path"),
+    "no commit": ({"source": {"repo": "owner/name"}}, "source.revision: needs the repository's commit"),
+    "a branch": (
+        {"source": {"repo": "owner/name", "revision": "main"}},
+        "source.revision: needs the repository's commit",
+    ),
+    "a path's commit": ({"source": {"path": "x", "revision": COMMIT}}, "source.revision: only a repo has one"),
+    "no such folder": ({"source": {"path": "nowhere"}}, "source.path: nowhere holds no config.json"),
+    "a drafter that is gone": (
+        {"benchmark": {"drafters": ["ngram", "mixed"]}},
+        "benchmark.drafters.1: input should be 'none', 'ngram', 'suffix' or 'learned'",
+    ),
+    "a name that leaves build/": ({"model": "../m"}, "model: string should match pattern"),
+}
