@@ -27,18 +27,22 @@ def check_tensors(
         for name, info in sorted(present.items())
         if info.shape != tuple(expected[name])
     ]
-    dtypes = [f"{n} is {info.dtype}" for n, info in sorted(present.items()) if info.dtype not in WEIGHT_DTYPES]
     faults = [
         _count("missing", sorted(set(expected) - set(found) - set(optional))),
         _count("extra", sorted(set(found) - set(expected) - set(optional))),
         _count("misshapen", shapes),
-        _count(f"not {', '.join(WEIGHT_DTYPES[:-1])} or {WEIGHT_DTYPES[-1]}", dtypes),
+        _count(f"not {', '.join(WEIGHT_DTYPES[:-1])} or {WEIGHT_DTYPES[-1]}", wrong_dtypes(present)),
     ]
     if any(faults):
         raise CheckpointError(
             f"tensors are not those that config.json describes: {'; '.join(filter(None, faults))}; "
             "check that both come from the same revision"
         )
+
+
+def wrong_dtypes(found: Mapping[str, TensorInfo]) -> list[str]:
+    """The tensors in a dtype that no weight may have, each as "NAME is DTYPE"."""
+    return [f"{name} is {info.dtype}" for name, info in sorted(found.items()) if info.dtype not in WEIGHT_DTYPES]
 
 
 def _count(fault: str, names: list[str]) -> str:

@@ -7,6 +7,7 @@ Sources: https://arxiv.org/abs/2404.00456 (QuaRot), https://arxiv.org/abs/2405.1
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shardmill.checkpoint.expect import wrong_dtypes
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.checkpoint.layout import text_files, weight_files
@@ -29,6 +31,7 @@ from shardmill.models.hf_config import load_hf_config
 from shardmill.precision.rotatable import HEAD, TABLE, Group, Heads, groups
 
 CONFIG, RECORD = "config.json", "rotation.json"
+FP32 = 4  # bytes
 TOKENS = 64  # by which the two models are compared
 
 
@@ -45,15 +48,22 @@ def rotate(source: Path, dest: Path) -> float:
         How far its logits lie from the original's: the largest error of a token's, relative to them.
 
     Raises:
-        CheckpointError: a model that can't be rotated, or a folder in the way.
+        CheckpointError: a model that can't be rotated, a folder in the way, or no room on the disk.
         GateError: the two models are not the same.
     """
     if dest.exists():
         raise CheckpointError(f"{dest}: is there already; remove it or choose another folder")
+    tensors, weights = read_tensors(source), checkpoint_weights(source)
+    if odd := wrong_dtypes(tensors):
+        raise CheckpointError(f"{source}: {odd[0]}; only weights that are not quantised can be rotated")
+    heads, head = _heads(source), _head(source)
     try:
-        made = groups(read_tensors(source), checkpoint_weights(source), _heads(source), _head(source))
+        made = groups(tensors, weights, heads, head)
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    written = {**tensors, HEAD: tensors[head]}  # tied or not, the copy has a head of its own
+    _check_room([tensor.shape for tensor in written.values()], dest.parent)
     with replacing(dest) as folder:
         folder.mkdir()
         _write(made, folder)
@@ -76,6 +86,14 @@ def _head(source: Path) -> str:
     """The tensor that is the LM head."""
     config: Any = load_hf_config(source)
     return TABLE if config.tie_word_embeddings else HEAD
+
+
+def _check_room(shapes: Iterable[tuple[int, ...]], folder: Path) -> None:
+    """Refuses to begin what the disk has no room for."""
+    needed, free = FP32 * sum(math.prod(shape) for shape in shapes), shutil.disk_usage(folder).free
+    if needed > free:
+        sizes = f"{needed / 1e9:.2f} GB to write and {free / 1e9:.2f} GB free"
+        raise CheckpointError(f"{folder}: disk full, {sizes}; free space or choose another folder")
 
 
 def _write(made: Iterable[Group], folder: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from models.tiny_families import tiny_text, write_tiny
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -58,6 +61,35 @@ def test_a_model_that_cant_be_rotated_is_refused(family: str, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="can't be rotated"):
         rotate(source, tmp_path / "rotated")
     assert not (tmp_path / "rotated").exists()
+
+
+def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
+    source = write_tiny("llama", tmp_path / "source")
+    name = "model.layers.0.mlp.down_proj.weight"
+    file = source / read_tensors(source)[name].file
+    tensors = load_file(file)
+    save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{name} is F8_E4M3; only weights that are not quantised"):
+        rotate(source, tmp_path / "rotated")
+
+
+def test_a_disk_without_room_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is fp32 and has an LM head of its own, so it is larger than what it is made from."""
+    source = write_tiny("qwen2", tmp_path / "source", tie_word_embeddings=True)
+    rotate(source, tmp_path / "first")
+    needed = sum(tensor.end - tensor.start for tensor in read_tensors(tmp_path / "first").values())
+    used = shutil.disk_usage(tmp_path)
+    for free, refused in ((needed, False), (needed - 1, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: used._replace(free=free))
+        with pytest.raises(CheckpointError, match="disk full") if refused else nullcontext():
+            rotate(source, tmp_path / f"{free}")
+    assert not (tmp_path / f"{needed - 1}").exists()
+
+
+def test_what_is_no_checkpoint_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as said:
+        rotate(tmp_path / "none", tmp_path / "rotated")
+    assert str(said.value).count(str(tmp_path / "none")) == 1
 
 
 @pytest.mark.parametrize("wrong", ["_ones", "_with_inputs", "_with_values", "rotated_outputs"])
