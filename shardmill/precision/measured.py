@@ -7,8 +7,9 @@ its programs are that model. A layer's weights are in memory at a time, and a bl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 import torch
 from safetensors import safe_open
@@ -42,6 +43,10 @@ def measured(model: Original, original: Path, held: Sequence[HeldWeights]) -> di
         model: the original.
         original: what `write_original` wrote.
         held: the other weights of all parts, in the order of a pass.
+
+    Returns:
+        kl in nats, perplexity (of the other weights over the original's), error (the perplexity's standard error,
+        by how windows differ; 0 for a single one), original (its perplexity), top1 (a share) and tokens.
     """
     with safe_open(original, framework="pt") as stored:
         cut: list[list[int]] = stored.get_tensor("tokens").tolist()
@@ -64,17 +69,20 @@ def measured(model: Original, original: Path, held: Sequence[HeldWeights]) -> di
     return _summed(tallies)
 
 
-def _summed(tallies: Iterable[Tally]) -> dict[str, float]:
-    """The figures of all windows."""
-    found = [(tally.figures(), len(tally.following)) for tally in tallies]
-    tokens = sum(n for _, n in found)
-    followed = tokens - len(found)  # nothing is known to follow a window
-    before, after = (sum(getattr(one, name) for one, _ in found) / followed for name in ("before", "after"))
+def _summed(tallies: Sequence[Tally]) -> dict[str, float]:
+    """The figures of all windows, which are equally long."""
+    tokens = sum(len(tally.following) for tally in tallies)
+    found = [tally.figures() for tally in tallies]
+    followed = tokens // len(found) - 1  # in each window; nothing is known to follow its last token
+    before = fmean(one.before / followed for one in found)
+    grown = [(one.after - one.before) / followed for one in found]  # nats
+    ratio = math.exp(fmean(grown))
     return {
-        "kl": sum(one.kl for one, _ in found) / tokens,
-        "perplexity": math.exp(after - before),
+        "kl": sum(one.kl for one in found) / tokens,
+        "perplexity": ratio,
+        "error": ratio * stdev(grown) / math.sqrt(len(grown)) if len(grown) > 1 else 0.0,
         "original": math.exp(before),
-        "top1": sum(one.same for one, _ in found) / max(1, sum(one.decided for one, _ in found)),
+        "top1": sum(one.same for one in found) / max(1, sum(one.decided for one in found)),
         "tokens": tokens,
     }
 

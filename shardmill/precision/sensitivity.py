@@ -30,7 +30,7 @@ class Known:
         for rows in torch.split(logits, POSITIONS):
             total = rows.logsumexp(dim=-1, keepdim=True)
             shares = (rows - total).exp_()
-            self.own.append((shares * rows).sum(dim=-1, dtype=torch.float64) - total[:, 0])
+            self.own.append((shares * rows).sum(dim=-1).double() - total[:, 0])
             rows.copy_(shares)
 
     def divergence(self, logits: Tensor) -> float:
@@ -38,7 +38,7 @@ class Known:
         total = 0.0
         blocks = zip(torch.split(self.shares, POSITIONS), self.own, torch.split(logits, POSITIONS), strict=True)
         for shares, own, rows in blocks:
-            crossed = (shares * rows).sum(dim=-1, dtype=torch.float64) - rows.logsumexp(dim=-1)
+            crossed = (shares * rows).sum(dim=-1).double() - rows.logsumexp(dim=-1)
             total += float((own - crossed).sum())
         return total / len(logits)
 

@@ -1,7 +1,8 @@
 """Two models' next-token distributions compared, while their logits come in blocks of the vocabulary.
 
 Of a large vocabulary all logits take gigabytes. What is compared are sums over it, which can grow block by block: sums
-of exponentials are kept relative to the largest logit so far, as in a softmax that is made online.
+of exponentials are kept relative to the largest logit so far, as in a softmax that is made online. A block's own sums
+are in fp32, which PyTorch adds up pairwise; those over the blocks are in fp64.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class Tally:
         best = torch.cat([self.best, two.values], dim=1).topk(2, dim=1).values
         shift = (self.best[:, 0] - best[:, 0]).double().exp()
         share = (was - best[:, :1]).exp_()
-        self.mass = self.mass * shift + share.sum(dim=1, dtype=torch.float64)
-        self.gap = self.gap * shift + share.mul_(was - now).sum(dim=1, dtype=torch.float64)
+        self.mass = self.mass * shift + share.sum(dim=1)
+        self.gap = self.gap * shift + share.mul_(was - now).sum(dim=1)
         highest = torch.maximum(self.now_best, now_best)
         kept = (self.now_best - highest).double().exp()
-        self.now_mass = self.now_mass * kept + (now - highest[:, None]).exp_().sum(dim=1, dtype=torch.float64)
+        self.now_mass = self.now_mass * kept + (now - highest[:, None]).exp_().sum(dim=1)
         self.best, self.now_best = best, highest
         place = self.following - self.seen
         here = (place >= 0) & (place < was.shape[1])

@@ -25,6 +25,7 @@ class Point:
         foreseen: the growth of the perplexity that follows.
         kl: nats, as measured.
         growth: of the perplexity, as measured.
+        error: the standard error of that.
         top1: share of the decided positions with the same most likely token.
         tokens: that it was measured on.
     """
@@ -36,6 +37,7 @@ class Point:
     foreseen: float
     kl: float
     growth: float
+    error: float
     top1: float
     tokens: int
 
@@ -73,6 +75,7 @@ def _point(name: str, foreseen: Json, measured: Json) -> Point:
         foreseen=foreseen["perplexity"] - 1,
         kl=measured["kl"],
         growth=measured["perplexity"] - 1,
+        error=measured["error"],
         top1=measured["top1"],
         tokens=measured["tokens"],
     )

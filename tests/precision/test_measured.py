@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -96,10 +97,16 @@ def test_a_mixed_set_costs_what_transformers_says(
         after = model(input_ids=text).logits
     p, q = log_softmax(before, -1), log_softmax(after, -1)
     expected = float(kl_div(q, p, log_target=True, reduction="sum")) / text.numel()
-    losses = [float(cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten())) for logits in (before, after)]
+    by_window = [
+        [float(cross_entropy(rows[:-1], ids[1:])) for rows, ids in zip(logits, text, strict=True)]
+        for logits in (before, after)
+    ]
+    losses = [fmean(nats) for nats in by_window]
+    spread = stdev(b - a for a, b in zip(*by_window, strict=True)) / len(text) ** 0.5
     assert found["kl"] == pytest.approx(expected, rel=5e-3) and found["kl"] > 1e-4
     assert found["original"] == pytest.approx(math.exp(losses[0]), rel=1e-4)
     assert found["perplexity"] == pytest.approx(math.exp(losses[1] - losses[0]), rel=1e-3)
+    assert found["error"] == pytest.approx(found["perplexity"] * spread, rel=0.05)
     assert found["tokens"] == text.numel() and 0 < found["top1"] <= 1
 
 

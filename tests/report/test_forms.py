@@ -66,7 +66,14 @@ def point(name: str, foreseen: float, measured: float, size: int) -> dict[str, A
     """What was foreseen and measured of a set of forms, by divergences."""
     return {
         "foreseen": {"kl": foreseen, "perplexity": 1 + foreseen, "bytes": size, "bits_per_weight": size / 100},
-        "measured": {"kl": measured, "perplexity": 1 + measured, "original": 9.0, "top1": 0.9, "tokens": 2048},
+        "measured": {
+            "kl": measured,
+            "perplexity": 1 + measured,
+            "error": 0.004,
+            "original": 9.0,
+            "top1": 0.9,
+            "tokens": 2048,
+        },
     }
 
 
@@ -104,6 +111,6 @@ def test_points_that_are_one_count_once() -> None:
 def test_the_page_shows_what_was_measured_beside_what_was_foreseen() -> None:
     page = render(sample.build(search=search(), points=GOOD))
     text = words(section(page, "forms"))
-    assert "2048 tokens that neither" in text and "front, point 2" in text and "+2.50 %" in text
+    assert "2048 tokens that neither" in text and "front, point 2" in text and "+2.50 ± 0.40 %" in text
     assert "foreseen and measured" in text
     assert "What was measured" not in words(section(render(sample.build(search=search())), "forms"))
