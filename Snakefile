@@ -19,9 +19,13 @@ if not workflow.configfiles:
 MODELS = sm.checked(config, workflow)
 OF = sm.of(MODELS)  # what holds of the model of a job
 PARTS = sm.parts_of(MODELS)
-TOOLS = sm.tools()
+TOOLS = sm.tools(workflow)
 MB = sm.mem_mb(MODELS, workflow)
 STORE = "build/.store"
+PACKAGE = sm.folder("build/{model}/packages/{part}.mlpackage", workflow)
+BUNDLE = sm.folder("build/{model}/compiled/{part}.mlmodelc", workflow)
+PLOTS = sm.folder("build/{model}/plots", workflow)
+CHECKPOINT = sm.checkpoint(workflow)
 
 
 wildcard_constraints:
@@ -46,17 +50,17 @@ onstart:
 
 
 onsuccess:
-    sm.sum_up(MODELS)
+    sm.sum_up(MODELS, workflow)
 
 
 onerror:
-    sm.sum_up(MODELS)
+    sm.sum_up(MODELS, workflow)
 
 
 rule all:
     default_target: True
     input:
-        sm.artifacts(MODELS),
+        sm.artifacts(MODELS, workflow),
 
 
 # A config of a batch that can't be built from. Nothing is made, so that every run says so and fails.

@@ -5,8 +5,8 @@
 rule residency:
     input:
         part="build/{model}/parts/{part}.json",
-        package=ancient("build/{model}/packages/{part}.mlpackage"),
-        bundle=ancient("build/{model}/compiled/{part}.mlmodelc"),
+        package=ancient(PACKAGE),
+        bundle=ancient(BUNDLE),
         waits=[
             "build/{model}/packages/{part}.receipt.json",
             "build/{model}/compiled/{part}.receipt.json",
@@ -40,9 +40,10 @@ rule parity:
         part="build/{model}/parts/{part}.json",
         recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
         states=ancient("build/{model}/reference.safetensors"),
-        package=ancient("build/{model}/packages/{part}.mlpackage"),
-        bundle=ancient("build/{model}/compiled/{part}.mlmodelc"),
+        package=ancient(PACKAGE),
+        bundle=ancient(BUNDLE),
         waits=[
             "build/{model}/reference.receipt.json",
             "build/{model}/packages/{part}.receipt.json",
@@ -78,9 +79,10 @@ rule parity_stack:
         parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
         recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
         states=ancient("build/{model}/reference.safetensors"),
-        packages=ancient(PARTS("build/{model}/packages/{part}.mlpackage")),
-        bundles=ancient(PARTS("build/{model}/compiled/{part}.mlmodelc")),
+        packages=ancient(PARTS(PACKAGE)),
+        bundles=ancient(PARTS(BUNDLE)),
         table=ancient("build/{model}/embedding.safetensors"),
         chosen=ancient(OF(sm.made_by, "search")),
         waits=sm.together(

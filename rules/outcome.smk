@@ -5,8 +5,9 @@
 rule benchmark:
     input:
         manifest="build/{model}/model.json",
-        text=OF(sm.option, "benchmark.text"),
-        tasks=OF(sm.task_files),
+        beside=ancient(sm.together(CHECKPOINT, PARTS(BUNDLE), "build/{model}/embedding.safetensors")),
+        text=local(OF(sm.option, "benchmark.text")),
+        tasks=local(OF(sm.task_files)),
     output:
         speed="build/{model}/benchmark/speed.json",
         receipt="build/{model}/benchmark/speed.receipt.json",
@@ -30,8 +31,9 @@ rule manifest:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        packages=ancient(PARTS("build/{model}/packages/{part}.mlpackage")),
-        bundles=ancient(PARTS("build/{model}/compiled/{part}.mlmodelc")),
+        beside=ancient(CHECKPOINT),
+        packages=ancient(PARTS(PACKAGE)),
+        bundles=ancient(PARTS(BUNDLE)),
         table=ancient("build/{model}/embedding.safetensors"),
         waits=sm.together(
             PARTS("build/{model}/packages/{part}.receipt.json"),
@@ -62,9 +64,9 @@ rule provenance:
         manifest="build/{model}/model.json",
         receipts=OF(sm.all_receipts),
         verdicts=OF(sm.verdicts),
-        text=OF(sm.option, "parity.text"),
-        calibration=OF(sm.calibration_files),
-        recipe=OF(sm.recipe_files),
+        text=local(OF(sm.option, "parity.text")),
+        calibration=local(OF(sm.calibration_files)),
+        recipe=local(OF(sm.recipe_files)),
     output:
         provenance="build/{model}/provenance.json",
         results="build/{model}/test-results.jsonl",
@@ -91,7 +93,7 @@ rule report:
         parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
         artifacts=ancient(
             sm.together(
-                PARTS("build/{model}/packages/{part}.mlpackage"),
+                PARTS(PACKAGE),
                 "build/{model}/embedding.safetensors",
             )
         ),
@@ -109,7 +111,7 @@ rule report:
             labels={"file": "report.html"},
         ),
         plots=report(
-            directory("build/{model}/plots"),
+            sm.new_folder(PLOTS),
             patterns=["{name}.svg"],
             caption="../report/plots.rst",
             category="Speed",

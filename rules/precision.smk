@@ -6,7 +6,8 @@ rule calibration:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        text=OF(sm.calibration_files),
+        beside=ancient(CHECKPOINT),
+        text=local(OF(sm.calibration_files)),
     output:
         edges="build/{model}/calibration.safetensors",
         receipt="build/{model}/calibration.receipt.json",
@@ -30,6 +31,7 @@ rule codes:
         part="build/{model}/parts/{part}.json",
         summary="build/{model}/plan.json",
         record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
         edges=ancient("build/{model}/calibration.safetensors"),
         waits="build/{model}/calibration.receipt.json",
     output:
@@ -56,6 +58,7 @@ rule sensitivity:
         part="build/{model}/parts/{part}.json",
         summary="build/{model}/plan.json",
         record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
         edges=ancient("build/{model}/calibration.safetensors"),
         codes=ancient("build/{model}/codes/{part}.safetensors"),
         waits=[
@@ -106,7 +109,7 @@ rule search:
 rule precision:
     input:
         parts=PARTS("build/{model}/parts/{part}.json"),
-        source=OF(sm.recipe_files),
+        source=local(OF(sm.recipe_files)),
         chosen=ancient(OF(sm.made_by, "search")),
         waits=OF(sm.receipts_of, "search"),
     output:
@@ -131,7 +134,8 @@ rule original:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        text=OF(sm.calibration_files),
+        beside=ancient(CHECKPOINT),
+        text=local(OF(sm.calibration_files)),
     output:
         states="build/{model}/measured/original.safetensors",
         receipt="build/{model}/measured/original.receipt.json",
@@ -155,6 +159,7 @@ rule measured:
         summary="build/{model}/plan.json",
         parts=PARTS("build/{model}/parts/{part}.json"),
         record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
         chosen=ancient("build/{model}/search.json"),
         states=ancient("build/{model}/measured/original.safetensors"),
         codes=ancient(PARTS("build/{model}/codes/{part}.safetensors")),

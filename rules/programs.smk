@@ -6,6 +6,7 @@ rule embedding:
     input:
         part="build/{model}/parts/embedding.json",
         record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
     output:
         table="build/{model}/embedding.safetensors",
         receipt="build/{model}/embedding.receipt.json",
@@ -30,10 +31,11 @@ rule convert:
         part="build/{model}/parts/{part}.json",
         recipe="build/{model}/precision.json",
         record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
         codes=ancient(OF(sm.made_by, "codes")),
         waits=OF(sm.receipts_of, "codes"),
     output:
-        package=directory("build/{model}/packages/{part}.mlpackage"),
+        package=sm.new_folder(PACKAGE),
         receipt="build/{model}/packages/{part}.receipt.json",
     log:
         "build/{model}/logs/convert_{part}.log",
@@ -53,10 +55,10 @@ rule convert:
 # The package as a device loads it: by Apple's compiler on a Mac, by the portable one elsewhere.
 rule compile:
     input:
-        package=ancient("build/{model}/packages/{part}.mlpackage"),
+        package=ancient(PACKAGE),
         waits="build/{model}/packages/{part}.receipt.json",
     output:
-        bundle=directory("build/{model}/compiled/{part}.mlmodelc"),
+        bundle=sm.new_folder(BUNDLE),
         receipt="build/{model}/compiled/{part}.receipt.json",
     log:
         "build/{model}/logs/compile_{part}.log",

@@ -4,9 +4,10 @@
 # The checkpoint's files, linked into the build, each with its sha256.
 rule fetch:
     input:
-        waits=OF(sm.source_files),
+        waits=local(OF(sm.source_files)),
     output:
         record="build/{model}/source.receipt.json",
+        beside=CHECKPOINT,
     log:
         "build/{model}/logs/fetch.log",
     conda:
@@ -30,7 +31,8 @@ for same in sm.alike(MODELS, "split"):
             same.rule
         input:
             record="build/{model}/source.receipt.json",
-            recipe=OF(sm.recipe_files),
+            beside=ancient(CHECKPOINT),
+            recipe=local(OF(sm.recipe_files)),
         output:
             summary="build/{model}/plan.json",
             parts=expand("build/{{model}}/parts/{part}.json", part=[*same.parts, "embedding"]),
@@ -57,7 +59,8 @@ rule reference:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
-        text=OF(sm.option, "parity.text"),
+        beside=ancient(CHECKPOINT),
+        text=local(OF(sm.option, "parity.text")),
     output:
         states="build/{model}/reference.safetensors",
         receipt="build/{model}/reference.receipt.json",

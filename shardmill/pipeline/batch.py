@@ -136,11 +136,12 @@ def parts_of(batch: Batch) -> Of:
     return own
 
 
-def together(*given: str | Callable[[Any], Iterable[str]]) -> Callable[[Any], list[str]]:
+def together(*given: str | Iterable[str] | Callable[[Any], Iterable[str]]) -> Callable[[Any], list[str]]:
     """For rules: several of the above as one input."""
 
     def paths(wildcards: Any) -> list[str]:
-        return [path for one in given for path in ([one] if isinstance(one, str) else one(wildcards))]
+        lists = [[one] if isinstance(one, str) else one(wildcards) if callable(one) else one for one in given]
+        return [path for found in lists for path in found]
 
     return paths
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Steps = Mapping[str, Step]
 WAITS = "waits"  # the input that a job only waits for
+BESIDE = "beside"  # the input or output that a job finds by way of another: what a record or model.json speaks of
 Job = tuple[str, str | None]  # a step and, where it has a job for each part or point, which one
 Names = Mapping[str, Sequence[str]]  # what each wildcard stands for
 

@@ -70,8 +70,23 @@ def tools(step: Step, model_type: str) -> Tools:
         step: the step.
         model_type: of the checkpoint, which names the model's family.
     """
-    modules = (step.task.__module__, *step.also)
-    return {"code": code_digest(modules, model_type, step.wording), "packages": package_versions(step.packages)}
+    code = code_digest(modules(step), model_type, step.wording)
+    return {"code": code, "packages": package_versions(step.packages)}
+
+
+def modules(step: Step) -> tuple[str, ...]:
+    """Where the code of a step begins."""
+    return (step.task.__module__, *step.also)
+
+
+def family(step: Step, record: Path) -> str:
+    """The model_type of a checkpoint that was fetched, if it decides what a step's code is; else nothing is read.
+
+    Args:
+        step: the step.
+        record: source.receipt.json.
+    """
+    return model_type(record) if needs_family(modules(step)) else ""
 
 
 def model_type(record: Path) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,9 +16,8 @@ from typing import Any, TextIO
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
-from shardmill.pipeline import dag, fingerprint, remote, table
+from shardmill.pipeline import dag, fingerprint, remote, storage, table
 from shardmill.pipeline.disk import full_at
-from shardmill.pipeline.fingerprint import model_type
 from shardmill.pipeline.lock import join_build
 from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_of, taken
 from shardmill.pipeline.step import Step
@@ -76,35 +75,46 @@ def _step_of(task: Callable[..., Task], rule: str) -> str:
 def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
     params = dict(snakemake.params.items())
     root, tools = Path(params.pop("store")), params.pop("tools")
-    tools = tools | {"packages": package_versions(tools["packages"])}  # conda may give jobs others than Snakemake has
-    record = Path("build") / snakemake.wildcards.model / "source.receipt.json"
-    store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
-    made = {key: as_paths(value) for key, value in snakemake.output.items()}
-    receipt = made.pop("receipt", None) if step.kept else None
-    assert receipt is None or isinstance(receipt, Path)
-    arguments = _given(snakemake.input.items()) | params
-    todo = describe(task, arguments, store, tools, snakemake.threads)
-    perform(todo, dag.flat(made), receipt, store, taken(arguments))
+    inputs, outputs = _as_files(snakemake.input), _as_files(snakemake.output)
+    with storage.room(inputs, outputs, snakemake.wildcards.model) as room:
+        record = room.builds / snakemake.wildcards.model / "source.receipt.json"
+        if room.is_elsewhere:
+            tools = fingerprint.tools(step, fingerprint.family(step, record))
+        tools = tools | {
+            "packages": package_versions(tools["packages"])
+        }  # conda may give jobs others than Snakemake has
+        store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
+        made = {key: value for key, value in room.outputs.items() if key != dag.BESIDE}
+        receipt = made.pop("receipt", None) if step.kept else None
+        assert not isinstance(receipt, list)
+        arguments = _given(room.inputs) | params
+        todo = describe(task, arguments, store, tools, snakemake.threads)
+        perform(todo, dag.flat(made), receipt, store, taken(arguments))
 
 
-def _given(inputs: Iterable[tuple[str, str | Sequence[str]]]) -> dict[str, Any]:
+def _as_files(named: Any) -> dict[str, Path | list[Path]]:
+    """A job's inputs or outputs by name."""
+    return {name: as_paths(value) for name, value in named.items()}
+
+
+def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
     """A job's inputs by name: Paths, and Artifacts where the job waits for their receipts."""
-    files = {name: as_paths(value) for name, value in inputs}
-    waits = files.pop(dag.WAITS, [])
+    waits = files.get(dag.WAITS, [])
     receipts = {waits} if isinstance(waits, Path) else set(waits)
 
     def known(path: Path) -> Path | Artifact:
         return read_artifact(path) if receipt_of(path) in receipts else path
 
     return {
-        name: [known(path) for path in paths] if isinstance(paths, list) else known(paths)
-        for name, paths in files.items()
+        name: [known(path) for path in value] if isinstance(value, list) else known(value)
+        for name, value in files.items()
+        if name not in (dag.WAITS, dag.BESIDE)
     }
 
 
 def _check_code(step: Step, code: str, record: Path) -> None:
     """Raises ShardmillError where the code that worked is not that which the result would be filed under."""
-    if fingerprint.tools(step, model_type(record))["code"] != code:
+    if fingerprint.tools(step, fingerprint.family(step, record))["code"] != code:
         raise ShardmillError("shardmill's code was changed while it worked; run the same command again")
 
 

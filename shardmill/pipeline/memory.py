@@ -16,6 +16,7 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
+from shardmill.pipeline.storage import home_of
 
 MILLION = 1_000_000
 FEW_LAYERS = 4  # whose weights a job has mapped at a time, at most
@@ -80,7 +81,8 @@ def declared(build: Path, step: str, need: Need, limit: int | None, positions: i
     def mem_mb(wildcards: Any, input: Any) -> int:
         part = wildcards.get("part")
         try:
-            mb = need.mb(sizes(load_json(build / "plan.json"), positions, part))
+            home = home_of(str(input[0]), build.name) or Path()
+            mb = need.mb(sizes(load_json(home / build / "plan.json"), positions, part))
         except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
             raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
         check(f"{step} {part}" if part else step, mb, limit)

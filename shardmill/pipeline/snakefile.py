@@ -12,7 +12,7 @@ from typing import Any
 
 from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
-from shardmill.pipeline import dag, fingerprint, memory, remote
+from shardmill.pipeline import dag, fingerprint, memory, remote, storage
 from shardmill.pipeline.batch import Batch, alike, any_of, is_batch, of, parts_of, read_batch, together
 from shardmill.pipeline.configured import (
     calibrates,
@@ -36,6 +36,7 @@ from shardmill.pipeline.origin import default_config, grounded
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.steps import reference
+from shardmill.pipeline.storage import checkpoint, folder, new_folder
 from shardmill.pipeline.summary import go_on, sum_up
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
@@ -53,16 +54,19 @@ __all__ = [
     "calibration_files",
     "calibration_settings",
     "checked",
+    "checkpoint",
     "coded_forms",
     "default_config",
     "drawn",
     "every_core",
     "evidence",
+    "folder",
     "gate_receipts",
     "go_on",
     "made_by",
     "measured_settings",
     "mem_mb",
+    "new_folder",
     "of",
     "only_build",
     "only_its_jobs",
@@ -149,12 +153,13 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int
     return of_step
 
 
-def tools() -> dict[str, Tools | Callable[[Any], Tools]]:
+def tools(workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:
     """What decides each step's result besides its inputs, see `fingerprint.tools`.
 
     It is given to Snakemake as a parameter, so that a change of the library reruns the step, and by it to the job,
     so that what Snakemake recorded and what the store has are the same. Where the model's family counts, it is a
-    function that raises FileNotFoundError, which Snakemake shows as <TBD>, before there is a checkpoint.
+    function that raises FileNotFoundError, which Snakemake shows as <TBD>, before there is a checkpoint. Where files
+    lie in a storage, this process never sees one: jobs then add what their family decides.
     """
 
     @cache
@@ -162,7 +167,7 @@ def tools() -> dict[str, Tools | Callable[[Any], Tools]]:
         return fingerprint.tools(STEPS[name], family)
 
     def of_step(name: str) -> Tools | Callable[[Any], Tools]:
-        if not needs_family((STEPS[name].task.__module__, *STEPS[name].also)):
+        if storage.is_used(workflow) or not needs_family(fingerprint.modules(STEPS[name])):
             return known(name, "")
         return lambda wildcards: known(name, model_type(Path("build") / wildcards.model / "source.receipt.json"))
 
@@ -204,9 +209,10 @@ def receipts_of(name: str, config: Config) -> list[str]:
     return [receipt_of(path) for path in made_by(name, config)]
 
 
-def artifacts(batch: Batch) -> list[str]:
+def artifacts(batch: Batch, workflow: Any) -> list[str]:
     """What finished builds consist of, and what can't be made of a config that is refused."""
-    built = [f"build/{name}/{path}" for name, one in batch.models.items() for path in dag.delivered(STEPS, one)]
+    files = [f"build/{name}/{path}" for name, one in batch.models.items() for path in dag.delivered(STEPS, one)]
+    built = [storage.stored(path, workflow) for path in files]
     return built + [f"build/refused/{name}" for name in batch.refusals]
 
 

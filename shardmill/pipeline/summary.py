@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline import storage
 from shardmill.pipeline.batch import Batch
 from shardmill.printable import printable
 
@@ -20,9 +21,9 @@ def go_on(batch: Batch, workflow: Any) -> None:
         workflow.scheduler.keepgoing = True
 
 
-def sum_up(batch: Batch) -> None:
-    """Writes build/index.html and names what was not built, if this is a batch."""
-    if not batch.listed:
+def sum_up(batch: Batch, workflow: Any) -> None:
+    """Writes build/index.html and names what was not built, if this is a batch and its files lie in build/."""
+    if not batch.listed or storage.is_used(workflow):
         return
     from shardmill.report.index import PAGE, Row, read_row, write_index  # slow to import, and only needed here
 

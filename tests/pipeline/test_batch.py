@@ -21,6 +21,7 @@ from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.origin import grounded
 
 from .project import CONFIG, Project
+from .workflows import IN_BUILD
 
 
 def parsed(content: Any, name: str) -> Config:
@@ -75,7 +76,7 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
         "models/d.yaml": "models/d.yaml: expected a mapping of keys, see configs/README.md",
         "models/e.yaml": "models/e.yaml: model: given twice (line 2); keep one",
     }
-    assert [path for path in snakefile.artifacts(found) if "refused" in path] == [
+    assert [path for path in snakefile.artifacts(found, IN_BUILD) if "refused" in path] == [
         f"build/refused/models_{name}.yaml" for name in "bcde"
     ]
 

@@ -17,6 +17,8 @@ from shardmill.pipeline import fingerprint, snakefile
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.table import STEPS
 
+from .workflows import IN_BUILD
+
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
 
 def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: dict[str, Any]) -> None:
     """Before there is a checkpoint, Snakemake is told so by an error that names an input of the job."""
-    watched = snakefile.tools()
+    watched = snakefile.tools(IN_BUILD)
     assert set(watched) == set(STEPS)
     assert {name for name, known in watched.items() if callable(known)} == {"split"}
     known = watched["split"]

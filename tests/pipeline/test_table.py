@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import textwrap
@@ -28,7 +29,10 @@ from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.report.dag import edges, places
 
+from .workflows import IN_BUILD, IN_STORAGE
+
 RULES = Path(__file__).parents[2] / "rules"
+SNAKEFILE = RULES.parent / "Snakefile"
 BUILD = "build/{model}/"
 JOBS_OWN = {"store", "tools"}  # parameters that every rule has
 Section = dict[str, Any]
@@ -44,7 +48,13 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.Config:
     return config.parse(tiny.settings("checkpoint", benchmark={"task_prompts": "tasks", "tasks": ["copying"]}))
 
 
-def rules(settings: config.Config) -> dict[str, dict[str, Section]]:
+def constants(workflow: Any) -> dict[str, Any]:
+    """What the Snakefile defines of what may lie in a storage."""
+    found = re.findall(r"^([A-Z]+) = (sm\.(?:folder|checkpoint)\(.*\))$", SNAKEFILE.read_text(), re.MULTILINE)
+    return {name: eval(text, {"sm": snakefile, "workflow": workflow}) for name, text in found}
+
+
+def rules(settings: config.Config, workflow: Any = IN_BUILD) -> dict[str, dict[str, Section]]:
     """Every rule's sections as Snakemake would evaluate them: positional arguments under "", others by name."""
     batch = Batch({settings.model: settings})
     own = SimpleNamespace(model=settings.model)
@@ -64,7 +74,8 @@ def rules(settings: config.Config) -> dict[str, dict[str, Section]]:
         "TOOLS": {name: f"tools of {name}" for name in STEPS},
         "MB": lambda name: f"memory of {name}",
         "expand": expand,
-        "directory": lambda value: value,
+        **constants(workflow),
+        "local": lambda value: value,
         "report": lambda value, **_: value,
         "ancient": lambda value: flag(value, "ancient"),
         "workflow": SimpleNamespace(global_resources={"_cores": SimpleNamespace(value=1)}),
@@ -108,6 +119,7 @@ def test_every_rule_is_a_row(settings: config.Config) -> None:
 def test_a_rule_reads_what_its_row_says(name: str, settings: config.Config) -> None:
     step, rule = STEPS[name], rules(settings)[name]["input"]
     named = {key: flat(value) for key, value in rule.items() if key and (key != dag.WAITS or flat(value))}
+    named.pop(dag.BESIDE, None)
     steps = {**dag.wanted(STEPS, settings), name: step}
     expected = {key: paths(files, settings, step) for key, files in dag.inputs(steps, name).items()}
     expected |= {key: flat(files(settings)) for key, files in step.outside.items()}
@@ -140,7 +152,20 @@ def test_a_rule_makes_what_its_row_says(name: str, settings: config.Config) -> N
     expected = {key: paths(files, settings, step) for key, files in step.makes.items()}
     if step.receipt:
         expected["receipt"] = [BUILD + step.receipt]
-    assert {key: flat(value) for key, value in rule.items() if key} == expected
+    assert {key: flat(value) for key, value in rule.items() if key and key != dag.BESIDE} == expected
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_where_files_lie_in_a_storage_a_rule_names_the_checkpoint_that_its_step_reads(
+    name: str, settings: config.Config
+) -> None:
+    """A job finds nothing there that its rule does not name. In build/, the checkpoint's record speaks for it."""
+    module = sys.modules[STEPS[name].task.__module__]
+    there, here = (rules(settings, workflow)[name] for workflow in (IN_STORAGE, IN_BUILD))
+    files = flat(there["output" if name == "fetch" else "input"].get(dag.BESIDE, []))
+    if name == "fetch" or hasattr(module, "source_folder"):
+        assert files == ["build/{model}/source.tar"]
+    assert not any("source.tar" in path for path in flat([*here["input"].values(), *here["output"].values()]))
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -159,7 +184,6 @@ def test_a_rule_passes_on_what_its_row_says(name: str, settings: config.Config) 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_steps_function_takes_what_its_row_says(name: str) -> None:
-    import inspect
 
     step = STEPS[name]
     offered = {"tools", "threads", "hashes", "before_change", "templates"}
@@ -259,7 +283,7 @@ def test_a_new_row_is_waited_for_listed_drawn_and_given_memory(
     assert "build/{model}/listen/head_0.json" in snakefile.verdicts(settings)
     assert "build/{model}/listen/head_0.receipt.json" in snakefile.all_receipts(settings)
     assert "listen/{part}.receipt.json" in dag.waits(STEPS, "manifest")
-    assert set(snakefile.tools()) == set(STEPS)
+    assert set(snakefile.tools(IN_BUILD)) == set(STEPS)
     drawn = dag.drawn(STEPS, settings)
     assert {("compile", "listen"), ("listen", "model.json")} <= set(edges(drawn))
     assert len(set(places(drawn).values())) == len(drawn)

@@ -47,9 +47,6 @@ def task(
     """
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.report.drawing import alone
-        from shardmill.report.page import context, filled
-
         plan, root, model = read_json(summary), manifest.parent, read_json(manifest)
         devices, stale = read_evidence(sorted(evidence), model)
         build = Build(
@@ -67,14 +64,22 @@ def task(
             stale=stale,
             points={point.stem: read_json(point) for point in points},
         )
-        shown = context(build)
-        write_text(made["page"], filled(shown))
-        made["plots"].mkdir(parents=True, exist_ok=True)
-        for plot in (*shown.get("plots", ()), *([shown["front"]] if search else ())):
-            write_text(made["plots"] / f"{plot.name}.svg", alone(plot.svg))
+        _write(build, made)
         write_json(made["receipt"], sealed(_receipt(made, speed)))
 
     return Task(work)
+
+
+def _write(build: Build, made: Mapping[str, Path]) -> None:
+    """The page, and each of its figures as a file."""
+    from shardmill.report.drawing import alone
+    from shardmill.report.page import context, filled
+
+    shown = context(build)
+    write_text(made["page"], filled(shown))
+    made["plots"].mkdir(parents=True, exist_ok=True)
+    for plot in (*shown.get("plots", ()), *([shown["front"]] if build.search else ())):
+        write_text(made["plots"] / f"{plot.name}.svg", alone(plot.svg))
 
 
 def _receipt(made: Mapping[str, Path], speed: Path) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""A folder as one file: storage plugins take files, and differ in what a folder is to them.
+
+The archive is a tar of the folder's files in the order of their names, without times and owners. So it follows from
+the files' names and bytes, as the folder's hash does. `tar -xf` makes the folder beside it.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+from shardmill.errors import UnreadableError
+
+SUFFIX = ".tar"
+
+
+def pack(folder: Path, to: Path) -> None:
+    """Writes a folder's files; links are followed."""
+    with tarfile.open(to, "w", format=tarfile.PAX_FORMAT) as archive:
+        top = tarfile.TarInfo(folder.name)
+        top.type, top.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(top)
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            with file.open("rb") as content:
+                entry = tarfile.TarInfo(file.relative_to(folder.parent).as_posix())
+                entry.size = file.stat().st_size
+                archive.addfile(entry, content)
+
+
+def unpack(archive: Path, to: Path) -> None:
+    """Makes the folder `to` of an archive of a folder that is called so.
+
+    Raises:
+        UnreadableError: it is none, is cut short, or would write elsewhere.
+    """
+    try:
+        with tarfile.open(archive, "r:") as content:
+            content.extractall(to.parent, filter=lambda entry, folder: _inside(entry, folder, to.name))
+    except tarfile.TarError as error:
+        reason = f"no whole archive of {to.name} ({error})"
+        raise UnreadableError(f"{archive}: {reason}; remove it and run the same command again") from None
+
+
+def _inside(entry: tarfile.TarInfo, folder: str, name: str) -> tarfile.TarInfo:
+    """The entry, if it is a file of the folder `name` or that itself; as a filter of `extractall`."""
+    if entry.name.split("/")[0] != name or not (entry.isfile() or entry.isdir()):
+        raise tarfile.OutsideDestinationError(entry, entry.name)
+    return tarfile.data_filter(entry, folder)

@@ -1,0 +1,156 @@
+"""Builds whose files lie in a storage of Snakemake's (`--default-storage-provider`), not in a folder that all jobs see.
+
+Snakemake brings a job's inputs from there and takes its outputs back; both stand below some folder that is its own.
+Steps know nothing of that. A job works in a room: a folder laid out as a build is, with the files that its rule names
+and no others. Folders travel as archives. Where the files lie in build/ itself, nothing of this happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from shardmill.errors import ShardmillError
+from shardmill.pipeline.archive import SUFFIX, pack, unpack
+from shardmill.pipeline.scratch import scratch_folder
+from shardmill.pipeline.verdict import failed
+
+log = logging.getLogger(__name__)
+
+Files = Mapping[str, Path | list[Path]]
+BUILDS = "build"
+FOLDERS = (".mlpackage", ".mlmodelc", "")  # suffixes of artifacts that are folders
+CHECKPOINT = "build/{model}/source"  # of all folders the one that no rule names where the files lie in build/
+
+
+def is_used(workflow: Any) -> bool:
+    """Whether the files of a run lie in a storage."""
+    return workflow.storage_settings.default_storage_provider is not None
+
+
+def folder(path: str, workflow: Any) -> str:
+    """What stands for a folder in rules."""
+    return path + SUFFIX if is_used(workflow) else path
+
+
+def stored(path: str, workflow: Any) -> str:
+    """What stands for an artifact, whether it is a file or a folder."""
+    return folder(path, workflow) if PurePosixPath(path).suffix in FOLDERS else path
+
+
+def new_folder(path: str) -> Any:
+    """The same as something that a rule makes."""
+    from snakemake.io import directory
+
+    return path if path.endswith(SUFFIX) else directory(path)
+
+
+def checkpoint(workflow: Any) -> list[str]:
+    """What rules name that have to do with the checkpoint's files; where those lie in build/, their record says it."""
+    return [folder(CHECKPOINT, workflow)] if is_used(workflow) else []
+
+
+def home_of(path: str, model: str) -> Path | None:
+    """The folder in which Snakemake keeps the copy of a build that a path belongs to; None if that is build/ itself."""
+    before, found, _ = path.partition(f"{BUILDS}/{model}/")
+    return Path(before) if before and found else None
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a job works.
+
+    Attributes:
+        builds: the folder that the folders of models are in.
+        inputs: by name, where the job finds them; of files outside of builds, where they are.
+        outputs: by name, where it is to make them.
+    """
+
+    builds: Path
+    inputs: Files
+    outputs: Files
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is not the build's own folder."""
+        return self.builds != Path(BUILDS)
+
+
+@contextmanager
+def room(inputs: Files, outputs: Files, model: str) -> Iterator[Room]:
+    """Lays out a job's inputs, and takes away what it has made once it has ended well.
+
+    Args:
+        inputs: of the job by name, as Snakemake gives them.
+        outputs: the same.
+        model: that the job is of.
+    """
+    home = home_of(str(next(iter(_listed(outputs)))), model)
+    if home is None:
+        yield Room(Path(BUILDS), inputs, outputs)
+        return
+    with scratch_folder(home) as at:
+        for path in _listed(inputs):
+            _bring(path, _placed(path, home, at))
+        there = _moved(outputs, home, at)
+        for path in _listed(there):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield Room(at / BUILDS, _moved(inputs, home, at), there)
+        except ShardmillError as error:
+            _keep_numbers(outputs.get("verdict"), there.get("verdict"))
+            raise type(error)(str(error).replace(f"{at}/", f"{home}/")) from error
+        for path in _listed(outputs):
+            _take(_placed(path, home, at), path)
+
+
+def _listed(files: Files) -> list[Path]:
+    return [path for value in files.values() for path in (value if isinstance(value, list) else [value])]
+
+
+def _moved(files: Files, home: Path, at: Path) -> Files:
+    return {
+        name: [_placed(path, home, at) for path in value] if isinstance(value, list) else _placed(value, home, at)
+        for name, value in files.items()
+    }
+
+
+def _placed(path: Path, home: Path, at: Path) -> Path:
+    """Where a file of a build stands in the room, a folder without the archive's suffix; other files stay."""
+    if not path.is_relative_to(home / BUILDS):
+        return path
+    inside = at / path.relative_to(home)
+    return inside.with_name(inside.name.removesuffix(SUFFIX))
+
+
+def _keep_numbers(verdict: Path | list[Path] | None, there: Path | list[Path] | None) -> None:
+    """Of a gate that a number missed, what a person will look at; only the log gets from here to the storage."""
+    if isinstance(verdict, Path) and isinstance(there, Path) and failed(there).exists():
+        log.debug("%s", failed(there).read_text(encoding="utf-8"))
+        os.replace(failed(there), failed(verdict))
+
+
+def _bring(path: Path, to: Path) -> None:
+    if to == path:
+        return
+    if path.name.endswith(SUFFIX):
+        unpack(path, to)
+        return
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, to)
+    except OSError:  # no hard links here
+        shutil.copyfile(path, to)
+
+
+def _take(made: Path, to: Path) -> None:
+    if made.is_dir():
+        pack(made, to)
+    else:
+        os.replace(made, to)
