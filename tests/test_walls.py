@@ -42,7 +42,7 @@ MAY_USE: dict[str, set[str]] = {
         "precision", "report", "runtime", "serve", "topology", "traffic",
     },
     "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
-    "device": {"checkpoint", "evidence", "forms", "gates", "lane", "models", "pipeline", "runtime"},
+    "device": {"checkpoint", "config", "evidence", "forms", "gates", "lane", "models", "pipeline", "runtime"},
     "doctor": {"checkpoint", "runtime"},
     "commands": {
         "bench", "catalogue", "checkpoint", "config", "decode", "device", "doctor", "evidence", "gates", "models",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.build import located_build
+from shardmill.commands.inspect import size
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from shardmill.device.ways import Way
 
 app = typer.Typer(
     help="Measure builds on a Mac that has no shardmill, and take in what was measured.", no_args_is_help=True
@@ -104,6 +108,33 @@ def forecast(
         typer.echo("nothing was measured: `shardmill device kit` and `shardmill device import` come first")
 
 
+@app.command()
+def ways(
+    config: Annotated[Path, typer.Argument(help="A config, e.g. configs/demo.yaml.")],
+    builds: Annotated[
+        list[Path] | None, typer.Argument(help="Measured builds; default: all in build/.", metavar="[BUILD]...")
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, of all of them, instead of a table.")] = False,
+) -> None:
+    """Foresee which cut into programs is the fastest, on systems that builds were measured on; nothing is built."""
+    from shardmill.config import load
+    from shardmill.device.ways import ways as found
+
+    by_system = found(load(config), builds or _builds())
+    if as_json:
+        typer.echo(json.dumps({system: [asdict(way) for way in own] for system, own in by_system.items()}, indent=1))
+        return
+    if not by_system:
+        typer.echo("nothing was measured: `shardmill device kit` and `shardmill device import` come first")
+        return
+    from rich.console import Console
+
+    for system, own in by_system.items():
+        typer.echo(one_line(f"{system}: a forecast, of {len(own)} ways"))
+        Console().print(_table_of_ways(own[:most]))
+
+
 def _builds() -> list[Path]:
     """Finished builds of this folder."""
     return sorted(file.parent for file in Path("build").glob("*/model.json"))
@@ -125,4 +156,17 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
             "" if row["first_load_seconds"] is None else f"{row['first_load_seconds']:.1f} s",
             row["trouble"],
         )
+    return table
+
+
+def _table_of_ways(ways: Iterable[Way]) -> Table:
+    """Cuts of one model on one system."""
+    from rich.table import Table
+
+    table = Table("programs", "layers of each part", "head slices", "largest weight file", "ms", "pays from, tokens")
+    for way in ways:
+        layers = " + ".join(str(end - start) for start, end in way.topology)
+        ms = "\n".join(f"T={width}: {value:.2f}" for width, value in way.ms.items())
+        pays = "\n".join(f"{way.pays_from(width):.2f}" for width in way.ms)
+        table.add_row(str(way.programs), layers, str(way.slices), size(way.largest), ms, pays)
     return table

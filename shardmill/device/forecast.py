@@ -93,20 +93,41 @@ def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
         ShardmillError: a folder holds no finished build, or a system was measured too little.
     """
     forms = {build: read_manifest(build, COMPLETE) for build in builds}
-    evidence = {build: read_evidence(evidence_files(build), manifest)[0] for build, manifest in forms.items()}
-    known = {build: [one for one in found if one.is_measured] for build, found in evidence.items()}
+    known = {build: _measured(build, manifest) for build, manifest in forms.items()}
     rows: list[dict[str, Any]] = []
-    for system in sorted({one.system for found in known.values() for one in found}):
-        here = {build: [one for one in found if one.system == system] for build, found in known.items()}
-        costs = fitted([sample for found in here.values() for sample in _samples(found)])
+    for system, costs in _costs(known).items():
         for build, manifest in forms.items():
-            form = described(build, manifest)
+            form, here = described(build, manifest), [one for one in known[build] if one.system == system]
             for width in form["widths"]:
-                taken = [ms for one in here[build] if (ms := one.timing(f"pass.T={width}", "ms"))]
+                taken = [ms for one in here if (ms := one.timing(f"pass.T={width}", "ms"))]
                 row = {"system": system, "build": str(build), "width": width, "costs": asdict(costs)}
                 row |= {"forecast_ms": costs.ms(work_of(form, width)), "measured_ms": taken[0] if taken else None}
                 rows.append(row)
     return rows
+
+
+def costs_by_system(builds: Sequence[Path]) -> dict[str, Costs]:
+    """What work costs on each system that some of the builds were measured on.
+
+    Args:
+        builds: folders of finished builds.
+
+    Raises:
+        ShardmillError: a folder holds no finished build, or a system was measured too little.
+    """
+    return _costs({build: _measured(build, read_manifest(build, COMPLETE)) for build in builds})
+
+
+def _measured(build: Path, manifest: Mapping[str, Any]) -> list[Evidence]:
+    """What was measured of a build."""
+    return [one for one in read_evidence(evidence_files(build), manifest)[0] if one.is_measured]
+
+
+def _costs(known: Mapping[Path, Sequence[Evidence]]) -> dict[str, Costs]:
+    """By system, from what is known of builds."""
+    every = [one for found in known.values() for one in found]
+    systems = sorted({one.system for one in every})
+    return {system: fitted(_samples([one for one in every if one.system == system])) for system in systems}
 
 
 def _samples(evidence: Sequence[Evidence]) -> list[tuple[Work, float]]:

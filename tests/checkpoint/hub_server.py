@@ -11,8 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from listening import listening
 
 REPO = "acme/tiny"
 COMMIT = "c0ffee" + "0" * 34
@@ -77,19 +79,8 @@ def git_blob_id(content: bytes) -> str:
 def running(files: dict[str, bytes]) -> Iterator[Hub]:
     """Serves `files` as REPO at COMMIT until the block ends."""
     hub = Hub(files)
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with listening(type("Handler", (_Handler,), {"hub": hub}), hub.released.set) as hub.endpoint:
         yield hub
-    finally:
-        hub.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

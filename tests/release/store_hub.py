@@ -14,10 +14,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from checkpoint.hub_server import entry, git_blob_id
+from listening import listening
 
 LFS = (".safetensors", ".bin", "/data", ".html")
 
@@ -55,18 +56,8 @@ class StoreHub:
 def running() -> Iterator[StoreHub]:
     """An empty hub that serves until the block ends."""
     hub = StoreHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with listening(type("Handler", (_Handler,), {"hub": hub}), hub.released.set) as hub.endpoint:
         yield hub
-    finally:
-        hub.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
