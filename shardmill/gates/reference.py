@@ -22,9 +22,10 @@ from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import routed
 from shardmill.gates.naming import Weights, loaded, origins
+from shardmill.gates.stand_ins import Blocks, Skipped, Unnormed
 from shardmill.models.hf_config import load_hf_config
 
-HEAD_ROWS = 16384
+HEAD_ROWS = 4096  # of the LM head at a time: glibc keeps blocks of up to 32 MB for the next, others it gives back
 
 
 def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
@@ -78,13 +79,20 @@ class Reference:
     @torch.no_grad()
     def layers(self, hidden: Tensor, indices: Collection[int], weights: Weights) -> list[Tensor]:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
-        with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, _Unnormed()):
+        with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, Unnormed()):
             self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
         give_back()
         return outputs[1:]
 
     @torch.no_grad()
-    def logits(self, hidden: Tensor, head: Iterable[Tensor], weights: Weights, indices: Collection[int] = ()) -> Tensor:
+    def logits(
+        self,
+        hidden: Tensor,
+        head: Iterable[Tensor],
+        weights: Weights,
+        indices: Collection[int] = (),
+        into: Tensor | None = None,
+    ) -> Tensor:
         """Logits [n, rows] of the last layer's outputs [n, d], or of the inputs of the last few layers.
 
         Args:
@@ -92,8 +100,9 @@ class Reference:
             head: rows of the LM head [rows, d] in blocks.
             weights: of everything else.
             indices: the layers that are still to run.
+            into: where the head's results go, [n, rows] in fp32, so that not every call has to be given new memory.
         """
-        with self._only(indices, hidden, weights), self._headed(head, weights):
+        with self._only(indices, hidden, weights), self._headed(head, weights, into):
             result: Tensor = self.model(inputs_embeds=self._stream(hidden)[None], use_cache=False).logits[0]
         give_back()
         return result
@@ -104,7 +113,7 @@ class Reference:
         with (
             self._only((), None, weights) as outputs,
             self._embedded(tokens, table) as places,
-            replaced(self.decoder, self.final_norm, _Unnormed()),
+            replaced(self.decoder, self.final_norm, Unnormed()),
         ):
             self.decoder(input_ids=places, use_cache=False)
         return outputs[0]
@@ -163,7 +172,7 @@ class Reference:
         Yields the first of these layers' input and every layer's output, each [n, d], as they come about.
         """
         own = self.decoder.layers
-        chosen = nn.ModuleList([layer if i in indices else _Skipped(layer, self.carry) for i, layer in enumerate(own)])
+        chosen = nn.ModuleList([layer if i in indices else Skipped(layer, self.carry) for i, layer in enumerate(own)])
         feeding = min(indices, default=0)
         outputs: list[Tensor] = []
 
@@ -213,46 +222,14 @@ class Reference:
         module.load_state_dict(found, assign=True)
 
     @contextmanager
-    def _headed(self, head: Iterable[Tensor], weights: Weights) -> Iterator[None]:
+    def _headed(self, head: Iterable[Tensor], weights: Weights, into: Tensor | None = None) -> Iterator[None]:
         """Gives the model its last norm's weights, and an LM head that multiplies block by block."""
         norm = getattr(self.decoder, self.final_norm)
         self._load(norm, f"model.{self.final_norm}.", weights)
         bias = None if self.model.lm_head.bias is None else weights("lm_head.bias").float()
-        with replaced(self.model, "lm_head", _Blocks(head, bias)):
+        with replaced(self.model, "lm_head", Blocks(head, bias, into)):
             yield
         norm.to("meta")
-
-
-class _Unnormed(nn.Identity):
-    """Stands for the last norm where the last layer's outputs are wanted; a decoder may ask a norm for its dtype."""
-
-    weight = torch.zeros(())
-
-
-class _Skipped(nn.Module):
-    """Stands for a layer that is not run; it has what the decoder asks a layer for."""
-
-    def __init__(self, layer: nn.Module, carry: int) -> None:
-        super().__init__()
-        self.carry = carry
-        for name, value in vars(layer).items():
-            if not name.startswith("_") and name != "training":
-                setattr(self, name, value)
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (hidden_states, *args[:1]) if self.carry else hidden_states
-
-
-class _Blocks(nn.Module):
-    """An LM head whose rows [vocab, d] come in blocks: in fp32 all of them may take gigabytes."""
-
-    def __init__(self, rows: Iterable[Tensor], bias: Tensor | None) -> None:
-        super().__init__()
-        self.rows, self.bias = rows, bias
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        found = torch.cat([hidden @ rows.float().T for rows in self.rows], dim=-1)
-        return found if self.bias is None else found + self.bias
 
 
 @contextmanager

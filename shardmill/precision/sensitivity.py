@@ -18,7 +18,7 @@ from shardmill.models.sources import put_back
 from shardmill.plan import Tensor as Constant
 from shardmill.precision.original import Original, head_blocks, last_states
 
-POSITIONS = 128  # whose distributions are compared at a time
+POSITIONS = 16  # whose distributions are compared at a time
 
 
 class Known:
@@ -49,9 +49,11 @@ class Costs:
     def __init__(self, model: Original, hidden: Sequence[Tensor], index: int) -> None:
         """Runs the original. Args: hidden the states [n, d] of windows before the layer `index`."""
         self.model = model
+        self.room: Tensor | None = None
         self.original = [
             Known(logits) for logits in self._logits(hidden, index, model.weights, head_blocks(model.head))
         ]
+        self.room = torch.empty(max(map(len, hidden)), len(model.head))
 
     def of_layer(self, hidden: Sequence[Tensor], index: int, changed: Mapping[str, Tensor]) -> float:
         """Mean KL divergence in nats if tensors of the checkpoint are others.
@@ -73,8 +75,10 @@ class Costs:
     def _logits(
         self, hidden: Sequence[Tensor], index: int, weights: Weights, head: Iterable[Tensor]
     ) -> Iterator[Tensor]:
+        """Of each window in turn, [n, vocab]; once there is room for them, in the same place each."""
         for states in last_states(self.model, hidden, index, weights):
-            yield self.model.reference.logits(states, head, weights)
+            into = None if self.room is None else self.room[: len(states)]
+            yield self.model.reference.logits(states, head, weights, into=into)
 
     def _divergence(self, found: Iterable[Tensor]) -> float:
         apart = [known.divergence(logits) for known, logits in zip(self.original, found, strict=True)]

@@ -163,6 +163,24 @@ def test_weights_may_be_others(built: tiny.Build) -> None:
     assert torch.equal(judge.layers(x, [2], plain)[-1], first)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_logits_come_into_a_place_that_is_used_again(source: Path, biased: bool) -> None:
+    """For a model with a bias at its head, too: what lay there before does not count."""
+    judge, weights = Reference(source, 64), checkpoint_weights(source)
+    table = weights("model.embed_tokens.weight")
+    bias = torch.linspace(-1, 1, len(table))
+    if biased:
+        judge.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
+    states = run(Reference(source, 64), source, TOKENS)["hidden"][-1]
+
+    def known(name: str) -> Tensor:
+        return bias if name == "lm_head.bias" else weights(name)
+
+    expected, room = judge.logits(states, [table], known), torch.full((len(TOKENS), len(table)), torch.nan)
+    for _ in range(2):
+        close(judge.logits(states, torch.split(table, 100), known, into=room), expected)
+
+
 def test_a_checkpoint_may_call_the_decoder_otherwise(built: tiny.Build, tmp_path: Path) -> None:
     """As multimodal models do; the names asked for are transformers'."""
     from safetensors.torch import load_file, save_file
