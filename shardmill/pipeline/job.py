@@ -80,9 +80,8 @@ def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Call
         record = room.builds / snakemake.wildcards.model / "source.receipt.json"
         if room.is_elsewhere:
             tools = fingerprint.tools(step, fingerprint.family(step, record))
-        tools = tools | {
-            "packages": package_versions(tools["packages"])
-        }  # conda may give jobs others than Snakemake has
+        packages = package_versions(tools["packages"])  # conda may give jobs others than Snakemake has
+        tools = tools | {"packages": packages}
         store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
         made = {key: value for key, value in room.outputs.items() if key != dag.BESIDE}
         receipt = made.pop("receipt", None) if step.kept else None

@@ -58,7 +58,7 @@ def checkpoint(workflow: Any) -> list[str]:
 
 def home_of(path: str, model: str) -> Path | None:
     """The folder in which Snakemake keeps the copy of a build that a path belongs to; None if that is build/ itself."""
-    before, found, _ = path.partition(f"{BUILDS}/{model}/")
+    before, found, _ = path.rpartition(f"{BUILDS}/{model}/")
     return Path(before) if before and found else None
 
 

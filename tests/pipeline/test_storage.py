@@ -94,6 +94,15 @@ def test_of_a_job_that_fails_only_a_gates_numbers_are_left(home: Path, tmp_path:
     assert not (home / MODEL / "parity/a.json").exists() and not list(home.glob("tmp-*"))
 
 
+def test_a_bucket_may_hold_a_folder_that_is_called_as_the_build(tmp_path: Path) -> None:
+    home = tmp_path / ".snakemake/storage/s3/models/build/tiny"
+    (home / MODEL).mkdir(parents=True)
+    with room({}, {"summary": home / MODEL / "plan.json"}, "tiny") as found:
+        assert found.builds.is_relative_to(home)
+        found.outputs["summary"].write_text("plan")
+    assert (home / MODEL / "plan.json").read_text() == "plan"
+
+
 def contents(url: str) -> Iterator[tuple[str, bytes]]:
     """Files of a build in a bucket by their names, folders unpacked."""
     fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
