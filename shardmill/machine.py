@@ -69,6 +69,13 @@ def load_programs_as(precision: str) -> Iterator[None]:
         portable_coreml.install(precision=before)
 
 
+def precision() -> str:
+    """That of programs loaded now."""
+    import portable_coreml
+
+    return portable_coreml.precision()
+
+
 @cache
 def _ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -103,6 +103,11 @@ class Part:
         return Form(self.kind, self.graph, rows=self.end - self.start)
 
     @property
+    def depends_on_slots(self) -> bool:
+        """Whether any layer keeps S slots; not where all of them keep rings."""
+        return self.kind == "layers" and any(self.form.kept(mask) == self.slots for mask in self.form.masks)
+
+    @property
     def content(self) -> dict[str, Any]:
         """What decides the package: everything but where the bytes lie, and the part's own name."""
         fields = asdict(self) | {"tensors": [tensor.content for tensor in self.tensors]}
@@ -140,7 +145,7 @@ def load_part(path: Path) -> Part:
     graph = Graph(**fields["graph"] | {"experts": Experts(**experts) if experts else None})
     ends = Ends(**fields["ends"]) if fields["ends"] else None
     tensors = tuple(map(_loaded, fields["tensors"]))
-    calls = Calls(**fields["calls"] | {"widths": tuple(fields["calls"]["widths"])})
+    calls = Calls(**{name: _tuple(value) for name, value in fields["calls"].items()})
     return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls})
 
 
@@ -167,7 +172,8 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
         kinds = a.kinds[start:end] if kind == "layers" else ()
         ring = window_slots(a.window, config.tokens.max, slots) if slots else 0
         calls = Calls() if kind == "embedding" else config.calls
-        return Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, (), calls=calls)
+        made = Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, (), calls=calls)
+        return made if made.depends_on_slots else replace(made, calls=replace(calls, contexts=()))
 
     if a.ends is not None:
         programs = [
@@ -259,7 +265,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             **({} if p.kind == "embedding" else interface(p.form, p.calls)),
             "parameters": sum(p.parameters),
             "largest_tensor": max(p.parameters),
-            "expanded": sum(n for n in p.parameters if n < LARGE) * max(1, len({*p.calls.functions.values()})),
+            "expanded": sum(n for n in p.parameters if n < LARGE) * len(p.calls.distinct),
         }
         for p in parts
     ]
@@ -269,6 +275,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
         "context": config.length,
         "tokens_max": config.tokens.max,
         "widths": list(config.widths),
+        "contexts": list(config.program.contexts),
         "verify": config.verify,
         "buckets": list(config.sizes),
         "pooling": config.pooling,

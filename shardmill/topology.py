@@ -25,7 +25,7 @@ from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, Model, with_experts
-from shardmill.models.contract import RING, Form, constants, most_tokens, program_form
+from shardmill.models.contract import RING, Form, constants, most_tokens, program_form, window_slots
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import empty_parts
 
@@ -149,6 +149,9 @@ def misfits(config: Config, a: Architecture) -> list[str]:
     if a.graph.conv_taps and config.tokens.max > (most := most_tokens(a.graph.conv_taps)):
         ring = f"a pass over convolutions of {a.graph.conv_taps} taps, whose ring has {RING} slots"
         return [f"tokens.max: {config.tokens.max} is too many for {ring}; {most} or fewer fit"]
+    if short := [n for n in config.program.contexts if _ring_of(config, a, n) != _ring_of(config, a, config.length)]:
+        least = f"the window of {a.window}, for which sliding layers keep {_ring_of(config, a, config.length)} slots"
+        return [f"program.contexts: {short[0]} is too short for {least}; name longer ones"]
     if config.experts != "dense" and (problem := _unroutable(config, a)):
         return [problem]
     if count != "auto" and a.vocab % count:
@@ -158,6 +161,11 @@ def misfits(config: Config, a: Architecture) -> list[str]:
             f"head.slices: {count} does not divide the vocabulary of {a.vocab}; {' or '.join(map(str, near))} would"
         ]
     return []
+
+
+def _ring_of(config: Config, a: Architecture, slots: int) -> int:
+    """Slots of the sliding layers' rings in a context of so many; 0 where they keep as much as the other layers."""
+    return window_slots(a.window, config.tokens.max, slots)
 
 
 def _matrix_rows(config: Config, a: Architecture) -> dict[str, Shape]:

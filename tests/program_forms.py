@@ -13,7 +13,7 @@ from shardmill.machine import load_programs_as
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
-FORMS: dict[str, dict[str, str]] = {
+FORMS: dict[str, dict[str, Any]] = {
     "range": {},
     "fixed": {"shapes": "fixed"},
     "range, host": {"state": "host"},
@@ -21,10 +21,14 @@ FORMS: dict[str, dict[str, str]] = {
     "enumerated, host": {"shapes": "enumerated", "state": "host"},
 }
 
+LADDERS: dict[str, dict[str, Any]] = {  # of the forms of the same names
+    form: FORMS[form] | {"contexts": [40, 48]} for form in ("fixed", "fixed, host")
+}
 
-def build(source: Path, folder: Path, form: str, cache: Path, **changes: Any) -> tiny.Build:
+
+def build(source: Path, folder: Path, program: dict[str, Any], cache: Path, **changes: Any) -> tiny.Build:
     """A fetched checkpoint, split and converted in a form; templates are kept in `cache`."""
-    parts, plan = tiny.split(source, program=FORMS[form], **changes)
+    parts, plan = tiny.split(source, program=program, **changes)
     packages = {}
     for name, part in parts.items():
         if part.kind != "embedding":

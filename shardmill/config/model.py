@@ -147,4 +147,4 @@ class Config:
     @property
     def calls(self) -> Calls:
         """How a decoder's programs take passes."""
-        return calls(self.program.shapes, self.program.state, self.widths)
+        return calls(self.program.shapes, self.program.state, self.widths, self.program.contexts)

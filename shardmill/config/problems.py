@@ -13,7 +13,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import NAMES, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, local
-from shardmill.models.calls import ENUMERATED, GRAPH
+from shardmill.models.calls import ENUMERATED, FIXED, GRAPH
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
@@ -25,6 +25,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _kind_problems(config)
     yield from _topology_problems(config)
     yield from _size_problems(config)
+    yield from _contexts_problems(config)
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
@@ -122,4 +123,20 @@ def _size_problems(config: Config) -> list[str]:
     if config.tokens.max > config.parity.positions:
         tested = f"{config.parity.positions} tokens, by which no gate would see a pass of {config.tokens.max}"
         return [f"parity.positions: {tested}; set it to tokens.max or more"]
+    return []
+
+
+def _contexts_problems(config: Config) -> list[str]:
+    """Shorter contexts that there can't be."""
+    given = config.program.contexts
+    if not given or config.context is None:
+        return []
+    if config.program.shapes != FIXED:
+        return ["program.contexts: need a function for each length; add `shapes: fixed`"]
+    if list(given) != sorted(set(given)):
+        return [f"program.contexts: {list(given)} do not ascend"]
+    if given[-1] >= config.context:
+        return [f"program.contexts: {given[-1]} is not shorter than the context of {config.context}"]
+    if given[0] < config.tokens.max:
+        return [f"program.contexts: {given[0]} slots do not hold a pass of tokens.max, {config.tokens.max}"]
     return []

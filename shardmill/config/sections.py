@@ -65,6 +65,10 @@ class Program:
         Literal["graph", "host"],
         Field(description="graph: programs keep keys and values; host: they get them, and give the new rows."),
     ] = "graph"
+    contexts: Annotated[
+        tuple[Positive, ...],
+        Field(description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed."),
+    ] = ()
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,4 +1,4 @@
-"""Programs of several functions, one for each width of a pass, which share one weight file."""
+"""Programs of several functions, one for each width of a pass and length of a context, which share one weight file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from shardmill.plan import Part
 
 
 def by_function(part: Part) -> Iterator[tuple[str, Part]]:
-    """A part of fixed shapes for each of its functions, by the function's name: the same, but for its one width."""
-    for width, name in part.calls.functions.items() if part.calls.shapes == FIXED else ():
-        yield name, replace(part, tokens=width, calls=Calls(FIXED, (width,), part.calls.state))
+    """A part of fixed shapes for each of its functions, by the function's name: the same, but for its one width.
+
+    And for its slots, in a shorter context.
+    """
+    if part.calls.shapes != FIXED:
+        return
+    for slots, names in {part.slots: part.calls.functions, **part.calls.shorter}.items():
+        for width, name in names.items():
+            yield name, replace(part, slots=slots, tokens=width, calls=Calls(FIXED, (width,), part.calls.state))
 
 
 def share_places(placed: Any, others: Iterable[Any]) -> None:
@@ -32,7 +38,7 @@ def share_places(placed: Any, others: Iterable[Any]) -> None:
         sites = dict(weight_sites(spec))
         if {name: len(values) for name, values in sites.items()} != {name: len(at) for name, at in known.items()}:
             strange = sorted({*sites} ^ {*known})
-            raise StampError(f"{strange[:1]}: a weight that the function of another width does not have")
+            raise StampError(f"{strange[:1]}: a weight that another function does not have")
         for name, values in sites.items():
             for value, offset in zip(values, known[name], strict=True):
                 value.blobFileValue.offset = offset

@@ -20,8 +20,9 @@ class Engine(Protocol):
     """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`.
 
     It may also have a method `write` like `forward`, but without logits, for passes whose logits nobody needs; if a
-    call can't start at every earlier position, a method `rewindable` that tells whether it can start at one; and a
-    number `verify`, the most tokens of a decode pass, where wider calls are for prompts.
+    call can't start at every earlier position, a method `rewindable` that tells whether it can start at one; a number
+    `verify`, the most tokens of a decode pass, where wider calls are for prompts; and, if it can do with fewer slots
+    for a while, a method `fit` that is told how many a text needs from now on, and may forget the others.
     """
 
     @property

@@ -145,6 +145,7 @@ class Session:
     def prefill_passes(self, prompt: Sequence[int]) -> Iterator[Prefill]:
         """Runs `prefill` pass by pass, for a checked prompt. If the caller stops, the session holds what was run."""
         reused = done = self.truncate(self._shared(prompt))
+        self._fit(len(prompt))
         passes = 0
         while done < len(prompt):
             count, width = self._prompt_pass(len(prompt) - done)
@@ -190,6 +191,15 @@ class Session:
         del self._tokens[length:]
         self._fed = []
         return length
+
+    def _fit(self, length: int) -> None:
+        """Tells the engine how many slots a text of so many tokens and the pass after it take, if it wants to know.
+
+        In every layout the first positions have the first slots, and later ones no others than there are.
+        """
+        fit = getattr(self._engine, "fit", None)
+        if fit is not None:
+            fit(min(length + self.widths[-1], self._engine.slots))
 
     def _prompt_pass(self, left: int) -> tuple[int, int]:
         """How many of the `left` tokens of a prompt are fed next, and the width of the call: that which feeds most for

@@ -18,11 +18,14 @@ class Calls:
             ENUMERATED for one function that takes any of `widths`.
         widths: the tokens that passes may carry, ascending; of a RANGE nothing depends on them, and there are none.
         state: GRAPH where the program has states, HOST where the host gives it what they would hold.
+        contexts: of a FIXED, numbers of key/value slots, ascending, for each of which it has functions beside those for
+            the whole context.
     """
 
     shapes: str = RANGE
     widths: tuple[int, ...] = ()
     state: str = GRAPH
+    contexts: tuple[int, ...] = ()
 
     @property
     def functions(self) -> dict[int, str]:
@@ -30,11 +33,22 @@ class Calls:
         return {width: f"t{width}" if self.shapes == FIXED else "" for width in self.widths}
 
     @property
+    def shorter(self) -> dict[int, dict[int, str]]:
+        """The functions of each of `contexts`, by the pass' width."""
+        return {slots: {width: f"c{slots}_t{width}" for width in self.widths} for slots in self.contexts}
+
+    @property
+    def distinct(self) -> list[str]:
+        """The names of all functions, in order; "" for an only one."""
+        found = [*self.functions.values(), *(name for names in self.shorter.values() for name in names.values())]
+        return list(dict.fromkeys(found)) or [""]
+
+    @property
     def named(self) -> dict[str, str]:
         """The same as JSON has it."""
         return {str(width): name for width, name in self.functions.items()}
 
 
-def calls(shapes: str, state: str, widths: tuple[int, ...]) -> Calls:
-    """The form with these shapes of programs that passes of these widths go through."""
-    return Calls(shapes, () if shapes == RANGE else widths, state)
+def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = ()) -> Calls:
+    """The form with these shapes of programs that passes of these widths go through, at shorter contexts too."""
+    return Calls(shapes, () if shapes == RANGE else widths, state, contexts)

@@ -33,6 +33,7 @@ class Host:
             runtime: what model.json says of the model: context, rope, window, window_slots, conv_taps.
         """
         self.slots: int = runtime["context"]
+        self.length = self.slots  # of them, those that the programs have now
         self.window: int | None = runtime["window"]
         self.taps: int = runtime["conv_taps"]
         self.window_slots: int = runtime["window_slots"]
@@ -52,6 +53,19 @@ class Host:
         self.recent[:] = NEVER
         self.ring[:] = NEVER
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no slot holds anything."""
+        return not any((held != NEVER).any() for held in (self.held, self.recent, self.ring))
+
+    def resize(self, length: int) -> None:
+        """Goes on with programs of so many slots; what the others hold is forgotten.
+
+        Rings are the same at every length. They still know which positions were overwritten by what is forgotten.
+        """
+        self.held[length:] = NEVER
+        self.length = length
+
     def forget(self, slots: Sequence[int]) -> None:
         """Hides slots until they are written again."""
         self.recent[np.isin(self.recent, self.held[list(slots)])] = NEVER
@@ -70,15 +84,16 @@ class Host:
         if self.taps:
             found |= self._ring_masks(at)
         self.held[where] = at
-        found["attn_mask"] = attention_mask(self.held, at)
-        found["kv_write_mask"] = write_mask(self.slots, where)
+        held = self.held[: self.length]
+        found["attn_mask"] = attention_mask(held, at)
+        found["kv_write_mask"] = write_mask(self.length, where)
         if self.window_slots:
             ring = at % self.window_slots
             self.recent[ring] = at
             found["attn_mask_sliding"] = attention_mask(self.recent, at, self.window)
             found["kv_write_mask_sliding"] = write_mask(self.window_slots, ring)
         elif self.window is not None:
-            found["attn_mask_sliding"] = attention_mask(self.held, at, self.window)
+            found["attn_mask_sliding"] = attention_mask(held, at, self.window)
         return found
 
     def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:

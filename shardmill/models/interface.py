@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from shardmill.models.calls import Calls
@@ -14,4 +15,18 @@ def interface(form: Form, calls: Calls) -> dict[str, Any]:
     found = {"inputs": named, "states": {name: list(s) for name, s in states(form).items()}, "output": output(form)}
     if form.hosted:
         found["written"] = {name: new_name(name) for name in caches(form)}
-    return found | ({"functions": functions} if (functions := calls.named) else {})
+    if functions := calls.named:
+        found["functions"] = functions
+    if calls.contexts:
+        found["contexts"] = {str(slots): _shorter(form, calls, slots) for slots in calls.contexts}
+    return found
+
+
+def _shorter(form: Form, calls: Calls, slots: int) -> dict[str, Any]:
+    """The functions for a shorter context, and the inputs and states that have other shapes there."""
+    whole, other = interface(form, replace(calls, contexts=())), interface(replace(form, slots=slots), Calls())
+    shapes = {
+        key: {name: shape for name, shape in other[key].items() if shape != whole[key][name]}
+        for key in ("inputs", "states")
+    }
+    return {"functions": {str(width): name for width, name in calls.shorter[slots].items()}, **shapes}

@@ -18,7 +18,8 @@ from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
 from shardmill.runtime.functions import of_entry
 from shardmill.runtime.held import held_by_entry
-from shardmill.runtime.manifest import read_manifest, verify_width
+from shardmill.runtime.lengths import lengths_by_entry
+from shardmill.runtime.manifest import lengths, read_manifest, verify_width
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
 
@@ -38,25 +39,27 @@ class Engine:
     """A built model, resident: implements the protocol of shardmill.decode.engine."""
 
     def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
-        """Loads every program.
+        """Loads every program, at the shortest length of its context.
 
         Args:
             manifest: model.json's content.
             root: the folder that its paths start from.
         """
         self.slots: int = manifest["context"]
+        self.lengths = lengths(manifest)
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.verify = verify_width(manifest)
         self.tokens_max: int = manifest["tokens_max"]
         self.table = read_tables(root / manifest["embedding"]["path"])[EMBEDDING]  # [vocab, d]
         self.host = Host(manifest)
+        self.host.resize(self.lengths[0])
         # What a token carries beside the residual stream: channels of the first part's x that the table lacks.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
         for part in manifest["parts"]:
-            program = Program(root / part["program"]["path"], bool(part["states"]), of_entry(part), held_by_entry(part))
+            program = loaded(root, part, self.slots)
             if part["kind"] == "layers":
                 kept = part.get("written", {})
                 self.layers.append(Layers(program, [name for name in part["inputs"] if name not in kept], []))
@@ -74,6 +77,19 @@ class Engine:
     def reset(self) -> None:
         """Forgets every slot. What the states hold is masked until it is overwritten."""
         self.host.reset()
+        self._move(self.lengths[0])
+
+    def fit(self, slots: int) -> None:
+        """Goes on at the shortest length that has so many slots; what lies in slots that it does not have is forgotten."""
+        self._move(next(length for length in self.lengths if length >= slots))
+
+    def _move(self, length: int) -> None:
+        """Goes on at another length with what is held."""
+        if length == self.host.length:
+            return
+        for part in self.layers:
+            part.program.move(length, keep=not self.host.is_empty)
+        self.host.resize(length)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Hides slots until they are written again."""
@@ -97,12 +113,26 @@ class Engine:
         """The last layer's output [1, d, T, 1]."""
         x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
+        if max(slots) >= self.host.length:
+            self.fit(max(slots) + 1)
         given = self.host.arrays(slots, positions)
         for part in self.layers:
             width, given["x"] = x.shape[1], x
             hidden = part.program({name: given[name] for name in part.inputs})
             x = joined(hidden, width, self.table.shape[1], part.experts) if part.experts else hidden
         return x
+
+
+def loaded(root: Path, part: Mapping[str, Any], context: int) -> Program:
+    """A part's program.
+
+    Args:
+        root: the folder that its path starts from.
+        part: its entry in model.json.
+        context: slots of the whole context.
+    """
+    path, lengths = root / part["program"]["path"], lengths_by_entry(part, context)
+    return Program(path, bool(part["states"]), of_entry(part), held_by_entry(part), lengths=lengths)
 
 
 def joined(hidden: Floats, width: int, stream: int, experts: Sequence[tuple[Call, int]]) -> Floats:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardmill.models.contract import Form, caches, new_name
 from shardmill.models.host import Floats
 
+SLOTS = 2  # the axis of keys and values on which slots lie
 RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's slot is told by its row; in the others, [1, 1, S, T], by its column
 
 
@@ -34,6 +36,13 @@ class Held:
         """Fills the caches with zeros."""
         self.arrays = {name: np.zeros(shape, np.float16) for name, shape in self.shapes.items()}
 
+    def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Goes on with caches of other numbers of slots, which hold what these held, as far as they reach."""
+        before, self.shapes = self.arrays, {name: tuple(shape) for name, shape in shapes.items()}
+        self.forget()
+        for name, array in self.arrays.items():
+            self.arrays[name] = carried(before[name], array.astype(before[name].dtype))
+
     def write(self, outputs: Mapping[str, Any], given: Mapping[str, Floats]) -> None:
         """Puts what a pass gave into the slots that its masks name.
 
@@ -52,6 +61,16 @@ class Held:
             else:
                 slots = _slots(cache.shape[2], given)
                 cache[:, :, slots] = rows[:, :, : len(slots)]
+
+
+def carried(before: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
+    """Puts into a cache [1, ., slots, .] what another of the same layer holds, as far as both reach.
+
+    A ring, of keys and values or of a convolution, is the same in every context, so all of it is carried.
+    """
+    rows = min(before.shape[SLOTS], into.shape[SLOTS])
+    into[:, :, :rows] = before[:, :, :rows]
+    return into
 
 
 def _slots(count: int, given: Mapping[str, Floats]) -> Any:

@@ -30,7 +30,7 @@ ENCODER: Keys = {
 }  # what that of an encoder reads
 MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-FORMED = ("functions", "written")  # what a part has besides where its program has another form than most
+FORMED = ("functions", "written", "contexts")  # what a part has besides where its program has another form than most
 KINDS = ("layers", "experts", "head", "encoder")
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -89,6 +89,8 @@ def faults(content: Any, kinds: Keys) -> Iterator[str]:
         yield "a table of rope lacks inv_freq or scale"
     if not isinstance(content.get("verify", 1), int):
         yield "verify is not of its type"
+    if not _ascend(content):
+        yield "contexts are not numbers of slots that ascend to that of context"
     window = "band" if MARK in kinds else "window"
     if not isinstance(content.get(window, ""), int | None):
         yield f"{window} is not there or not of its type"
@@ -112,6 +114,27 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
 def verify_width(manifest: Mapping[str, Any]) -> int:
     """The most tokens of a decode pass; of a build made before model.json said it, those of the widest."""
     return int(manifest.get("verify", max(manifest["widths"])))
+
+
+def lengths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of slots that a decoder's programs have functions for, ascending; most have the whole context only."""
+    return (*manifest.get("contexts", ()), manifest["context"])
+
+
+def whole_context(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest of the same build without its shorter contexts."""
+    parts = [{key: value for key, value in part.items() if key != "contexts"} for part in manifest["parts"]]
+    return {key: value for key, value in manifest.items() if key != "contexts"} | {"parts": parts}
+
+
+def _ascend(content: Mapping[str, Any]) -> bool:
+    """Whether contexts, where there are some, ascend, and are those that parts have functions for."""
+    given = content.get("contexts", [])
+    if not isinstance(given, list) or not all(isinstance(slots, int) for slots in given):
+        return False
+    named = [list(part["contexts"]) for part in content["parts"] if isinstance(part, dict) and "contexts" in part]
+    ascending = [0, *given, content["context"]] if given else []
+    return sorted(set(ascending)) == ascending and all(keys == [str(slots) for slots in given] for keys in named)
 
 
 def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
@@ -160,8 +183,10 @@ def runtime_manifest(
     }
     if plan["buckets"]:
         return shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
+    shorter = {"contexts": plan["contexts"]} if plan["contexts"] else {}
     return shared | {
         "context": plan["context"],
+        **shorter,
         "tokens_max": plan["tokens_max"],
         "widths": plan["widths"],
         "verify": plan["verify"],

@@ -1,4 +1,4 @@
-"""One loaded Core ML program with its state, whichever engine runs it."""
+"""One loaded Core ML program with its state, whichever engine runs it, at whichever length of its context."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from shardmill.errors import ShardmillError
+from shardmill.machine import load_programs_as, precision
 from shardmill.models.host import Floats
 from shardmill.runtime.functions import TOKENS, Functions
-from shardmill.runtime.held import Held
+from shardmill.runtime.held import Held, carried
+from shardmill.runtime.lengths import Length
 from shardmill.runtime.loading import begins
+
+NONE: Mapping[int, Length] = {}
 
 
 class Program:
@@ -26,8 +30,9 @@ class Program:
         functions: Functions | None = None,
         held: Held | None = None,
         compute_units: str = "CPU_AND_NE",
+        lengths: Mapping[int, Length] = NONE,
     ) -> None:
-        """Loads it, each function as a model of its own; all of them share one state.
+        """Loads it, each function as a model of its own; all those of one length share one state.
 
         Args:
             path: where it lies.
@@ -35,34 +40,74 @@ class Program:
             functions: of a program of a few widths; None where its one function takes passes of any width.
             held: what the host keeps for it.
             compute_units: a name of ct.ComputeUnit.
+            lengths: what takes the place of `functions` at each length that the context may have; it begins with the
+                first, and functions of another one are loaded when it is first moved to.
 
         Raises:
             ShardmillError: where Core ML can't load it.
         """
+        self.name, self.path, self.functions, self.held = path.stem, path, functions, held
+        self.stateful, self.compute_units, self.lengths = stateful, compute_units, lengths
+        self.precision = precision()  # in which functions of other lengths are loaded, too
+        self.slots = next(iter(lengths), 0)  # the present length, where there are several
+        if lengths:
+            self.functions = lengths[self.slots].functions
+            if held:
+                held.resize(lengths[self.slots].kept)
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
+        self.models: dict[str, Any] = {}
+        self._load()
+
+    def _load(self) -> None:
+        """Loads the functions of the present length that are not loaded, and makes a state for them."""
         import coremltools as ct
 
-        self.name, self.path, self.functions, self.held = path.stem, path, functions, held
         begins(self.name)
-        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
-        names = dict.fromkeys(functions.names.values() if functions else [""])
         try:
-            load = ct.models.CompiledMLModel if path.suffix == ".mlmodelc" else ct.models.MLModel
-            units = ct.ComputeUnit[compute_units]
-            self.models: dict[str, Any] = {
-                name: load(str(path), compute_units=units, **({"function_name": name} if name else {}))
-                for name in names
-            }
-            self.stateful = stateful
-            self.renew()
+            load = ct.models.CompiledMLModel if self.path.suffix == ".mlmodelc" else ct.models.MLModel
+            units = ct.ComputeUnit[self.compute_units]
+            with load_programs_as(self.precision):
+                for name in (name for name in self._present() if name not in self.models):
+                    named = {"function_name": name} if name else {}
+                    self.models[name] = load(str(self.path), compute_units=units, **named)
+            self.state: Any = self._made_state()
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ShardmillError(f"{path} can't be loaded: {first}") from error
+            raise ShardmillError(f"{self.path} can't be loaded: {first}") from error
+
+    def _present(self) -> list[str]:
+        """The functions of the present length."""
+        return list(dict.fromkeys(self.functions.names.values() if self.functions else [""]))
+
+    def _made_state(self) -> Any:
+        """States of zeros, which all functions of the present length take."""
+        return self.models[self._present()[0]].make_state() if self.stateful else None
 
     def renew(self) -> None:
-        """Begins with states of zeros, which all functions take, or with caches of zeros."""
-        self.state: Any = next(iter(self.models.values())).make_state() if self.stateful else None
+        """Begins with states of zeros, or with caches of zeros."""
+        self.state = self._made_state()
         if self.held:
             self.held.forget()
+
+    def move(self, slots: int, keep: bool = True) -> None:
+        """Goes on at another length; a program that has one only stays as it is.
+
+        Args:
+            slots: of that length.
+            keep: whether what was kept goes along, as far as both lengths reach, or is not needed any more.
+
+        Raises:
+            ShardmillError: where Core ML can't load the functions of that length.
+        """
+        if slots == self.slots or not self.lengths:
+            return
+        before, found = self.state, self.lengths[slots]
+        self.slots, self.functions = slots, found.functions
+        self._load()
+        if self.held:
+            self.held.resize(found.kept)
+        for name in found.kept if self.stateful and keep else ():
+            self.state.write_state(name, carried(before.read_state(name), self.state.read_state(name)))
 
     def kept(self, name: str) -> Floats:
         """What is kept from pass to pass under a name: a state, or a cache of the host's."""

@@ -119,7 +119,7 @@ def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path, cach
     for op in main_block(other).operations:
         if op.outputs and op.outputs[0].name.startswith("layers_2_mlp_down_proj_weight"):
             op.outputs[0].name = "strange"
-    with pytest.raises(StampError, match="a weight that the function of another width does not have"):
+    with pytest.raises(StampError, match="a weight that another function does not have"):
         share_places(one, [other])
 
 

@@ -68,7 +68,7 @@ def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: st
 def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path) -> None:
     """Loaded by its name; where one can't be loaded, the operation is looked for in that function."""
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
-    made = program_forms.build(source, tmp_path, "fixed", tmp_path / "cache", **SETTINGS)
+    made = program_forms.build(source, tmp_path, program_forms.FORMS["fixed"], tmp_path / "cache", **SETTINGS)
     build = finish(made.plan, made.packages, made.table, source, tmp_path / "fixed")
     variant, found = lane(build, tmp_path)
     assert variant["described"]["shapes"] == "fixed"
