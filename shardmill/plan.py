@@ -265,7 +265,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             **({} if p.kind == "embedding" else interface(p.form, p.calls)),
             "parameters": sum(p.parameters),
             "largest_tensor": max(p.parameters),
-            "expanded": sum(n for n in p.parameters if n < LARGE) * len(p.calls.distinct),
+            "expanded": sum(n for n in p.parameters if n < LARGE) * max(1, len(p.calls.by_name)),
         }
         for p in parts
     ]

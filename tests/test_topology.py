@@ -240,3 +240,14 @@ def test_groups_that_fit_the_head_but_not_its_slices_are_refused(tmp_path: Path)
     assert text.startswith("convert.precision: lm_head.weight: palette4/64: its 50016 output channels do not divide")
     one = settings(convert={"precision": str(recipe_file)}, head={"slices": 1})
     assert topology.misfits(one, PHI) == []
+
+
+@pytest.mark.parametrize(("window", "least"), [(500, 512), (None, 4), (4096, 4)])
+def test_a_context_that_is_no_longer_than_the_ring_of_sliding_layers_is_refused(window: int | None, least: int) -> None:
+    """There they would have other caches. A window beyond the whole context makes no rings."""
+    sliding = replace(PHI, window=window)
+    ascending = {"shapes": "fixed", "contexts": [least, least + 1]}
+    found = topology.misfits(settings(program=ascending), sliding)
+    line = f"program.contexts: {least} is too short for the window of {window}, for which sliding layers keep 512 slots"
+    assert found == ([f"{line}; name longer ones"] if window == 500 else [])
+    assert topology.misfits(settings(program=ascending | {"contexts": [513]}), sliding) == []

@@ -22,7 +22,7 @@ from shardmill.runtime import encoder, engine
 from shardmill.runtime.functions import of_entry
 from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.load import load_tokenizer
-from shardmill.runtime.manifest import MARK
+from shardmill.runtime.manifest import MARK, whole_context
 from shardmill.runtime.program import Program
 
 TEXT = "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n"
@@ -93,7 +93,9 @@ def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recordin
         ShardmillError: a program can't be loaded.
     """
     tokens = _text(build, manifest)
-    recording = _encoder(build, manifest, tokens, arrays) if MARK in manifest else _decoder(build, tokens, arrays)
+    recording = (
+        _encoder(build, manifest, tokens, arrays) if MARK in manifest else _decoder(build, manifest, tokens, arrays)
+    )
     for part in manifest["parts"]:
         _shipped(build, part, recording.passes, arrays)
     return recording
@@ -110,8 +112,10 @@ def _text(build: Path, manifest: Mapping[str, Any]) -> list[int]:
     return tokens or [0]
 
 
-def _decoder(build: Path, text: Sequence[int], arrays: Arrays) -> Recording:
-    loaded = engine.load(build, "fp32")
+def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
+    """In the whole context, whose functions a kit measures."""
+    with load_programs_as("fp32"):
+        loaded = engine.Engine(whole_context(manifest), build)
     recording, row = Recording({}, {}), _noted(loaded.programs, arrays)
     for width in loaded.widths:
         count = min(max(2, math.ceil(TOKENS / width)), loaded.slots // width)

@@ -60,8 +60,11 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     """One row per operation of every program, in the order of a pass, over passes of the widest width.
 
     Of a program with a function for each width it is the widest that the text fills, and the rest of the text is left
-    out: it would go through another function, whose results have names of their own.
+    out: it would go through another function, whose results have names of their own. So would it in other contexts than
+    the whole one, which is taken.
     """
+    engine.reset()
+    engine.fit(engine.slots)
     programs, width = engine.programs, max(engine.widths)
     steps = cut(len(tokens), [width])
     if any(program.functions for program in programs):
@@ -71,7 +74,6 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     audits = [RangeAudit(function, MASKS) for function in functions]
     for program, seen in zip(programs, audits, strict=True):
         program.around = partial(trace, seen)
-    engine.reset()
     starts = []
     for step in steps:
         starts.append(step.tokens[0])

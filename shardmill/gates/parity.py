@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from shardmill.gates import experts, routed
 from shardmill.gates.edges import at_end
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import Pass, compared_widths, cut, schedules
+from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, compared_widths, cut, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS, Measurement
 from shardmill.gates.weights import PackageWeights, weight_steps
@@ -24,6 +25,7 @@ from shardmill.models.host import Floats, Host
 from shardmill.plan import Part
 from shardmill.runtime.functions import of_form
 from shardmill.runtime.held import held_by_form
+from shardmill.runtime.lengths import NONE, lengths_by_form
 from shardmill.runtime.program import Program
 
 
@@ -55,17 +57,31 @@ class Runner:
         self.program, self.part, self.runtime = program, part, runtime
         self.names = [name for name in inputs(part.form) if name not in caches(part.form)]
 
-    def loaded(self) -> Program:
-        """The program, with states or caches of zeros."""
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Slots of the contexts that the program has functions for, ascending; one, where they are for any."""
+        return (*self.part.calls.contexts, self.part.slots)
+
+    def loaded(self, several: bool = False) -> Program:
+        """The program, with states or caches of zeros; in its whole context, or in the shortest of several."""
         form, calls = self.part.form, self.part.calls
-        return Program(self.program, not form.hosted, of_form(form, calls), held_by_form(form))
+        forms = {slots: replace(form, slots=slots) for slots in self.lengths}
+        lengths = lengths_by_form(forms, calls) if several else NONE
+        return Program(self.program, not form.hosted, of_form(form, calls), held_by_form(form), lengths=lengths)
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
-        """Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens."""
-        program, host = self.loaded(), Host(self.runtime)
+        """Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens.
+
+        Passes say all of their contexts, or none.
+        """
+        passes = list(passes)
+        program, host = self.loaded(several=any(p.slots for p in passes)), Host(self.runtime)
         scale = np.float32(self.part.graph.stream_scale)
         outputs = np.zeros((len(rows), 0), np.float32)  # as wide as the first result will be
         for p in passes:
+            if p.slots:
+                program.move(p.slots)
+                host.resize(p.slots)
             given = host.arrays(p.positions, p.positions)
             given["x"] = rows[list(p.tokens)].T[None, :, :, None] * scale  # [1, d, T, 1]
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T / scale  # [T, d]
@@ -81,7 +97,7 @@ class Runner:
             if name.startswith("c_"):
                 kept = np.arange(max(used - self.part.graph.conv_taps + 1, 0), used) % RING
                 found[name] = values[0, 0][:, kept].T
-            elif (slots := values.shape[2]) < self.part.slots:
+            elif (slots := values.shape[2]) == self.runtime["window_slots"]:
                 found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]
             else:
                 found[name] = values[0, :, :used]
@@ -190,10 +206,16 @@ def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping
         plain: its output with one token a pass, [n, d].
         states: what one token a pass leaves in the states, by name.
     """
-    for name, passes in schedules(len(x), runner.runtime["verify"], runner.part.tokens).items():
-        outputs, left = runner.run(x, passes)
-        again = partial(runner.run, x, passes)
-        yield explained(Measurement(width_measure(name), relative_error(outputs, plain), name), again, runner.program)
+    verify, upper = runner.runtime["verify"], runner.part.tokens
+    ways = schedules(len(x), verify, upper) | at_lengths(len(x), runner.part.calls.widths, verify, runner.lengths)
+    for name, passes in ways.items():
+        fed = passes[-1].positions[-1] + 1  # all, unless a shorter context holds no more
+        outputs, left = runner.run(x[:fed], passes)
+        again = partial(runner.run, x[:fed], passes)
+        error = Measurement(width_measure(name), relative_error(outputs, plain[:fed]), name)
+        yield explained(error, again, runner.program)
+        if fed < len(x):
+            continue
         errors = [relative_error(left[key].ravel(), states[key].ravel()) for key in states]
         worst = float(np.max(errors))  # unlike max(), keeps a NaN wherever it stands
         measure = "width_state_error" if is_portable() else "width_error_fp16"
@@ -204,7 +226,7 @@ def width_measure(schedule: str) -> str:
     """The name of a schedule's measurement; Core ML has no fp32, so there it is the one that allows fp16 rounding."""
     if not is_portable():
         return "width_error_fp16"
-    return "rejected_draft_error" if schedule == "rejected drafts" else "width_error"
+    return "rejected_draft_error" if schedule in (REJECTED, MOVING) else "width_error"
 
 
 # What only an engine with an fp32 mode can measure, and why Core ML can't.

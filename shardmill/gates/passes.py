@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+REJECTED, MOVING = "rejected drafts", "moving between contexts"  # ways in which drafts are wrong
 
 
 @dataclass(frozen=True)
@@ -13,6 +15,7 @@ class Pass:
     tokens: tuple[int, ...]  # indices into the sequence; the index of a wrong draft is not its position
     positions: tuple[int, ...]
     kept: int
+    slots: int = 0  # of the context in which it is fed, 0 for the whole
 
 
 def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
@@ -53,6 +56,30 @@ def with_padding(length: int, width: int) -> Iterator[Pass]:
         start += kept
 
 
+def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence[int]) -> dict[str, list[Pass]]:
+    """Passes of every width in each shorter context, and passes that move from one context to the next, by name.
+
+    The latter have wrong drafts, which are carried along and must stay hidden.
+
+    Args:
+        count: tokens of the sequence; of those a shorter context gets as many as it holds.
+        widths: those that there are functions for.
+        verify: the most tokens of a decode pass.
+        lengths: slots of all contexts, ascending.
+    """
+    if len(lengths) < 2:
+        return {}
+    ways = {
+        f"context of {slots}": [replace(p, slots=slots) for p in cut(min(count, slots), widths)]
+        for slots in lengths[:-1]
+    }
+    moving = []
+    for p in with_rejected_drafts(count, verify):
+        due = lengths[p.positions[0] * len(lengths) // count :]
+        moving.append(replace(p, slots=next(slots for slots in due if slots > p.positions[-1])))
+    return ways | {MOVING: moving}
+
+
 def compared_widths(verify: int, upper: int) -> tuple[int, ...]:
     """The widths that are compared with one token a pass: every one that decoding may take, and the widest."""
     return tuple(sorted({*range(2, verify + 1), upper} - {1}))
@@ -73,7 +100,7 @@ def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
         narrow = (verify,) if 1 < verify < upper else ()
         ways["mixed"] = list(cut(length, [1, *narrow, upper, 2, upper - 1 or 1, 1, 1, upper]))
     if verify > 1:
-        ways["rejected drafts"] = list(with_rejected_drafts(length, verify))
+        ways[REJECTED] = list(with_rejected_drafts(length, verify))
     if verify < upper:
         ways["padded"] = list(with_padding(length, upper))
     return ways

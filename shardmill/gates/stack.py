@@ -18,7 +18,7 @@ from shardmill.gates.held import held_weights, transformers_name
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import Pass, cut, schedules
+from shardmill.gates.passes import Pass, at_lengths, cut, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.speculation import mismatches
 from shardmill.gates.thresholds import Measurement, NotRun
@@ -39,6 +39,8 @@ def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Float
     engine.reset()
     logits = np.zeros((len(tokens), engine.vocab), np.float32)
     for p in passes:
+        if p.slots:
+            engine.fit(p.slots)
         rows = engine.forward([tokens[i] for i in p.tokens], p.positions, p.positions)
         logits[list(p.positions[: p.kept])] = rows[: p.kept]
     return logits
@@ -89,9 +91,11 @@ def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Seque
         error = Measurement("program_error", relative_error(plain, expected))
         yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
-    for name, passes in schedules(len(tokens), engine.verify, engine.tokens_max).items():
-        error = Measurement(width_measure(name), relative_error(feed(engine, tokens, passes), plain), name)
-        yield explained(error, partial(feed, engine, tokens, passes), engine)
+    moving = at_lengths(len(tokens), engine.widths, engine.verify, engine.lengths)
+    for name, passes in (schedules(len(tokens), engine.verify, engine.tokens_max) | moving).items():
+        some = tokens[: passes[-1].positions[-1] + 1]
+        error = Measurement(width_measure(name), relative_error(feed(engine, some, passes), plain[: len(some)]), name)
+        yield explained(error, partial(feed, engine, some, passes), engine)
     if is_portable():
         yield Measurement("speculation_mismatches", *mismatches(engine, tokens[: len(tokens) // 2]))
 

@@ -38,10 +38,10 @@ class Calls:
         return {slots: {width: f"c{slots}_t{width}" for width in self.widths} for slots in self.contexts}
 
     @property
-    def distinct(self) -> list[str]:
-        """The names of all functions, in order; "" for an only one."""
-        found = [*self.functions.values(), *(name for names in self.shorter.values() for name in names.values())]
-        return list(dict.fromkeys(found)) or [""]
+    def by_name(self) -> dict[str, int]:
+        """The width of each function, at any length; none where the program has one only."""
+        of_each = (self.functions, *self.shorter.values())
+        return {name: width for names in of_each for width, name in names.items() if name}
 
     @property
     def named(self) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Engine:
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
         for part in manifest["parts"]:
-            program = loaded(root, part, self.slots)
+            program = load_program(root, part, self.slots)
             if part["kind"] == "layers":
                 kept = part.get("written", {})
                 self.layers.append(Layers(program, [name for name in part["inputs"] if name not in kept], []))
@@ -80,7 +80,7 @@ class Engine:
         self._move(self.lengths[0])
 
     def fit(self, slots: int) -> None:
-        """Goes on at the shortest length that has so many slots; what lies in slots that it does not have is forgotten."""
+        """Goes on at the shortest length with so many slots; what lies in slots that it does not have is forgotten."""
         self._move(next(length for length in self.lengths if length >= slots))
 
     def _move(self, length: int) -> None:
@@ -123,16 +123,16 @@ class Engine:
         return x
 
 
-def loaded(root: Path, part: Mapping[str, Any], context: int) -> Program:
-    """A part's program.
+def load_program(root: Path, part: Mapping[str, Any], context: int) -> Program:
+    """A part's program, at the shortest of its lengths where it has several.
 
     Args:
         root: the folder that its path starts from.
         part: its entry in model.json.
         context: slots of the whole context.
     """
-    path, lengths = root / part["program"]["path"], lengths_by_entry(part, context)
-    return Program(path, bool(part["states"]), of_entry(part), held_by_entry(part), lengths=lengths)
+    path, several = root / part["program"]["path"], lengths_by_entry(part, context)
+    return Program(path, bool(part["states"]), of_entry(part), held_by_entry(part), lengths=several)
 
 
 def joined(hidden: Floats, width: int, stream: int, experts: Sequence[tuple[Call, int]]) -> Floats:

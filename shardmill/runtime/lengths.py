@@ -14,7 +14,7 @@ from shardmill.models.calls import Calls
 from shardmill.models.contract import Form, caches
 from shardmill.runtime.functions import Functions, of_entry, of_form
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int, ...]]  # by name
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class Length:
 
     functions: Functions
     kept: Shapes
+
+
+NONE: Mapping[int, Length] = {}  # of a program whose passes all take the same functions
 
 
 def lengths_by_entry(part: Mapping[str, Any], context: int) -> dict[int, Length]:

@@ -117,7 +117,7 @@ def verify_width(manifest: Mapping[str, Any]) -> int:
 
 
 def lengths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
-    """The numbers of slots that a decoder's programs have functions for, ascending; most have the whole context only."""
+    """The numbers of slots that a decoder's programs have functions for, ascending; mostly the whole context alone."""
     return (*manifest.get("contexts", ()), manifest["context"])
 
 
@@ -183,7 +183,7 @@ def runtime_manifest(
     }
     if plan["buckets"]:
         return shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
-    shorter = {"contexts": plan["contexts"]} if plan["contexts"] else {}
+    shorter = {"contexts": plan["contexts"]} if plan.get("contexts") else {}
     return shared | {
         "context": plan["context"],
         **shorter,

@@ -14,10 +14,8 @@ from shardmill.machine import load_programs_as, precision
 from shardmill.models.host import Floats
 from shardmill.runtime.functions import TOKENS, Functions
 from shardmill.runtime.held import Held, carried
-from shardmill.runtime.lengths import Length
+from shardmill.runtime.lengths import NONE, Length
 from shardmill.runtime.loading import begins
-
-NONE: Mapping[int, Length] = {}
 
 
 class Program:

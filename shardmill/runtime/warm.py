@@ -21,10 +21,8 @@ import numpy as np
 from shardmill import machine
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, read_json, write_json
-from shardmill.runtime.functions import of_entry
-from shardmill.runtime.held import held_by_entry
+from shardmill.runtime.engine import load_program
 from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest
-from shardmill.runtime.program import Program
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
             key, seconds = _identity(part), None
             if key not in known:
                 start = time.perf_counter()
-                _run_once(build, part, _widths(manifest, place))
+                _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
                 seconds = time.perf_counter() - start
                 spent, loaded = spent + seconds, loaded + sizes[place]
                 write_json(note, {**_known(note), key: part["name"]})
@@ -79,12 +77,15 @@ def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
             yield Warmed(part["name"], place + 1, len(parts), seconds, left)
 
 
-def _run_once(build: Path, part: Mapping[str, Any], widths: list[int]) -> None:
-    """Loads a program and runs it on zeros at every width."""
-    program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part), held_by_entry(part))
-    for width in widths:
-        shapes = {name: [width if size == "T" else size for size in shape] for name, shape in part["inputs"].items()}
-        program({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+def _run_once(build: Path, part: Mapping[str, Any], widths: list[int], context: int) -> None:
+    """Loads a program and runs it on zeros at every width, in each of its contexts."""
+    program = load_program(build, part, context)
+    for slots in program.lengths or (context,):
+        program.move(slots, keep=False)
+        inputs = part["inputs"] | part.get("contexts", {}).get(str(slots), {}).get("inputs", {})
+        for width in widths:
+            shapes = {name: [width if size == "T" else size for size in shape] for name, shape in inputs.items()}
+            program({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
 
 
 def _widths(manifest: Mapping[str, Any], place: int) -> list[int]:

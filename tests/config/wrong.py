@@ -57,6 +57,26 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"shapes": "enumerated"}},
         "program.shapes: Core ML refuses enumerated shapes beside states (rule D5); add `state: host`",
     ),
+    "lengths that do not ascend": (
+        {"program": {"shapes": "fixed", "contexts": [32, 16]}},
+        "program.contexts: [32, 16] do not ascend",
+    ),
+    "a length that is no shorter": (
+        {"program": {"shapes": "fixed", "contexts": [64]}},
+        "program.contexts: 64 is not shorter than the context of 64",
+    ),
+    "a length for no pass": (
+        {"program": {"shapes": "fixed", "contexts": [2]}},
+        "program.contexts: 2 slots do not hold a pass of tokens.max, 4",
+    ),
+    "lengths of flexible shapes": (
+        {"program": {"contexts": [32]}},
+        "program.contexts: need a function for each length; add `shapes: fixed`",
+    ),
+    "lengths without a number": (
+        {"program": {"shapes": "fixed", "contexts": [0]}},
+        "program.contexts.0: input should be greater than or equal to 1, is 0",
+    ),
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
     "unknown precision": (
         {"convert": {"precision": "int3"}},

@@ -22,7 +22,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.weights import PartWeights
-from shardmill.models.calls import FIXED, Calls
+from shardmill.models.calls import FIXED, GRAPH, HOST, Calls
 from shardmill.plan import Part
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
@@ -110,6 +110,37 @@ def test_the_weights_are_those_of_one_function(checkpoint: Path, cache: Path, tm
     assert spec.description.defaultFunctionName == "t1"
     shapes = [list(function.input[0].type.multiArrayType.shape) for function in spec.description.functions]
     assert shapes == [[1, 64, 1, 1], [1, 64, 4, 1]]
+
+
+@pytest.mark.parametrize("state", [GRAPH, HOST])
+def test_shorter_contexts_take_no_room_but_their_text(
+    checkpoint: Path, cache: Path, tmp_path: Path, state: str
+) -> None:
+    """The weight file is that of one context, the functions of the whole context are the same, and two runs agree."""
+    part = layers_part(checkpoint, 1, 3)
+    one = replace(part, calls=Calls(FIXED, WIDTHS, state))
+    several = replace(part, calls=Calls(FIXED, WIDTHS, state, (16, 32)))
+    for name, chosen in {"one": one, "several": several, "again": several}.items():
+        convert_stamped(chosen, checkpoint, "int8", tmp_path / f"{name}.mlpackage", cache)
+    assert files(tmp_path / "several.mlpackage") == files(tmp_path / "again.mlpackage")
+    weights = {name: (tmp_path / f"{name}.mlpackage" / WEIGHT_FILE).read_bytes() for name in ("one", "several")}
+    assert weights["one"] == weights["several"]
+    alone, spec = (package.load_spec(tmp_path / f"{name}.mlpackage") for name in ("one", "several"))
+    assert list(alone.mlProgram.functions) == ["t1", "t4"] and spec.description.defaultFunctionName == "t1"
+    assert [f.name for f in spec.description.functions] == ["t1", "t4", "c16_t1", "c16_t4", "c32_t1", "c32_t4"]
+    assert all(spec.mlProgram.functions[name] == alone.mlProgram.functions[name] for name in ("t1", "t4"))
+    for described, slots in zip(spec.description.functions, (part.slots, part.slots, 16, 16, 32, 32), strict=True):
+        kept = described.state if state == GRAPH else [f for f in described.input if f.name[:2] in ("k_", "v_")]
+        arrays = (f.type.stateType.arrayType if state == GRAPH else f.type.multiArrayType for f in kept)
+        assert [array.shape[2] for array in arrays] == [slots] * 4
+
+
+def test_shorter_contexts_are_those_that_coremltools_combines(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+    """Which stores the weights once by their values, here by their names."""
+    part = replace(layers_part(checkpoint, 1, 3), calls=Calls(FIXED, (1, 4), GRAPH, (16,)))
+    convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
+    convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", cache)
+    assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
 def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path, cache: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.gates.passes import Pass, compared_widths, cut, schedules, with_padding, with_rejected_drafts
+from shardmill.gates.passes import Pass, at_lengths, compared_widths, cut, schedules, with_padding, with_rejected_drafts
 
 LENGTHS = [1, 2, 5, 16, 64]
 
@@ -77,3 +77,19 @@ def test_most_drafted_tokens_are_wrong() -> None:
     ]
     assert len(drafted) > 20
     assert sum(t != s for t, s in drafted) > 0.9 * len(drafted)
+
+
+@pytest.mark.parametrize("count", [8, 40, 64])
+def test_every_context_is_fed_and_moved_to_with_room_for_each_pass(count: int) -> None:
+    """A text that fits into the first of them moves all the same."""
+    ways = at_lengths(count, (1, 4, 16), 4, (32, 48, 128))
+    assert list(ways) == ["context of 32", "context of 48", "moving between contexts"]
+    for slots in (32, 48):
+        passes = ways[f"context of {slots}"]
+        assert {p.slots for p in passes} == {slots} and kept(passes) == list(range(min(count, slots)))
+        assert {len(p.positions) for p in passes} >= ({1, 4, 16} if count > 8 else {1, 4})
+    moving = ways["moving between contexts"]
+    assert [*dict.fromkeys(p.slots for p in moving)] == [32, 48, 128]
+    assert kept(moving) == list(range(count)) and all(p.positions[-1] < p.slots for p in moving)
+    assert any(p.tokens != p.positions for p in moving)
+    assert at_lengths(count, (1, 4), 4, (128,)) == {}

@@ -18,7 +18,7 @@ SETTINGS = {
     "model": "tiny",
     "source": {"path": "checkpoint"},
     "context": 64,
-    "program": {"shapes": "fixed", "state": "host"},
+    "program": {"shapes": "fixed", "state": "host", "contexts": [32]},
     "parity": {"text": "text.txt", "positions": 16, "perplexity_positions": 32},
     "benchmark": {
         **{"text": "text.txt", "prompt_tokens": [16], "tasks": []},
@@ -39,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
-    """And docs/model-json.md: a function for each width of a pass, and caches among the inputs."""
+    """And docs/model-json.md: a function for each width and length of the context, and caches among the inputs."""
     content = json.loads((finished.build / "model.json").read_text())
     jsonschema.validate(content, json.loads((ROOT / "docs/model.schema.json").read_text()))
     assert content["widths"] == [1, 4]
@@ -47,17 +47,23 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     layers, head = content["parts"]
     assert layers["written"] == {name: f"{name}_new" for name in ("k_0", "v_0", "k_1", "v_1")}
     assert layers["inputs"]["k_1"] == [1, 1, 64, 32] and "written" not in head
+    assert (content["context"], content["contexts"], "contexts" in head) == (64, [32], False)
+    shorter = layers["contexts"]["32"]
+    assert shorter["functions"] == {"1": "c32_t1", "4": "c32_t4"} and shorter["inputs"]["k_1"] == [1, 1, 32, 32]
+    assert shorter["inputs"].keys() == {"attn_mask", "kv_write_mask", *layers["written"]} and not shorter["states"]
 
 
 def test_passes_that_no_function_takes_were_compared_too(finished: Project) -> None:
     """The gate feeds every width that decoding may take: those between are filled up."""
     numbers = json.loads((finished.build / "parity/layers_00_02.json").read_text())["gate"]
-    assert {"T=2", "T=3", "T=4", "mixed", "rejected drafts"} <= {number["detail"] for number in numbers}
+    ways = {"T=2", "T=3", "T=4", "mixed", "rejected drafts", "context of 32", "moving between contexts"}
+    assert ways <= {number["detail"] for number in numbers}
 
 
 def test_every_function_is_judged_at_its_width(finished: Project) -> None:
     content = json.loads((finished.build / "residency/layers_00_02.json").read_text())
-    assert {(row["function"], row["shape"]) for row in content["rows"]} == {("t1", "T=1"), ("t4", "T=4")}
+    expected = {("t1", "T=1"), ("t4", "T=4"), ("c32_t1", "T=1"), ("c32_t4", "T=4")}
+    assert {(row["function"], row["shape"]) for row in content["rows"]} == expected
     assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 20
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import program_forms
@@ -49,7 +48,7 @@ def ladder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     whole = engines.pop("whole")
     rng = np.random.default_rng(SEED)
     first = rng.integers(1, whole.vocab, 30).tolist()
-    # From 30 tokens over both edges; a shared prefix after that; one that begins in the middle; one that repeats itself.
+    # Over both edges; with a prefix of that; from the second length on; and one that repeats itself.
     prompts = [
         first,
         first[:19] + rng.integers(1, whole.vocab, 9).tolist(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,20 @@ def test_the_contract_has_inputs_in_the_place_of_states(held: Held) -> None:
     assert found is not None and found.shapes == held.shapes == caches(FORM)
     assert held_by_entry({"inputs": entry["inputs"]}) is None
     assert held_by_form(Form("head", GRAPH, rows=8, hosted=True)) is None
+
+
+def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: Held) -> None:
+    """And nothing that was written before in a longer one."""
+    masks = {"kv_write_mask": one_hot([3, 50], SLOTS), "kv_write_mask_sliding": one_hot([3, 18], WINDOW)}
+    held.write(outputs(2), masks | {"conv_write_mask": one_hot([3, 18], RING, rows=True)})
+    before = {name: array.copy() for name, array in held.arrays.items()}
+    assert before["k_0"][:, :, 50].all()
+    shorter = caches(replace(FORM, slots=40))
+    held.resize(shorter)
+    for name, array in held.arrays.items():
+        assert array.shape == shorter[name] and array.dtype == before[name].dtype
+        np.testing.assert_array_equal(array, before[name][:, :, : array.shape[2]])
+    held.resize(caches(FORM))
+    for name, array in held.arrays.items():
+        np.testing.assert_array_equal(array[:, :, :40], before[name][:, :, :40])
+        assert array.shape == before[name].shape and not array[:, :, shorter[name][2] :].any()

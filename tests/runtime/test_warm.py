@@ -26,18 +26,32 @@ class Programs:
         self.ran: list[tuple[str, int]] = []
         self.failing: tuple[str, BaseException] | None = None
 
-    def load(self, path: Path, stateful: bool, *_: object) -> Any:
-        name = path.stem
+    def load(self, root: Path, part: dict[str, Any], context: int) -> Any:
+        name = (root / part["program"]["path"]).stem
         if self.failing and self.failing[0] == name:
             raise self.failing[1]
-        return lambda inputs: self.ran.append((name, inputs["hidden"].shape[2]))
+        return Ran(name, self.ran, dict.fromkeys(map(int, part.get("contexts", ()))) | {context: None})
+
+
+class Ran:
+    """A loaded program."""
+
+    def __init__(self, name: str, ran: list[tuple[str, int]], lengths: dict[int, None]) -> None:
+        self.name, self.ran, self.lengths = name, ran, lengths if len(lengths) > 1 else {}
+
+    def move(self, slots: int, keep: bool) -> None:
+        if self.lengths:
+            self.name = f"{self.name.split(' ')[0]} {slots}"
+
+    def __call__(self, inputs: dict[str, Any]) -> None:
+        self.ran.append((self.name, inputs["hidden"].shape[2]))
 
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Programs:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = Programs()
-    monkeypatch.setattr(warm, "Program", found.load)
+    monkeypatch.setattr(warm, "load_program", found.load)
     return found
 
 
@@ -125,3 +139,14 @@ def test_only_who_listens_is_told() -> None:
         begins("a")
     begins("b")
     assert heard == ["a"]
+
+
+def test_every_length_of_a_context_is_run(programs: Programs, build: Path) -> None:
+    """Or a text would wait in its middle for the functions of the next one."""
+    content = json.loads((build / "model.json").read_text())
+    content["contexts"] = [8]
+    content["parts"][0]["contexts"] = {"8": {"functions": {"1": "c8_t1"}, "inputs": {}, "states": {}}}
+    (build / "model.json").write_text(json.dumps(content))
+    list(warm.warm(build, "fp16"))
+    lengths = [name for name, _ in programs.ran if name.startswith(NAMES[0])]
+    assert [*dict.fromkeys(lengths)] == [f"{NAMES[0]} 8", f"{NAMES[0]} {content['context']}"]

@@ -76,7 +76,8 @@ def task(
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
     engine = machine.engine()
-    params = {**host_side(plan), "widths": plan["widths"], "verify": plan["verify"], "engine": engine, **judged}
+    passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
+    params = {**host_side(plan), **passes, "engine": engine, **judged}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})
 
 

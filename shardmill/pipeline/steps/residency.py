@@ -27,8 +27,8 @@ def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import residency, thresholds
 
-        functions = {name: width for width, name in piece.calls.functions.items() if name}
-        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, piece.kind == ENCODER, functions)
+        named, encodes = piece.calls.by_name, piece.kind == ENCODER
+        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, encodes, named)
         gate = thresholds.compare(residency.measurements(rows, findings))
         content = {
             "part": piece.name,
