@@ -1,8 +1,9 @@
-"""What the weights of a build take, and what a pass of a model with experts calls and reads.
+"""What the weights of a build take, and what passes read: with experts here or there, and at each length of a context.
 
-The latter where all experts run in the layers' programs, and where not: by the plan's numbers and one assumption, that
-a token takes any set of experts as likely as any other, whatever the others of the pass take. A trained router comes
-close on the whole, for it was trained to; on one text it may not.
+What passes of a model with experts call and read is worked out where all experts run in the layers' programs, and
+where not: by the plan's numbers and one assumption, that a token takes any set of experts as likely as any other,
+whatever the others of the pass take. A trained router comes close on the whole, for it was trained to; on one text it
+may not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from shardmill.plan import Part, empty_parts
 from shardmill.topology import file_bytes, misfits, proposed
 
 FP16 = 2  # bytes
+MATRIX = 2  # dimensions of one
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,23 @@ class Held:
 
     bits_per_weight: float
     bytes_by_form: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Length:
+    """A pass of one token in a context of so many slots, whichever of them are filled.
+
+    Attributes:
+        slots: of keys and values.
+        kept: bytes of all that is kept from pass to pass.
+        bytes: of that and of the weights, which a pass reads; of experts as many as are to be expected.
+        operations: multiplications and additions with matrices, and of attention with keys and values.
+    """
+
+    slots: int
+    kept: int
+    bytes: int
+    operations: int
 
 
 def held(parts: Sequence[Part], chosen: Recipe) -> Held:
@@ -83,6 +102,30 @@ def _passes(config: Config, a: Architecture) -> Iterator[Pass]:
             called = [1.0 if part.kind != "experts" else _share(part, tokens) for part in parts]
             read = sum(share * _bytes(part, config) for share, part in zip(called, parts, strict=True))
             yield Pass(form, chosen.groups, tokens, sum(called), round(read))
+
+
+def lengths(config: Config, a: Architecture) -> tuple[Length, ...]:
+    """The whole context after all shorter ones; nothing for a model without shorter ones."""
+    if not config.program.contexts:
+        return ()
+    parts = [part for part in empty_parts(proposed(config, a), a) if part.kind != "embedding"]
+    return tuple(_length(slots, parts, config) for slots in (*config.program.contexts, config.length))
+
+
+def _length(slots: int, parts: Sequence[Part], config: Config) -> Length:
+    placed = [replace(part, slots=slots) for part in parts]
+    share = {part.name: _share(part, 1) if part.kind == "experts" else 1.0 for part in placed}
+    kept = sum(FP16 * prod(shape) for part in placed for shape in caches(part.form).values())
+    read = sum(share[part.name] * _bytes(part, config) for part in placed)
+    operations = sum(share[part.name] * _operations(part) for part in placed)
+    return Length(slots, kept, round(read), round(operations))
+
+
+def _operations(part: Part) -> int:
+    """Two for each number of a matrix, and for each of a key and of a value in every slot and head."""
+    form, matrices = part.form, sum(prod(shape) for shape in part.shapes.values() if len(shape) == MATRIX)
+    seen = sum(form.kept(kind.mask) for _, kind in form.layers if kind.mixer != "conv")
+    return 2 * (matrices + 2 * seen * part.graph.heads * part.graph.head_dim)
 
 
 def _share(part: Part, tokens: int) -> float:

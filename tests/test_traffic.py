@@ -11,7 +11,7 @@ from models import tiny_families
 
 from shardmill import config, models, traffic
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import Architecture, Experts, with_experts
+from shardmill.models.architecture import SLIDING_MASK, Architecture, Experts, with_experts
 from shardmill.plan import empty_parts
 from shardmill.topology import file_bytes
 
@@ -70,3 +70,26 @@ def test_weights_are_told_by_the_form_that_they_have() -> None:
     }
     files = sum(file_bytes(part.named_shapes, chosen.convert.recipe) for part in parts)
     assert found.bits_per_weight == round(8 * files / sum(prod(shape) for _, shape in shapes), 3)
+
+
+def test_a_shorter_context_saves_the_slots_of_the_layers_that_keep_them() -> None:
+    """And the products of attention with them; rings and weights are read in every context."""
+    a = architecture("gemma3_text")
+    full = [kind for kind in a.kinds if kind.mask != SLIDING_MASK]
+    assert 0 < len(full) < a.layers
+    short, whole = traffic.lengths(settings(program={"shapes": "fixed", "contexts": [40]}), a)
+    assert (short.slots, whole.slots) == (40, 64)
+    row = 2 * a.graph.kv_heads * a.graph.head_dim  # numbers of a key and a value
+    assert whole.kept - short.kept == whole.bytes - short.bytes == len(full) * 24 * row * 2
+    assert whole.operations - short.operations == len(full) * 24 * 2 * 2 * a.graph.heads * a.graph.head_dim
+    assert traffic.lengths(settings(), a) == ()
+
+
+def test_operations_are_those_of_every_matrix_once() -> None:
+    """An embedding is looked up, and norms are no matrices."""
+    a = architecture("llama")
+    (short, _) = traffic.lengths(settings(program={"shapes": "fixed", "contexts": [8]}), a)
+    g = a.graph
+    matrices = g.hidden * g.head_dim * (2 * g.heads + 2 * g.kv_heads) + 3 * g.hidden * g.ffn
+    attention = 2 * 8 * g.heads * g.head_dim
+    assert short.operations == 2 * (a.layers * (matrices + attention) + a.vocab * g.hidden)

@@ -69,6 +69,8 @@ def render(found: Preview) -> Iterator[str | Table]:
         if found.passes:
             yield _by_form(found)
             yield UNIFORM
+        if found.lengths:
+            yield _by_length(found)
     yield f"tensors: {TENSORS[found.tensors]}"
 
 
@@ -92,6 +94,19 @@ def _by_form(found: Preview) -> Table:
     for p in found.passes:
         form = f"routed, {p.groups} groups a layer" if p.groups else p.experts
         table.add_row(form, str(p.tokens), f"{p.dispatches:.4g}", size(p.bytes))
+    return table
+
+
+def _by_length(found: Preview) -> Table:
+    """What a token takes in each context."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("context", "keys and values", "a token reads", "operations"):
+        table.add_column(column, justify="right")
+    for one in found.lengths:
+        table.add_row(str(one.slots), size(one.kept), size(one.bytes), f"{one.operations:.3g}")
     return table
 
 

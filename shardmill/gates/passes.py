@@ -73,11 +73,19 @@ def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence
         f"context of {slots}": [replace(p, slots=slots) for p in cut(min(count, slots), widths)]
         for slots in lengths[:-1]
     }
-    moving = []
-    for p in with_rejected_drafts(count, verify):
-        due = lengths[p.positions[0] * len(lengths) // count :]
-        moving.append(replace(p, slots=next(slots for slots in due if slots > p.positions[-1])))
-    return ways | {MOVING: moving}
+    return ways | {MOVING: list(_moving(count, verify, lengths))}
+
+
+def _moving(count: int, verify: int, lengths: Sequence[int]) -> Iterator[Pass]:
+    """Passes of which every second one has wrong drafts, so that each move between lengths has some behind it."""
+    slots = lengths[0]
+    for start in range(count):
+        if start % 2:
+            positions, slots = (start,), max(slots, lengths[start * len(lengths) // count])
+        else:
+            positions = tuple(range(start, min(start + verify, count)))
+        slots = next(length for length in lengths if length >= slots and length > positions[-1])
+        yield Pass((start, *((7 * p + 3) % count for p in positions[1:])), positions, 1, slots)
 
 
 def compared_widths(verify: int, upper: int) -> tuple[int, ...]:

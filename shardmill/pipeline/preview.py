@@ -23,7 +23,7 @@ from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
-from shardmill.traffic import Pass, held, passes
+from shardmill.traffic import Length, Pass, held, lengths, passes
 
 FP16 = 2  # bytes
 
@@ -84,6 +84,7 @@ class Preview:
         bytes_per_token: that a pass of one token reads: all weights and all states, but for groups of experts that are
             not to be expected in a pass; of an encoder, what any pass reads.
         passes: of a model with experts, what passes take in both forms, see traffic.py.
+        lengths: of a model with several contexts, what a pass of one token takes in each.
         tensors: "match", "differ", or "unknown" for a checkpoint that is not here.
         refused: why it can't be built; empty if it can.
     """
@@ -111,6 +112,7 @@ class Preview:
     state_bytes: int
     bytes_per_token: int
     passes: tuple[Pass, ...]
+    lengths: tuple[Length, ...]
     tensors: str
     refused: tuple[str, ...]
 
@@ -163,6 +165,7 @@ def preview(config: Config) -> Preview:
         state_bytes=kept,
         bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else expected,
         passes=each,
+        lengths=lengths(config, a),
         tensors="unknown" if fault is None else "differ" if fault else "match",
         refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault])),
     )

@@ -76,6 +76,7 @@ def context(build: Build) -> dict[str, Any]:
         "states": STATES,
         "pieces": build.pieces,
         "passes": build.plan["passes"],
+        "lengths": build.plan.get("lengths", []),
         "worth": worth(build.plan["passes"]),
         "limit": build.plan["weight_file_limit"],
         "state_bytes": {piece.name: state_bytes(piece, build) for piece in build.pieces},

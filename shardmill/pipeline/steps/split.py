@@ -98,6 +98,7 @@ def split(
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
         "weights": asdict(traffic.held(parts, settings.convert.recipe)),
         "passes": [asdict(one) for one in traffic.passes(settings, architecture)],
+        "lengths": [asdict(one) for one in traffic.lengths(settings, architecture)],
     }
     return parts, plan.plan_json(settings, model, parts) | host | derived
 

@@ -1,0 +1,88 @@
+"""The gate of parts sees what goes wrong in a shorter context, and on the way from one to the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from shardmill.convert.stamped import convert_stamped
+from shardmill.gates.parity import Runner, width_measurements
+from shardmill.gates.passes import MOVING, cut
+from shardmill.gates.thresholds import compare
+from shardmill.machine import is_portable, load_programs_as
+from shardmill.models.host import Host
+from shardmill.runtime import held, program
+
+pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+POSITIONS = 44  # more than the shortest context has
+CONTEXTS = [32, 48]
+
+
+@pytest.fixture(scope="module", params=["graph", "host"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """One layer, in three contexts."""
+    folder = tmp_path_factory.mktemp("contexts")
+    source = tiny.fetched(tiny.write_checkpoint(folder / "checkpoint"), folder / "source")
+    form = {"shapes": "fixed", "state": request.param, "contexts": CONTEXTS}
+    parts, plan = tiny.split(source, program=form)
+    convert_stamped(parts["layers_02_03"], source, "int8", folder / "one.mlpackage")
+    return Runner(folder / "one.mlpackage", parts["layers_02_03"], plan)
+
+
+def measured(runner: Runner) -> dict[str, tuple[float, bool]]:
+    """What was measured and whether it passes, by its detail."""
+    x = np.random.default_rng(3).standard_normal((POSITIONS, tiny.HIDDEN)).astype(np.float32)
+    with load_programs_as("fp32"):
+        plain, states = runner.run(x, cut(POSITIONS, [1]))
+        found = list(width_measurements(runner, x, plain, states))
+    return {one.detail: (one.value, bool(row["passed"])) for one, row in zip(found, compare(found), strict=True)}
+
+
+def test_every_context_and_every_move_is_measured(runner: Runner) -> None:
+    """Of the states too, where a context holds the whole text."""
+    found = measured(runner)
+    ways = {"context of 32", "context of 48", "state, context of 48", MOVING, f"state, {MOVING}"}
+    assert ways <= found.keys() and "state, context of 32" not in found
+    assert all(passed for _, passed in found.values())
+
+
+def test_a_prefix_that_is_left_behind_fails(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (held, program):
+        monkeypatch.setattr(module, "carried", lambda before, into: into)
+    found = measured(runner)
+    assert {name for name, (_, passed) in found.items() if not passed} == {MOVING, f"state, {MOVING}"}
+
+
+def test_drafts_that_come_to_light_by_a_move_fail(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the move had written them at the position that was reached."""
+    resize = Host.resize
+
+    def wrong(host: Host, length: int) -> None:
+        if length > host.length:
+            host.held[host.held != np.iinfo(np.int64).max] = 0
+        resize(host, length)
+
+    monkeypatch.setattr(Host, "resize", wrong)
+    assert not measured(runner)[MOVING][1]
+
+
+def test_a_function_of_one_context_that_is_wrong_fails(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is called in passes of one token."""
+    run = program.Program._run
+
+    def wrong(self: Any, function: str, inputs: Any) -> Any:
+        outputs = run(self, function, inputs)
+        return {name: value * 1.001 for name, value in outputs.items()} if function == "c48_t1" else outputs
+
+    monkeypatch.setattr(program.Program, "_run", wrong)
+    failed = {name for name, (_, passed) in measured(runner).items() if not passed}
+    assert "context of 48" in failed and "context of 32" not in failed
+
+
+def test_parts_of_one_context_are_fed_in_no_other(runner: Runner) -> None:
+    part = replace(runner.part, calls=replace(runner.part.calls, contexts=()))
+    assert Runner(runner.program, part, runner.runtime).lengths == (64,)
