@@ -39,11 +39,14 @@ from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
+LADDER = ", shorter contexts"
 FORMS: dict[str, dict[str, str]] = {
     "range": {},
     "fixed": {"shapes": "fixed"},
+    f"fixed{LADDER}": {"shapes": "fixed"},
     "range, host": {"state": "host"},
     "fixed, host": {"shapes": "fixed", "state": "host"},
+    f"fixed, host{LADDER}": {"shapes": "fixed", "state": "host"},
     "enumerated, host": {"shapes": "enumerated", "state": "host"},
 }
 CUT = 2  # of an answer, one in so many tokens is kept in the prompt that goes on from it
@@ -80,7 +83,12 @@ class Made:
             return Engine({**self.manifest, "parts": [*layers, *heads]}, Path("/"))
 
 
-def made(source: Path, folder: Path, program: dict[str, str], context: int) -> Made:
+def chosen(form: str, context: int, shorter: Sequence[int]) -> dict[str, Any]:
+    """What a config says of a form, in `program`."""
+    return FORMS[form] | ({"contexts": [n for n in shorter if n < context]} if form.endswith(LADDER) else {})
+
+
+def made(source: Path, folder: Path, program: dict[str, Any], context: int) -> Made:
     """The programs of a fetched checkpoint in a form."""
     layers = load_hf_config(source).get_text_config().num_hidden_layers
     content = {
@@ -146,6 +154,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20, help="an even number")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--context", type=int, default=768)
+    parser.add_argument("--contexts", type=int, nargs="*", default=[256, 512], help="shorter ones, of two of the forms")
     parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS)
     parser.add_argument("--drafters", nargs="*", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--task-prompts", type=Path, default=Path("resources/tasks"))
@@ -157,7 +166,8 @@ def main() -> None:
         builds = {}
         for form in dict.fromkeys(["range", *args.forms]):
             (home / form).mkdir()
-            builds[form] = made(home / "source", home / form, FORMS[form], args.context)
+            program = chosen(form, args.context, args.contexts)
+            builds[form] = made(home / "source", home / form, program, args.context)
         first = builds["range"].engine()
         room = args.context - 2 * args.tokens - WIDEST
         cases = answers(first, texts(home / "source", args.task_prompts, args.prompts // 2, room), args.tokens)
@@ -175,7 +185,7 @@ def main() -> None:
         own = [row for row in rows if row.form == form]
         wrong = sum(row.different for row in own)
         tokens, rejected = sum(row.tokens for row in own), sum(row.rejected for row in own)
-        print(f"{form:18} {sizes[form]:7.4f} x bytes, {tokens} tokens, {rejected} drafts rejected, {wrong} different")
+        print(f"{form:28} {sizes[form]:7.4f} x bytes, {tokens} tokens, {rejected} drafts rejected, {wrong} different")
     sys.exit(any(row.different for row in rows))
 
 

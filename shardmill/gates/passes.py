@@ -80,12 +80,11 @@ def _moving(count: int, verify: int, lengths: Sequence[int]) -> Iterator[Pass]:
     """Passes of which every second one has wrong drafts, so that each move between lengths has some behind it."""
     slots = lengths[0]
     for start in range(count):
+        positions = range(start, start + 1 if start % 2 else min(start + verify, count))
         if start % 2:
-            positions, slots = (start,), max(slots, lengths[start * len(lengths) // count])
-        else:
-            positions = tuple(range(start, min(start + verify, count)))
+            slots = max(slots, lengths[start * len(lengths) // count])
         slots = next(length for length in lengths if length >= slots and length > positions[-1])
-        yield Pass((start, *((7 * p + 3) % count for p in positions[1:])), positions, 1, slots)
+        yield Pass((start, *((7 * p + 3) % count for p in positions[1:])), tuple(positions), 1, slots)
 
 
 def compared_widths(verify: int, upper: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "verify", "shapes", "widths", "weights", "topology",
     "head_slices", "weight_file_limit", "programs", "table_bytes", "weight_bytes", "state_bytes", "bytes_per_token",
     "tensors", "refused", "buckets", "task", "bits_per_weight", "bytes_by_form", "expert_groups", "passes",
+    "lengths",
 }  # fmt: skip
 PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes", "matrices", "parameters"}
 
@@ -67,3 +68,20 @@ def test_an_error_before_there_is_a_plan_names_the_config(tmp_path: Path) -> Non
     said = CliRunner().invoke(cli.app, ["plan", str(file), "--json"])
     assert (said.exit_code, said.stdout) == (1, "")
     assert said.stderr == f"shardmill: {file}: topology: ends at layer 31, the model has 32\n"
+
+
+def test_what_a_token_takes_in_each_context_is_a_table_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    content = {"model": "m", "source": {"path": "resources/demo"}, "context": 1024}
+    file.write_text(yaml.safe_dump(content | {"program": {"shapes": "fixed", "contexts": [128, 512]}}))
+    said = CliRunner().invoke(cli.app, ["plan", str(file)])
+    assert said.exit_code == 0
+    rows = [line.split() for line in said.stdout.splitlines() if line.startswith(("  128", "  512", " 1024", "  1024"))]
+    assert [row[0] for row in rows] == ["128", "512", "1024"]
+    found = json.loads(CliRunner().invoke(cli.app, ["plan", str(file), "--json"]).stdout)
+    assert [one["slots"] for one in found["lengths"]] == [128, 512, 1024]
+    assert (found["lengths"][2]["kept"], found["lengths"][2]["bytes"]) == (
+        found["state_bytes"],
+        found["bytes_per_token"],
+    )
+    assert found["lengths"][0]["kept"] * 8 == found["state_bytes"]

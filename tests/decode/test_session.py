@@ -5,6 +5,7 @@ import pytest
 
 from shardmill.decode.errors import DecodeError, PromptTooLongError
 from shardmill.decode.session import Session
+from shardmill.decode.slots import ContextPolicy
 
 from .scripted import ScriptedEngine
 
@@ -139,3 +140,27 @@ def test_what_an_engine_cannot_go_back_to_is_run_again() -> None:
     fresh = Session(ScriptedEngine()).prefill([*text[:4], 40, 41])
     assert np.array_equal(session.prefill([*text[:4], 40, 41]).row, fresh.row)
     assert Session(Forgetful()).prefill(text).held == 10
+
+
+class FittingEngine(ScriptedEngine):
+    """Is told how many slots a text takes."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots=slots)
+        self.told: list[tuple[int, int]] = []
+
+    def fit(self, slots: int) -> None:
+        self.told.append((slots, len(self.calls)))
+
+
+@pytest.mark.parametrize("policy", ["stop", "slide"])
+def test_an_engine_is_told_how_many_slots_a_prompt_takes_before_it_is_fed(policy: ContextPolicy) -> None:
+    """With a decode pass after it, and never more than there are; with the prefix that is reused, too."""
+    engine = FittingEngine(slots=32)
+    session = Session(engine, context_policy=policy, block=4)
+    session.prefill(list(range(3, 13)))
+    before = len(engine.calls)
+    session.prefill([3, 4, 5, 6, 99])
+    again = len(engine.calls)
+    session.prefill(list(range(3, 34)))
+    assert engine.told == [(14, 0), (9, before), (32, again)]

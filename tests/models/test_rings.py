@@ -150,3 +150,14 @@ def test_without_convolutions_every_position_is_rewindable() -> None:
     h.arrays([0], [0])
     assert h.rewindable(40)
     assert not any(name.startswith("conv") for name in h.arrays([1], [1]))
+
+
+def test_a_ring_remembers_what_was_overwritten_when_the_slots_become_fewer() -> None:
+    """Positions that are forgotten have taken the place of others in the ring all the same."""
+    h = host(200, window=20, ring=32)
+    for start in range(0, 60, 4):
+        h.arrays(range(start, start + 4), range(start, start + 4))
+    lost = [p for p in range(61) if not h.rewindable(p)]
+    h.resize(48)
+    assert 46 in lost and [p for p in range(61) if not h.rewindable(p)] == lost
+    assert h.arrays([0], [0])["attn_mask"].shape == (1, 1, 1, 48)

@@ -71,4 +71,5 @@ def test_the_build_verifies_and_the_report_says_its_form(finished: Project) -> N
     found = audit(finished.build)
     assert (found.wrong, found.checked > 10) == ((), True)
     page = (finished.build / "report.html").read_text()
+    assert "What a token takes in each context" in page
     assert "a function each for passes of 1 and 4 tokens; the host keeps keys and values" in page
