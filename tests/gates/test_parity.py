@@ -11,6 +11,7 @@ import pytest
 
 from shardmill.gates import parity
 from shardmill.gates.parity import psnr, relative_error
+from shardmill.models.calls import Calls
 
 
 def test_relative_error_is_the_worst_row_s() -> None:
@@ -42,11 +43,11 @@ def test_psnr_is_twenty_decibels_per_factor_of_ten() -> None:
 class Remembered:
     """A runner that gives the same result every time."""
 
-    program = Path()
+    program, lengths = Path(), (8,)
 
     def __init__(self, result: tuple[Any, dict[str, Any]]) -> None:
         self.result = result
-        self.part = type("Part", (), {"tokens": 2})()
+        self.part = type("Part", (), {"tokens": 2, "calls": Calls()})()
         self.runtime = {"verify": 2}
 
     def run(self, rows: Any, passes: Any) -> tuple[Any, dict[str, Any]]:

@@ -58,7 +58,7 @@ def test_a_margin_counts_from_a_tenth_of_a_nat() -> None:
 class Known:
     """An engine whose logits depend on the token alone."""
 
-    widths, verify, tokens_max, vocab, slots = (1, 2), 2, 2, VOCAB, 64
+    widths, verify, tokens_max, vocab, slots, lengths = (1, 2), 2, 2, VOCAB, 64, (64,)
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows, self.table = rows.numpy(), np.zeros((VOCAB, 4), np.float16)
