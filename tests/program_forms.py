@@ -21,10 +21,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "enumerated, host": {"shapes": "enumerated", "state": "host"},
 }
 
-LADDERS: dict[str, dict[str, Any]] = {  # of the forms of the same names
-    form: FORMS[form] | {"contexts": [40, 48]} for form in ("fixed", "fixed, host")
-}
-
 
 def build(source: Path, folder: Path, program: dict[str, Any], cache: Path, **changes: Any) -> tiny.Build:
     """A fetched checkpoint, split and converted in a form; templates are kept in `cache`."""

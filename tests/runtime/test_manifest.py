@@ -15,7 +15,15 @@ from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import audit
 from shardmill.pipeline.subjects import subjects
 from shardmill.runtime import engine
-from shardmill.runtime.manifest import COMPLETE, PART, RUNTIME, read_manifest, runtime_manifest, verify_width
+from shardmill.runtime.manifest import (
+    COMPLETE,
+    PART,
+    RUNTIME,
+    read_manifest,
+    runtime_manifest,
+    verify_width,
+    whole_context,
+)
 
 WRONG: dict[str, Any] = {
     "a list": [],
@@ -26,6 +34,10 @@ WRONG: dict[str, Any] = {
     "a rope of one table, as an older format has it": manifest(rope={"inv_freq": [1.0], "scale": 1.0}),
     "a window that is no number": manifest(window="8"),
     "no word of a window": {key: value for key, value in manifest().items() if key != "window"},
+    "contexts that do not ascend": manifest(contexts=[2048, 512]),
+    "a context that is longer than the whole": manifest(contexts=[1 << 30]),
+    "contexts that are no numbers": manifest(contexts=["8"]),
+    "a part of contexts that are not named": manifest(parts=[manifest()["parts"][0] | {"contexts": {"8": {}}}]),
     "a width of decode passes that is no number": manifest(verify="4"),
     "parts that are none": manifest(parts=[5]),
     **{
@@ -121,3 +133,10 @@ def test_an_entry_without_a_hash_is_not_taken_for_checked(tmp_path: Path) -> Non
     model = manifest(embedding={"path": "embedding.safetensors"})
     said = refusal(tmp_path, lambda build: list(subjects(model, build / "model.json")))
     assert "no sha256 of embedding.safetensors" in said
+
+
+def test_the_whole_context_is_what_a_runtime_sees_that_knows_no_other() -> None:
+    plain = manifest()
+    part = plain["parts"][0]
+    several = manifest(contexts=[1], parts=[part | {"contexts": {"1": {"functions": {"1": "c1_t1"}}}}])
+    assert whole_context(several) == plain == whole_context(plain)
