@@ -125,7 +125,7 @@ def test_what_moves_is_seen_and_what_is_given_up_is_not(ladder: Ladder) -> None:
             one.forward(text[: len(at)], [50, 51, 52, 53], [29, 30, 31, 32])
             one.forget([50, 51, 52, 53]) if one is ladder.whole else one.fit(40)
             rows[-1].append(one.forward([text[29]], [29], [29]))
-            rows[-1].append(one.forward([text[30]], [one.slots - 1], [30]))  # at the whole context again
+            rows[-1].append(one.forward([text[0]], [one.slots - 1], [30]))  # at the whole context again
         assert engine.host.length == CONTEXT
         for mine, theirs in zip(rows[1], rows[0], strict=True):
             assert np.linalg.norm(mine - theirs) <= 1e-5 * np.linalg.norm(theirs)
