@@ -136,6 +136,20 @@ def test_a_job_that_slurm_starts_again_completes(
     assert made(project) == package and not scratch(project)
 
 
+def test_a_job_whose_node_goes_down_is_done_all_the_same(
+    whole: Cluster, split: Project, package: dict[str, bytes], tmp_path: Path
+) -> None:
+    """By Slurm, with the same number; the node comes back by itself as soon as it answers."""
+    project = another(split, tmp_path / "project", whole)
+    snakemake = project.begin(PACKAGE)
+    job = at_work(project)
+    whole.ask("scontrol", "update", f"nodename={job.node}", "state=down", "reason=test")
+    ended(project, snakemake)
+    last = whole.jobs()[-1]
+    assert (last.number, last.state, restarted(whole, job)) == (job.number, "COMPLETED", 1)
+    assert made(project) == package and not scratch(project)
+
+
 def test_two_builds_may_make_the_same_entry_at_a_time(
     whole: Cluster, split: Project, package: dict[str, bytes], tmp_path: Path
 ) -> None:
