@@ -22,7 +22,7 @@ from shardmill.lane.todo import Measurement, seconds_left
 from .lane import HERE, command, environment, lines, measured, result, timeless
 
 LANE = Path(lane_results.__file__).parent
-PATIENCE = 20.0  # seconds, after which a test gives up
+PATIENCE = 120.0  # seconds, after which a test gives up
 LAYERS, HEAD = "layers_00_02", "head_0"
 
 
