@@ -45,6 +45,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"architectures": ["OpenAIPrivacyFilterForSequenceClassification"]},
         "only labels tokens",
     ),
+    "several labels for one text": (
+        "bert",
+        {"architectures": ["BertForSequenceClassification"], "problem_type": "multi_label_classification"},
+        "problem_type is 'multi_label_classification' with .* labels: programs give a text one label",
+    ),
+    "a number for a text": (
+        "bert",
+        {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "score"}, "label2id": {"score": 0}},
+        "with 1 labels",
+    ),
     "more experts than there are": ("openai_privacy_filter", {"num_experts_per_tok": 49}, "num_experts_per_tok 49"),
 }
 

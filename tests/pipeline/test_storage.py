@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import fsspec
@@ -118,17 +120,35 @@ def contents(url: str) -> Iterator[tuple[str, bytes]]:
                     yield (Path(name).parent / entry.name).as_posix(), file.read()
 
 
+@contextmanager
+def s3(_: Path) -> Iterator[tuple[str, ...]]:
+    """A folder of a bucket."""
+    with bucket():
+        yield "s3", f"s3://{BUCKET}/b", f"s3://{BUCKET}/b"
+
+
+@contextmanager
+def fs(folder: Path) -> Iterator[tuple[str, ...]]:
+    """A folder that is mounted everywhere, but that no job is to work in."""
+    if not shutil.which("rsync"):
+        pytest.skip("the plugin copies by rsync, which is not installed")
+    yield "fs", str(folder), f"file://{folder}"
+
+
 @pytest.mark.pipeline
-def test_a_build_in_a_bucket_is_the_build_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By moto's S3, and Snakemake told that nothing is shared. A second run has nothing to do."""
+@pytest.mark.parametrize("place", [s3, fs])
+def test_a_build_in_a_storage_is_the_build_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Callable[[Path], AbstractContextManager[tuple[str, ...]]]
+) -> None:
+    """S3 is moto's; Snakemake is told that nothing is shared. A second run has nothing to do."""
     checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
     here, there = (Project(tmp_path / name).create(checkpoint) for name in ("here", "there"))
-    with bucket():
-        options = ("--default-storage-provider", "s3", "--default-storage-prefix", f"s3://{BUCKET}/b")
+    with place(tmp_path / "mounted") as (provider, prefix, url):
+        options = ("--default-storage-provider", provider, "--default-storage-prefix", prefix)
         done = there.run("all", *options, "--shared-fs-usage", "none")
         assert done.returncode == 0, done.stdout
         assert not there.build.exists()
-        made = dict(contents(f"s3://{BUCKET}/b/{MODEL}"))
+        made = dict(contents(f"{url}/{MODEL}"))
         again = there.run("all", *options, "--shared-fs-usage", "none")
         assert again.returncode == 0 and "Nothing to be done" in again.stdout, again.stdout
     monkeypatch.chdir(here.folder)

@@ -50,6 +50,8 @@ WRONG: dict[str, Any] = {
     ),
     "an embedding without a path": manifest(embedding={"sha256": "1" * 64}),
     "a program that is a text": manifest(parts=[manifest()["parts"][0] | {"program": "head_0.mlmodelc"}]),
+    "a file outside of the build, by an absolute path": manifest(tokenizer={"path": "/etc/hostname"}),
+    "a file outside of the build, from above": manifest(tokenizer={"path": "a/../../b"}),
     "a sha256 that is a number": manifest(tokenizer={"path": "a", "sha256": 5}),
     "files that are a list": manifest(packages={"head_0": {"path": "a", "files": ["b"]}}),
     **{f"{key} of another type": manifest(**{key: None}) for key in COMPLETE},
