@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline import fingerprint
+from shardmill.pipeline import fingerprint, known_modules, source_file
 
 
 class Library:
@@ -21,7 +21,7 @@ class Library:
         self.root = root
 
     def digest(self, *modules: str) -> str:
-        fingerprint.read_module.cache_clear()
+        known_modules.read_module.cache_clear()
         return fingerprint.code_digest(modules)
 
     def write(self, file: str, text: str) -> None:
@@ -33,11 +33,14 @@ class Library:
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """An empty one."""
-    monkeypatch.setattr(fingerprint, "OURS", {"shardmill": tmp_path})
+    monkeypatch.setattr(source_file, "OURS", {"shardmill": tmp_path})
+    monkeypatch.setattr(known_modules, "KEPT", tmp_path / "kept.json")
+    known_modules._kept.cache_clear()
     library = Library(tmp_path)
     library.write("shardmill/__init__.py", "")
     yield library
-    fingerprint.read_module.cache_clear()
+    known_modules._kept.cache_clear()
+    known_modules.read_module.cache_clear()
 
 
 PLAIN = '''"""Says what it does."""
@@ -122,7 +125,7 @@ SPELLED = (
 
 def test_code_is_spelled_alike_in_every_python() -> None:
     """The literal stands for the other versions: each must spell the sample like this, or its keys are others."""
-    assert fingerprint.spelled(ast.parse(SAMPLE)) == SPELLED
+    assert source_file.spelled(ast.parse(SAMPLE)) == SPELLED
 
 
 IMPORTS = {
@@ -175,7 +178,7 @@ def test_rules_say_what_they_say_to_those_only_whose_result_holds_it(small: Libr
     small.write("shardmill/rules.py", rule)
 
     def digests() -> tuple[str, str]:
-        fingerprint.read_module.cache_clear()
+        known_modules.read_module.cache_clear()
         return tuple(fingerprint.code_digest(["shardmill.rules"], wording=w) for w in (False, True))  # type: ignore[return-value]
 
     before = digests()
@@ -211,7 +214,7 @@ def test_of_the_families_only_the_models_own_counts(small: Library) -> None:
     small.write("shardmill/models/families/own.py", "x = 1")
 
     def digest(model_type: str) -> str:
-        fingerprint.read_module.cache_clear()
+        known_modules.read_module.cache_clear()
         return fingerprint.code_digest(["shardmill.near"], model_type)
 
     before = digest("own")

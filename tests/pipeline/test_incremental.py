@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from shardmill import config
 from shardmill.files import read_json, write_json
 from shardmill.pipeline import fingerprint, store, why
+from shardmill.pipeline.source_file import Module
 from shardmill.pipeline.store import Store
 
 from . import driver
@@ -176,7 +177,7 @@ def test_converter_changed_with_the_same_bytes(root: Path, monkeypatch: pytest.M
     """Another line in the converter converts everything; where the bytes come out the same, nothing after it works."""
     read = fingerprint.read_module
 
-    def edited(file: Path, wording: bool = False) -> fingerprint.Module:
+    def edited(file: Path, wording: bool = False) -> Module:
         found = read(file, wording)
         return replace(found, code="edited") if file.parts[-2:] == ("convert", "stamped.py") else found
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline import fingerprint
+from shardmill.pipeline import fingerprint, source_file
+from shardmill.pipeline.source_file import Module, data_of, parsed
 from shardmill.pipeline.table import STEPS
 
 REACHED = {
@@ -77,7 +78,7 @@ SPARED = {
 
 def relative(file: Path) -> str:
     """A module's file from the folder that its package lies in."""
-    return next(file.relative_to(root).as_posix() for root in fingerprint.OURS.values() if file.is_relative_to(root))
+    return next(file.relative_to(root).as_posix() for root in source_file.OURS.values() if file.is_relative_to(root))
 
 
 def files_read(step: str) -> set[str]:
@@ -93,7 +94,7 @@ def test_a_step_works_again_when_code_it_uses_changes(step: str) -> None:
 
 @pytest.mark.parametrize("step", SPARED)
 def test_a_step_is_left_alone_when_other_code_changes(step: str) -> None:
-    assert all((fingerprint.OURS[file.split("/")[0]] / file).is_file() for file in SPARED[step])
+    assert all((source_file.OURS[file.split("/")[0]] / file).is_file() for file in SPARED[step])
     assert set(SPARED[step]) & files_read(step) == set()
 
 
@@ -136,17 +137,16 @@ class Copy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name, folder in fingerprint.OURS.items():
+        for name, folder in source_file.OURS.items():
             shutil.copytree(folder / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        self.known: dict[tuple[str, bool, bytes], fingerprint.Module] = {}
-        self.read = fingerprint.read_module.__wrapped__
+        self.known: dict[tuple[str, bool, bytes, bytes], Module] = {}
 
-    def read_module(self, file: Path, wording: bool = False) -> fingerprint.Module:
+    def read_module(self, file: Path, wording: bool = False) -> Module:
         """Reads a file again only if it is another."""
-        data = fingerprint.data_files(file.parent) if file.name == "__init__.py" else []
-        state = (str(file), wording, b"".join(path.read_bytes() for path in (file, *data)))
+        given = (file.read_bytes(), data_of(file))
+        state = (str(file), wording, *given)
         if state not in self.known:
-            self.known[state] = self.read(file, wording)
+            self.known[state] = parsed(file, *given, wording)
         return self.known[state]
 
     def digests(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     root = tmp_path_factory.mktemp("library")
     copy = Copy(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprint, "OURS", dict.fromkeys(fingerprint.OURS, root))
+        patch.setattr(source_file, "OURS", dict.fromkeys(source_file.OURS, root))
         patch.setattr(fingerprint, "read_module", copy.read_module)
         yield copy
 

@@ -23,6 +23,7 @@ from shardmill.files import write_json
 from shardmill.pipeline import dag, fingerprint, snakefile, why
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.memory import Need
+from shardmill.pipeline.source_file import OURS, Normalizer
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.table import STEPS
@@ -248,10 +249,10 @@ def imported(modules: Mapping[str, Path]) -> Iterator[str]:
     """Distributions that modules import from."""
     distributions = packages_distributions()
     for file in modules.values():
-        for node in ast.walk(fingerprint.Normalizer(False).visit(ast.parse(file.read_text()))):
+        for node in ast.walk(Normalizer(False).visit(ast.parse(file.read_text()))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            tops = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - set(fingerprint.OURS)
+            tops = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - set(OURS)
             yield from (distributions[top][0] for top in tops)
 
 
