@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from shardmill.files import load_json
@@ -126,6 +127,7 @@ def _counted(name: str) -> Iterator[str]:
         yield from _counted(source) if source else (packages[-1],)
 
 
+@cache
 def module_file(name: str) -> Path | None:
     """The source of a module of ours; None for a name that is an attribute of one."""
     parts = name.split(".")

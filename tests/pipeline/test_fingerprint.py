@@ -14,6 +14,12 @@ import pytest
 from shardmill.pipeline import fingerprint, known_modules, source_file
 
 
+def forget() -> None:
+    """Files are another library's, or others than they were."""
+    for known in (known_modules.read_module, known_modules._kept, fingerprint.module_file):
+        known.cache_clear()
+
+
 class Library:
     """A library of a few files that fingerprint reads instead of the real one."""
 
@@ -21,7 +27,7 @@ class Library:
         self.root = root
 
     def digest(self, *modules: str) -> str:
-        known_modules.read_module.cache_clear()
+        forget()
         return fingerprint.code_digest(modules)
 
     def write(self, file: str, text: str) -> None:
@@ -35,12 +41,11 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """An empty one."""
     monkeypatch.setattr(source_file, "OURS", {"shardmill": tmp_path})
     monkeypatch.setattr(known_modules, "KEPT", tmp_path / "kept.json")
-    known_modules._kept.cache_clear()
+    forget()
     library = Library(tmp_path)
     library.write("shardmill/__init__.py", "")
     yield library
-    known_modules._kept.cache_clear()
-    known_modules.read_module.cache_clear()
+    forget()
 
 
 PLAIN = '''"""Says what it does."""
@@ -178,7 +183,7 @@ def test_rules_say_what_they_say_to_those_only_whose_result_holds_it(small: Libr
     small.write("shardmill/rules.py", rule)
 
     def digests() -> tuple[str, str]:
-        known_modules.read_module.cache_clear()
+        forget()
         return tuple(fingerprint.code_digest(["shardmill.rules"], wording=w) for w in (False, True))  # type: ignore[return-value]
 
     before = digests()
@@ -214,7 +219,7 @@ def test_of_the_families_only_the_models_own_counts(small: Library) -> None:
     small.write("shardmill/models/families/own.py", "x = 1")
 
     def digest(model_type: str) -> str:
-        known_modules.read_module.cache_clear()
+        forget()
         return fingerprint.code_digest(["shardmill.near"], model_type)
 
     before = digest("own")

@@ -150,6 +150,7 @@ class Copy:
         return self.known[state]
 
     def digests(self) -> dict[str, str]:
+        fingerprint.module_file.cache_clear()  # one may be new
         return {name: fingerprint.tools(step, "phi3")["code"] for name, step in STEPS.items()}
 
     def changed(self, file: str, old: str, new: str) -> set[str]:
@@ -171,6 +172,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
         patch.setattr(source_file, "OURS", dict.fromkeys(source_file.OURS, root))
         patch.setattr(fingerprint, "read_module", copy.read_module)
         yield copy
+    fingerprint.module_file.cache_clear()
 
 
 RULE = "portable_coreml/judge/placement/rules/weights.py"

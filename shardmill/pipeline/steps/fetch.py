@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shardmill.checkpoint.cache import HashCache
-from shardmill.checkpoint.fetch import fetch
 from shardmill.files import write_json
 from shardmill.pipeline.task import Task, source_folder
 
@@ -24,6 +23,8 @@ def task(source: Mapping[str, str | None], hashes: HashCache, before_change: Cal
     """
 
     def work(made: Mapping[str, Path]) -> None:
+        from shardmill.checkpoint.fetch import fetch  # brings in a hub's client, which other jobs need not load
+
         content = fetch(
             path=Path(source["path"]) if source["path"] else None,
             repo=source["repo"],
