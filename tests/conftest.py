@@ -26,6 +26,7 @@ os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long the standing faults are tried."""
     parser.addoption("--kills", type=int, default=4, help="random points at which tests/faults kills a build")
+    parser.addoption("--requests", type=int, default=300, help="requests that are drawn for the server")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
