@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from shardmill.convert.codes import CODES, LUT, SCALE
 from shardmill.convert.quantize import to_integers
 from shardmill.forms.form import FP16, INT4, INT8, form, misfit
 from shardmill.plan import Part
@@ -19,6 +19,7 @@ from shardmill.precision.matrices import Matrix, matrices
 from shardmill.precision.original import Original
 from shardmill.precision.palettes import Palettes, palettised
 from shardmill.precision.quantisers import Codes, clipped, error, gptq
+from shardmill.precision.spooled import write_spooled
 
 ERRORS = "errors"
 
@@ -38,18 +39,20 @@ def write_part_codes(
     """
     logging.getLogger("coremltools").setLevel(logging.WARNING)  # it tells of every matrix
     edge = read_edges(edges, part.start if part.kind == "layers" else model.layers)
-    tensors: dict[str, Tensor] = {}
     errors: dict[str, dict[str, float]] = {}
-    for matrix in matrices(part, source, model, edge.seen, held=[]):
-        found = {INT4: _chosen(matrix)} | _palettes(matrix, forms)
-        for name, codes in found.items():
-            beside = {"scale": codes.scale} if isinstance(codes, Codes) else {"lut": codes.lut}
-            held = {"codes": codes.codes} | beside
-            tensors |= {f"{matrix.path}.{name}.{what}": value for what, value in held.items()}
-        if matrix.hessian is not None:
-            values = _values(matrix, found, forms)
-            errors[matrix.path] = {name: error(matrix.weight, each, matrix.hessian) for name, each in values}
-    save_file(dict(sorted(tensors.items())), to, {ERRORS: json.dumps(errors, sort_keys=True)})
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for matrix in matrices(part, source, model, edge.seen, held=[]):
+            found = {INT4: _chosen(matrix)} | _palettes(matrix, forms)
+            for name, codes in found.items():
+                stem = f"{matrix.path}.{name}"
+                yield f"{stem}.{CODES}", codes.codes
+                yield (f"{stem}.{SCALE}", codes.scale) if isinstance(codes, Codes) else (f"{stem}.{LUT}", codes.lut)
+            if matrix.hessian is not None:
+                values = _values(matrix, found, forms)
+                errors[matrix.path] = {name: error(matrix.weight, each, matrix.hessian) for name, each in values}
+
+    write_spooled(to, tensors(), lambda: {ERRORS: json.dumps(errors, sort_keys=True)})
 
 
 def _chosen(matrix: Matrix) -> Codes:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 RATIOS = 48  # scales that are tried for each row
 LEAST_RATIO = 0.5  # of the largest weight of a row; what is over it is cut off
 LEAST_SCALE = 2.0**-24  # the smallest number that fp16 holds
+ROWS = 64  # whose scales are searched at a time, so that what is tried stays in the processor's caches
 DAMPING = 0.01  # of the mean of H's diagonal, added to it: directions that calibration has not seen keep their weights
 
 
@@ -43,6 +44,12 @@ def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> Code
         importance: [columns], what an error of each column weighs; all the same if None.
     """
     weigh = torch.ones(weight.shape[1]) if importance is None else importance
+    blocks = [_clipped(rows, bits, weigh) for rows in torch.split(weight, ROWS)]
+    return Codes(torch.cat([block.codes for block in blocks]), torch.cat([block.scale for block in blocks]))
+
+
+def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> Codes:
+    """The same of a few rows."""
     full = weight.abs().amax(dim=1) / _largest(bits)
     best, least = full, torch.full((len(weight),), torch.inf)
     for ratio in torch.linspace(1, LEAST_RATIO, RATIOS).tolist():
