@@ -66,7 +66,7 @@ def parsed(file: Path, source: bytes, data: bytes, wording: bool) -> Module:
 
 def data_of(file: Path) -> bytes:
     """The names and bytes of a package's other files, if the file is its `__init__.py`."""
-    data = data_files(file.parent) if file.name == "__init__.py" else ()
+    data = _data_files(file.parent) if file.name == "__init__.py" else ()
     return b"".join(path.name.encode() + path.read_bytes() for path in data)
 
 
@@ -83,7 +83,7 @@ def spelled(node: object) -> str:
     return repr(node)
 
 
-def data_files(folder: Path) -> list[Path]:
+def _data_files(folder: Path) -> list[Path]:
     """Files of a package that are no code, in it or in folders that hold no code, sorted."""
     found = []
     for path in sorted(folder.iterdir()):
