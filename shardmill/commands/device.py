@@ -148,6 +148,8 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
     for row in rows:
         form, rates = row["form"], row["tokens_per_second"]
         passes = [f"T={width}: {ms:.2f} ({rates[width]:.1f})" for width, ms in row["ms"].items()]
+        for slots, found in row["shorter"].items():
+            passes += [f"T={width} in {slots} slots: {ms:.2f}" for width, ms in found.items()]
         table.add_row(
             str(row["place"] or "none"),
             Path(row["build"]).name,

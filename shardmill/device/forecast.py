@@ -97,7 +97,8 @@ def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for system, costs in _costs(known).items():
         for build, manifest in forms.items():
-            form, here = described(build, manifest), [one for one in known[build] if one.system == system]
+            form = described(build, manifest)
+            here = [one for one in known[build] if one.system == system and one.context == (form["context"] or 0)]
             for width in form["widths"]:
                 taken = [ms for one in here if (ms := one.timing(f"pass.T={width}", "ms"))]
                 row = {"system": system, "build": str(build), "width": width, "costs": asdict(costs)}
@@ -120,7 +121,8 @@ def costs_by_system(builds: Sequence[Path]) -> dict[str, Costs]:
 
 def _measured(build: Path, manifest: Mapping[str, Any]) -> list[Evidence]:
     """What was measured of a build."""
-    return [one for one in read_evidence(evidence_files(build), manifest)[0] if one.is_measured]
+    found = [one for one in read_evidence(evidence_files(build), manifest)[0] if one.is_measured]
+    return [each for one in found for each in (one, *one.shorter)]
 
 
 def _costs(known: Mapping[Path, Sequence[Evidence]]) -> dict[str, Costs]:

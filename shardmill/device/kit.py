@@ -14,7 +14,7 @@ from typing import Any
 import shardmill.lane.main as lane
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.device.describe import described, weights_bytes, widths_of
-from shardmill.device.recording import Arrays, Recording, record
+from shardmill.device.recording import Arrays, record
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, replacing
 from shardmill.gates.fp16_range import layer_of
@@ -23,7 +23,7 @@ from shardmill.lane.kit import FORMAT, KIT
 from shardmill.machine import is_portable
 from shardmill.pipeline.subjects import check_files
 from shardmill.quiet import quiet_coremltools
-from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
+from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
 NAMED = "shardmill.lane"  # what the modules are called here; in a kit it is `lane`
@@ -60,15 +60,14 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
     for name in names:
         if names.count(name) > 1:
             raise ShardmillError(f"two of the builds are called {name}: rename the folder of one")
-    arrays, variants = Arrays(), []
+    arrays = Arrays()
+    variants: list[dict[str, Any]] = []
     files: dict[str, Content] = dict(_lane())
     for name, build in zip(names, builds, strict=True):
         manifest = read_manifest(build, COMPLETE)
         check_files(manifest, build)
-        with quiet_coremltools():
-            recording = record(build, manifest, arrays)
         files |= _packages(name, build, manifest)
-        variants.append(_variant(name, build, manifest, recording))
+        variants += _variants(name, build, manifest, arrays)
     files |= {f"arrays/{key}.npy": content for key, content in arrays.files.items()}
     content = {
         "format": FORMAT,
@@ -98,8 +97,32 @@ def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def _variant(name: str, build: Path, manifest: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
-    """What kit.json says of a build."""
+def _variants(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Iterator[dict[str, Any]]:
+    """A build as it is, then in each shorter context, for which NAME@SLOTS is a variant of its own."""
+    if MARK in manifest:
+        yield _variant(name, build, manifest, arrays)
+        return
+    whole, *shorter = reversed(lengths(manifest))
+    first = _variant(name, build, in_context(manifest, whole), arrays)
+    yield first
+    known = [_function(program) for part in first["parts"] for program in part["programs"]]
+    for slots in shorter:
+        variant = _variant(name, build, in_context(manifest, slots), arrays)
+        for program in (program for part in variant["parts"] for program in part["programs"]):
+            if _function(program) in known:
+                program["of"] = name
+        yield variant | {"name": f"{name}@{slots}"}
+
+
+def _function(program: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a program from others: its package and its function there."""
+    return program["path"], program["function"]
+
+
+def _variant(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
+    """What kit.json says of a build of one context."""
+    with quiet_coremltools():
+        recording = record(build, manifest, arrays)
     return {
         "name": name,
         "model": manifest["model"],

@@ -24,6 +24,7 @@ class Standing:
         form: shapes, widths, programs, state and precision, as the kit described them.
         ms: of a pass by width.
         tokens_per_second: by width, as far as every token of a pass counts.
+        shorter: `ms` of each shorter context, by its slots.
         first_load_seconds, warm_load_seconds: of all programs, their first passes left out.
         peak_bytes: most memory of the process that held all programs.
         trouble: what went wrong first, or "".
@@ -36,6 +37,7 @@ class Standing:
     form: dict[str, Any]
     ms: dict[int, float]
     tokens_per_second: dict[int, float]
+    shorter: dict[int, dict[int, float]]
     first_load_seconds: float | None
     warm_load_seconds: float | None
     peak_bytes: float | None
@@ -70,9 +72,7 @@ def _standings(build: Path) -> Iterator[Standing]:
 
 
 def _standing(build: Path, source: str, evidence: Evidence) -> Standing:
-    taken = {width: evidence.timing(f"pass.T={width}", "ms") for width in evidence.widths}
-    ms = {width: value for width, value in taken.items() if value}
-    troubles = evidence.troubles
+    ms, troubles = _ms(evidence), evidence.troubles
     return Standing(
         system=evidence.system,
         source=source,
@@ -81,8 +81,15 @@ def _standing(build: Path, source: str, evidence: Evidence) -> Standing:
         form=dict(evidence.variant["described"]),
         ms=ms,
         tokens_per_second={width: 1e3 * width / value for width, value in ms.items()},
+        shorter={one.context: _ms(one) for one in evidence.shorter},
         first_load_seconds=evidence.total("load.first", "load_seconds"),
         warm_load_seconds=evidence.total("load.warm", "load_seconds"),
         peak_bytes=evidence.timing("load.whole", "peak_bytes"),
         trouble=" ".join(troubles[0][:2]) if troubles else "",
     )
+
+
+def _ms(evidence: Evidence) -> dict[int, float]:
+    """Milliseconds of a pass by width, as far as they were measured."""
+    taken = {width: evidence.timing(f"pass.T={width}", "ms") for width in evidence.widths}
+    return {width: value for width, value in taken.items() if value}

@@ -22,7 +22,7 @@ from shardmill.runtime import encoder, engine
 from shardmill.runtime.functions import of_entry
 from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.load import load_tokenizer
-from shardmill.runtime.manifest import MARK, whole_context
+from shardmill.runtime.manifest import MARK
 from shardmill.runtime.program import Program
 
 TEXT = "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n"
@@ -86,7 +86,7 @@ def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recordin
 
     Args:
         build: the folder.
-        manifest: its model.json.
+        manifest: its model.json, as if it had one context only.
         arrays: where recorded arrays are put.
 
     Raises:
@@ -113,9 +113,8 @@ def _text(build: Path, manifest: Mapping[str, Any]) -> list[int]:
 
 
 def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
-    """In the whole context, whose functions a kit measures."""
     with load_programs_as("fp32"):
-        loaded = engine.Engine(whole_context(manifest), build)
+        loaded = engine.Engine(manifest, build)
     recording, row = Recording({}, {}), _noted(loaded.programs, arrays)
     for width in loaded.widths:
         count = min(max(2, math.ceil(TOKENS / width)), loaded.slots // width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,13 @@ class Evidence:
         path: the file.
         content: of the whole file.
         variant: the part of it that is about the build.
+        shorter: the same of each shorter context that the build's programs have functions for, the longest first.
     """
 
     path: Path
     content: Json
     variant: Json
+    shorter: tuple[Evidence, ...] = ()
 
     @property
     def is_measured(self) -> bool:
@@ -54,6 +56,11 @@ class Evidence:
         return found
 
     @property
+    def context(self) -> int:
+        """Slots of the context that was measured; 0 for an encoder."""
+        return _context(self.variant)
+
+    @property
     def widths(self) -> list[int]:
         """Those that were to be measured."""
         return sorted(self.variant["described"]["widths"])
@@ -63,7 +70,12 @@ class Evidence:
         """Key, status and detail of each measurement that went wrong; which operation it was goes with it."""
         found = [(key, line["status"], line["detail"]) for key, line in self.lines.items() if _is_trouble(key, line)]
         blamed = [(key, "bisected", line["detail"]) for key, line in self.lines.items() if key.endswith("/bisect")]
-        return sorted([*found, *blamed])
+        further = [
+            (f"{key} in {one.context} slots", status, detail)
+            for one in self.shorter
+            for key, status, detail in one.troubles
+        ]
+        return [*sorted([*found, *blamed]), *further]
 
     def timing(self, key: str, name: str) -> float | None:
         """A figure of a measurement, if it was taken."""
@@ -112,7 +124,13 @@ def of_build(path: Path, content: Json, manifest: Json) -> Evidence | None:
     """What a result says of a build; None where none of its variants has the build's packages."""
     packages = {part: entry["files"] for part, entry in manifest["packages"].items()}
     variants = [variant for variant in content["variants"].values() if variant["artifacts"] == packages]
-    return Evidence(path, content, variants[0]) if variants else None
+    by_context = {_context(variant): variant for variant in reversed(variants)}
+    found = [Evidence(path, content, by_context[slots]) for slots in sorted(by_context, reverse=True)]
+    return replace(found[0], shorter=tuple(found[1:])) if found else None
+
+
+def _context(variant: Json) -> int:
+    return int(variant["described"].get("context") or 0)
 
 
 def _system_of(content: Json) -> str:

@@ -75,7 +75,7 @@ class Job:
 
     def bundle(self, unit: Unit) -> Path:
         """Where it is compiled to."""
-        return self.work / "compiled" / str(self.variant["name"]) / f"{unit.name}.mlmodelc"
+        return self.work / "compiled" / unit.variant / f"{unit.name}.mlmodelc"
 
     def load_unit(self, unit: Unit) -> Any:
         """A program as it was compiled."""

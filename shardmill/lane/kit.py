@@ -24,12 +24,15 @@ class Unit:
     Attributes:
         name: the part's, with the program's place where there are several.
         part: the part as kit.json has it.
-        program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes.
+        program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes; and `of`, where
+            another variant has the same program.
+        variant: the one under whose name it is compiled and measured.
     """
 
     name: str
     part: dict[str, Any]
     program: dict[str, Any]
+    variant: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Kit:
             several = len(part["programs"]) > 1
             for place, program in enumerate(part["programs"]):
                 name = f"{part['name']}.{place}" if several else part["name"]
-                found[name] = Unit(name, part, program)
+                found[name] = Unit(name, part, program, program.get("of", variant))
         return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from shardmill.lane.kit import Kit
+from shardmill.lane.kit import Kit, Unit
 from shardmill.lane.results import Record
 
 COMPILE, FIRST, WARM, WHOLE = "compile", "load.first", "load.warm", "load.whole"
@@ -57,8 +57,10 @@ def groups(kit: Kit) -> Iterator[Group]:
 def _of_variant(kit: Kit, name: str) -> Iterator[Group]:
     units, total = kit.units(name), 0
     for unit in units.values():
-        stem, weights, widths = f"{name}/{unit.name}", int(unit.program["weights"]), unit.program["widths"]
+        stem, weights, widths = _stem(unit), int(unit.program["weights"]), unit.program["widths"]
         total += weights
+        if unit.variant != name:
+            continue
         compiled, first, warm = (f"{stem}/{kind}" for kind in (COMPILE, FIRST, WARM))
         yield Group(
             name,
@@ -70,10 +72,15 @@ def _of_variant(kit: Kit, name: str) -> Iterator[Group]:
             rest += [Measurement(f"{stem}/{kind}.T={width}", (need,), weights) for width in widths]
         yield Group(name, unit.name, tuple(rest))
     whole = f"{name}/{WHOLE}"
-    together = [Measurement(whole, tuple(f"{name}/{unit}/{FIRST}" for unit in units), total)]
+    together = [Measurement(whole, tuple(f"{_stem(unit)}/{FIRST}" for unit in units.values()), total)]
     for width in _widths(kit.variants[name]):
         together += [Measurement(f"{name}/{kind}.T={width}", (whole,), total) for kind in ("pass", "energy")]
     yield Group(name, "", tuple(together))
+
+
+def _stem(unit: Unit) -> str:
+    """How the keys of what is measured of a program begin."""
+    return f"{unit.variant}/{unit.name}"
 
 
 def _widths(variant: Mapping[str, Any]) -> Sequence[int]:

@@ -14,6 +14,7 @@ from shardmill.report.read import Json
 class Pass:
     """Passes of one width through all programs."""
 
+    slots: int  # of the context; 0 for an encoder
     width: int
     ms: float | None
     tokens_per_second: float | None
@@ -34,8 +35,13 @@ class Device:
     warm_load: float | None
     peak_bytes: float | None
     troubles: tuple[tuple[str, str, str], ...]
-    counts: tuple[tuple[str, int], ...]  # operations by status, over all programs and widths
+    counts: tuple[tuple[str, int], ...]  # operations by status, over all programs and widths of the whole context
     contradictions: tuple[Contradiction, ...]
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one length of the context was measured."""
+        return len({one.slots for one in self.passes}) > 1
 
 
 def devices(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
@@ -47,7 +53,7 @@ def _device(evidence: Evidence, verdicts: Sequence[Json]) -> Device:
     return Device(
         system=evidence.system,
         is_measured=evidence.is_measured,
-        passes=tuple(_pass(evidence, width) for width in evidence.widths),
+        passes=tuple(_pass(one, width) for one in (evidence, *evidence.shorter) for width in one.widths),
         first_load=evidence.total("load.first", "load_seconds"),
         warm_load=evidence.total("load.warm", "load_seconds"),
         peak_bytes=evidence.timing("load.whole", "peak_bytes"),
@@ -62,6 +68,7 @@ def _pass(evidence: Evidence, width: int) -> Pass:
     line = evidence.lines.get(key, {"status": "not_run", "value": {}})
     ms = evidence.timing(key, "ms")
     return Pass(
+        slots=evidence.context,
         width=width,
         ms=ms,
         tokens_per_second=1e3 * width / ms if ms else None,

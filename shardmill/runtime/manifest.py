@@ -121,10 +121,26 @@ def lengths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
     return (*manifest.get("contexts", ()), manifest["context"])
 
 
-def whole_context(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of the same build without its shorter contexts."""
-    parts = [{key: value for key, value in part.items() if key != "contexts"} for part in manifest["parts"]]
-    return {key: value for key, value in manifest.items() if key != "contexts"} | {"parts": parts}
+def in_context(manifest: Mapping[str, Any], slots: int) -> dict[str, Any]:
+    """The manifest of the same build as if it had one context only, which is one of those that it has.
+
+    Args:
+        manifest: of a decoder.
+        slots: of that context.
+    """
+    parts = [_part_in(part, str(slots)) for part in manifest["parts"]]
+    others = {key: value for key, value in manifest.items() if key != "contexts"}
+    return others | {"context": slots, "parts": parts}
+
+
+def _part_in(part: Mapping[str, Any], slots: str) -> dict[str, Any]:
+    """A part with what it has for a number of slots in the place of what it has for the whole context."""
+    own = {key: value for key, value in part.items() if key != "contexts"}
+    shorter = part.get("contexts", {}).get(slots)
+    if shorter is None:
+        return own
+    shapes = {key: {**part[key], **shorter.get(key, {})} for key in ("inputs", "states")}
+    return own | {"functions": shorter["functions"]} | shapes
 
 
 def _ascend(content: Mapping[str, Any]) -> bool:

@@ -136,3 +136,16 @@ def test_measured_beats_predicted_and_not_measured() -> None:
     ]
     known = verdict(("a", "ane", ()), said="measured")
     assert measured_verdicts([known], [evidence(lines)]) == (known,)
+
+
+def test_a_shorter_context_of_the_same_programs_stands_beside_the_whole_one() -> None:
+    """What goes wrong in it is a trouble of the build; two builds of one context are not taken for two lengths."""
+    content = result()
+    whole = content["variants"]["small"]
+    wrong = line("wrong", "psnr is 3 dB")
+    short = {**whole, "described": whole["described"] | {"context": 16}, "measurements": {"pass.T=1": wrong}}
+    content["variants"] = {"a@16": short, "small": whole, "twin": whole}
+    found = of_build(Path("x"), content, MANIFEST)
+    assert found is not None and (found.context, found.variant) == (64, whole)
+    assert [(one.context, one.variant) for one in found.shorter] == [(16, short)]
+    assert found.troubles == [("pass.T=1 in 16 slots", "wrong", "psnr is 3 dB")]

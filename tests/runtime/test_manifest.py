@@ -19,10 +19,10 @@ from shardmill.runtime.manifest import (
     COMPLETE,
     PART,
     RUNTIME,
+    in_context,
     read_manifest,
     runtime_manifest,
     verify_width,
-    whole_context,
 )
 
 WRONG: dict[str, Any] = {
@@ -137,8 +137,21 @@ def test_an_entry_without_a_hash_is_not_taken_for_checked(tmp_path: Path) -> Non
     assert "no sha256 of embedding.safetensors" in said
 
 
-def test_the_whole_context_is_what_a_runtime_sees_that_knows_no_other() -> None:
+def test_one_context_of_several_is_what_a_build_with_no_other_has() -> None:
     plain = manifest()
-    part = plain["parts"][0]
-    several = manifest(contexts=[1], parts=[part | {"contexts": {"1": {"functions": {"1": "c1_t1"}}}}])
-    assert whole_context(several) == plain == whole_context(plain)
+    part = plain["parts"][0] | {
+        "inputs": {"x": [1, "T"], "attn_mask": ["T", 4]},
+        "functions": {"1": "t1"},
+        "states": {"k_0": [4]},
+    }
+    shorter = {"functions": {"1": "c1_t1"}, "inputs": {"attn_mask": ["T", 1]}, "states": {"k_0": [1]}}
+    rings = {**part, "name": "rings"}  # has no functions for a shorter one
+    several = manifest(contexts=[1], parts=[part | {"contexts": {"1": shorter}}, rings])
+    assert in_context(several, several["context"]) == {**plain, "parts": [part, rings]}
+    found = in_context(several, 1)
+    assert (found["context"], "contexts" in found, found["parts"][1]) == (1, False, rings)
+    assert found["parts"][0] == part | {
+        "functions": {"1": "c1_t1"},
+        "inputs": {"x": [1, "T"], "attn_mask": ["T", 1]},
+        "states": {"k_0": [1]},
+    }

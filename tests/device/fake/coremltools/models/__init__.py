@@ -38,9 +38,10 @@ class CompiledMLModel:
         if fault("refuse", outputs):
             raise RuntimeError("Unable to build the MPSGraph\nsecond line")
         kit = Path(os.environ["KIT"])
-        (variant,) = json.loads((kit / "kit.json").read_text())["variants"]
-        self.rows = [row[self.unit] for rows in variant["recorded"].values() for row in rows if self.unit in row]
-        self.output = next((part["output"] for part in variant["parts"] if part["name"] == self.unit), "")
+        variants = json.loads((kit / "kit.json").read_text())["variants"]
+        passes = [row for variant in variants for rows in variant["recorded"].values() for row in rows]
+        self.rows = [row[self.unit] for row in passes if self.unit in row]
+        self.output = next((part["output"] for part in variants[0]["parts"] if part["name"] == self.unit), "")
         self.arrays = kit / "arrays"
 
     def make_state(self) -> object:
