@@ -1,8 +1,9 @@
 """Residency: every operation but constants must run on the Neural Engine, or be predicted to; unknown is a failure.
 
 On a Mac MLComputePlan measures, at the default shape T = 1 and, through a copy of the package whose default is the
-upper bound, at T = max, since a plan describes the default shape only; an encoder's program has a single shape,
-and one of fixed widths has a function for each, all of which a plan names.
+upper bound, at T = max, since a plan describes the default shape only. An encoder's program has a single shape, and one
+of fixed widths has a function for each, of which a plan names the default one only (ExecuTorch,
+coreml_compute_plan.py): each is measured in a copy of the package that has no other.
 Elsewhere the portable engine's placement rules predict, for the whole range of T at once. The two are never mixed:
 each row carries its evidence.
 
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardmill.gates.thresholds import Measurement
-from shardmill.lane.cut import with_default_tokens
+from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
 from shardmill.lane.plan import planned
 from shardmill.machine import is_portable
 
@@ -57,21 +59,19 @@ def inspect(
     """
     predicted, findings = predict(package, tokens, fixed or bool(functions))
     if is_portable():
-        return _by_function(predicted, functions), findings
-    import coremltools as ct
-
-    rows = _by_function(measure(bundle, f"T={tokens}" if fixed else "T=1"), functions)
-    if tokens > 1 and not fixed and not functions:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder) / package.name
-            with_default_tokens(package, copy, tokens)
-            rows += measure(Path(ct.models.utils.compile_model(str(copy))), f"T={tokens}")
+        return [_of_width(row, functions) for row in predicted], findings
+    if functions:
+        rows = list(measure_functions(package, functions))
+    else:
+        rows = list(measure(bundle, f"T={tokens}" if fixed else "T=1"))
+        if tokens > 1 and not fixed:
+            rows += measure_copy(package, partial(with_default_tokens, tokens=tokens), f"T={tokens}")
     return rows, [finding for finding in findings if finding["rule"] == SMALL]  # the size is a fact
 
 
-def _by_function(rows: Iterable[Row], functions: Mapping[str, int]) -> list[Row]:
-    """Rows with the shape of their function."""
-    return [replace(row, shape=f"T={functions[row.function]}") if row.function in functions else row for row in rows]
+def _of_width(row: Row, functions: Mapping[str, int]) -> Row:
+    """A row with the shape of its function, where that has only one."""
+    return replace(row, shape=f"T={functions[row.function]}") if row.function in functions else row
 
 
 def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:
@@ -87,6 +87,23 @@ def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row],
 def measure(bundle: Path, shape: str) -> Iterator[Row]:
     """Rows by Core ML's own plan for a compiled bundle."""
     yield from (Row(shape=shape, evidence="measured", **row) for row in planned(bundle))
+
+
+def measure_functions(package: Path, functions: Mapping[str, int]) -> Iterator[Row]:
+    """Rows of each function, by plans of copies that have only that one."""
+    for name, width in functions.items():
+        rows = measure_copy(package, partial(with_one_function, name=name), f"T={width}")
+        yield from (replace(row, function=name) if row.function == ONLY else row for row in rows)
+
+
+def measure_copy(package: Path, copied: Callable[[Path, Path], None], shape: str) -> list[Row]:
+    """Rows by the plan of a changed copy of a package, which `copied` writes from one path to the other."""
+    import coremltools as ct
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / package.name
+        copied(package, copy)
+        return list(measure(Path(ct.models.utils.compile_model(str(copy))), shape))
 
 
 def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:

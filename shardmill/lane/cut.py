@@ -1,4 +1,4 @@
-"""Copies of a package: with another default shape, or cut off after one of its operations."""
+"""Copies of a package: with another default shape, with one of its functions, or cut off after an operation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+ONLY = "main"  # what the only function of a program is called
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 # MIL's types of tensors that Core ML takes as an output, by those of features (FeatureTypes.proto).
 OUTPUTS = {10: 65552, 11: 65568, 23: 131104}  # float16, float32, int32
@@ -27,6 +28,12 @@ def with_default_tokens(source: Path, target: Path, tokens: int) -> None:
         for axis in range(len(array.shape)):
             if len({shape[axis] for shape in listed}) > 1:
                 array.shape[axis] = tokens
+    (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
+
+
+def with_one_function(source: Path, target: Path, name: str) -> None:
+    """A copy of a package whose only function is the one of that name, which is then called ONLY."""
+    spec = _alone(_copied(source, target), name)
     (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
 
 
@@ -87,7 +94,7 @@ def _read(package: Path) -> Any:
 
 
 def _alone(spec: Any, name: str | None) -> Any:
-    """A specification with one of its functions only, which is then called main."""
+    """A specification with one of its functions only, which is then called ONLY."""
     if name is None:
         return spec
     kept, described = type(spec)(), next(one for one in spec.description.functions if one.name == name)
@@ -95,7 +102,7 @@ def _alone(spec: Any, name: str | None) -> Any:
     for field in ("input", "output", "state"):
         getattr(kept.description, field).extend(getattr(described, field))
     kept.mlProgram.version = spec.mlProgram.version
-    kept.mlProgram.functions["main"].CopyFrom(spec.mlProgram.functions[name])
+    kept.mlProgram.functions[ONLY].CopyFrom(spec.mlProgram.functions[name])
     return kept
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.lane.cut import with_default_tokens
+from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
 from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
 from shardmill.lane.plan import planned
 
@@ -92,19 +92,25 @@ def speed(job: Job, width: int) -> Found:
 
 
 def residency(job: Job, width: int) -> Found:
-    """The device that Core ML's plan gives each operation. A plan is of the default shape, so others need a copy."""
+    """The device that Core ML's plan gives each operation.
+
+    A plan is of the default shape and of the default function only, so others need a copy.
+    """
     import coremltools as ct
 
     job.stage("compute plan")
     evidence = "measured" if job.native else "predicted"
     with tempfile.TemporaryDirectory() as folder:
-        bundle = job.bundle(job.unit)
-        if not job.unit.program["fixed"]:
-            copy = Path(folder) / "copy.mlpackage"
+        bundle, copy = job.bundle(job.unit), Path(folder) / "copy.mlpackage"
+        function, flexible = job.unit.program["function"], not job.unit.program["fixed"]
+        named = {ONLY: function} if function else {}
+        if flexible:
             with_default_tokens(job.package(job.unit), copy, width)
+        elif function:
+            with_one_function(job.package(job.unit), copy, function)
+        if copy.exists():
             bundle = Path(ct.models.utils.compile_model(str(copy), str(Path(folder) / "copy.mlmodelc")))
-        function = job.unit.program["function"]
-        rows = [dict(row) for row in planned(bundle) if function in (None, row["function"])]
+        rows = [{**row, "function": named.get(row["function"], row["function"])} for row in planned(bundle)]
     counts = dict(sorted(Counter(row["status"] for row in rows).items()))
     return Found(value={"evidence": evidence, "counts": counts, "rows": rows})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import portable_coreml
 import pytest
@@ -14,7 +16,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import GateError
 from shardmill.gates import residency
 from shardmill.gates.residency import Row, measurements
-from shardmill.lane.plan import measured_status
+from shardmill.lane.plan import measured_status, planned
 from shardmill.models.calls import FIXED, Calls
 
 from .judged import judge
@@ -98,3 +100,22 @@ def test_each_function_is_judged_at_its_own_width(built: tiny.Build, tmp_path: P
     judge("p", measurements(rows, findings))
     assert {(r.function, r.shape) for r in rows} == {("t1", "T=1"), ("t4", "T=4")}
     assert {sum(r.operation.endswith("conv") for r in rows if r.function == name) for name in ("t1", "t4")} == {4}
+
+
+def test_a_function_that_a_plan_leaves_out_is_measured_all_the_same(
+    built: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Core ML's plan of a program of several functions names the default one; the others would pass unseen."""
+    part, path = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    convert_stamped(part, built.source, "int8", path)
+    portable_coreml.install("fp32")
+
+    def only_the_default(bundle: Path) -> Iterator[dict[str, Any]]:
+        rows = list(planned(bundle))
+        return (row for row in rows if row["function"] == min(r["function"] for r in rows))
+
+    monkeypatch.setattr(residency, "planned", only_the_default)
+    rows = list(residency.measure_functions(path, {"t1": 1, "t4": 4}))
+    predicted, _ = residency.predict(path, 4, fixed=True)
+    assert [(r.function, r.output) for r in rows] == [(r.function, r.output) for r in predicted]
+    assert {(r.function, r.shape, r.evidence) for r in rows} == {("t1", "T=1", "measured"), ("t4", "T=4", "measured")}

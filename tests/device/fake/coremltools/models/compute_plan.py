@@ -1,4 +1,7 @@
-"""A plan that puts every operation but constants on the Neural Engine."""
+"""A plan that puts every operation but constants on the Neural Engine.
+
+Like Core ML's, as coremltools 9.0 reads it, it names the default function only.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,11 @@ class MLComputePlan:
     """Of a copied package."""
 
     def __init__(self, path: Path) -> None:
-        functions = {}
-        for name, operations in utils.functions(path).items():
-            found = [
-                SimpleNamespace(operator_name=op.type, outputs=list(op.outputs), inputs={}, blocks=[])
-                for op in operations
-            ]
-            functions[name] = SimpleNamespace(block=SimpleNamespace(operations=found))
+        name, operations = min(utils.functions(path).items())
+        found = [
+            SimpleNamespace(operator_name=op.type, outputs=list(op.outputs), inputs={}, blocks=[]) for op in operations
+        ]
+        functions = {name: SimpleNamespace(block=SimpleNamespace(operations=found))}
         self.model_structure = SimpleNamespace(program=SimpleNamespace(functions=functions))
 
     @classmethod
