@@ -69,6 +69,7 @@ rule compile:
         mem_mb=MB("compile"),
     params:
         store=STORE,
+        bundles=OF(sm.option, "program.bundles"),
         tools=TOOLS["compile"],
     script:
         "../scripts/compile.py"

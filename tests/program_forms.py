@@ -10,6 +10,7 @@ import tiny
 
 from shardmill.convert.stamped import convert_stamped
 from shardmill.machine import load_programs_as
+from shardmill.pipeline.steps.compile import EACH, compile_each
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
@@ -18,6 +19,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "fixed": {"shapes": "fixed"},
     "range, host": {"state": "host"},
     "fixed, host": {"shapes": "fixed", "state": "host"},
+    "fixed, host, a bundle each": {"shapes": "fixed", "state": "host", "bundles": "each"},
     "enumerated, host": {"shapes": "enumerated", "state": "host"},
 }
 
@@ -30,6 +32,10 @@ def build(source: Path, folder: Path, program: dict[str, Any], cache: Path, **ch
         if part.kind != "embedding":
             packages[name] = folder / f"{name}.mlpackage"
             convert_stamped(part, source, "int8", packages[name], cache)
+            if program.get("bundles") == EACH:  # what is loaded is no package then
+                package, packages[name] = packages[name], folder / f"{name}.mlmodelc"
+                with load_programs_as("fp32"):
+                    compile_each(package, packages[name])
     table = tiny.write_table(parts["embedding"], source, folder / "embedding.safetensors")
     return tiny.Build(source, parts, plan, packages, table, ())
 

@@ -153,12 +153,17 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
         table.add_row(
             str(row["place"] or "none"),
             Path(row["build"]).name,
-            f"{form['shapes']}, {form['programs']} programs, {form['precision']}",
+            ", ".join([form["shapes"], *_apart(form), f"{form['programs']} programs", form["precision"]]),
             "\n".join(passes),
             "" if row["first_load_seconds"] is None else f"{row['first_load_seconds']:.1f} s",
             row["trouble"],
         )
     return table
+
+
+def _apart(form: dict[str, Any]) -> list[str]:
+    """Whether each function has a bundle of its own, in words; older kits don't say."""
+    return ["a bundle for each"] if form.get("bundles") == "each" else []
 
 
 def _table_of_ways(ways: Iterable[Way]) -> Table:

@@ -26,6 +26,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _topology_problems(config)
     yield from _size_problems(config)
     yield from _contexts_problems(config)
+    yield from _bundles_problems(config)
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
@@ -123,6 +124,17 @@ def _size_problems(config: Config) -> list[str]:
     if config.tokens.max > config.parity.positions:
         tested = f"{config.parity.positions} tokens, by which no gate would see a pass of {config.tokens.max}"
         return [f"parity.positions: {tested}; set it to tokens.max or more"]
+    return []
+
+
+def _bundles_problems(config: Config) -> list[str]:
+    """Programs that can't be taken apart."""
+    if config.program.bundles == "one" or config.context is None:
+        return []
+    if config.program.shapes != FIXED:
+        return ["program.bundles: a program has one function only; add `shapes: fixed`"]
+    if config.program.state == GRAPH:
+        return ["program.bundles: bundles of their own do not share a state; add `state: host`"]
     return []
 
 

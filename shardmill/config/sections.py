@@ -69,6 +69,10 @@ class Program:
         tuple[Positive, ...],
         Field(description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed."),
     ] = ()
+    bundles: Annotated[
+        Literal["one", "each"],
+        Field(description="one: a compiled bundle holds all functions of a program; each: a bundle for each of them."),
+    ] = "one"
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -147,7 +147,7 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
         "weights": weights_bytes(build / package),
     }
     programs = [
-        program | {"function": function, "widths": [int(width)], "fixed": True}
+        program | {"function": function, "widths": [int(width)], "fixed": True, "alone": "bundles" in part["program"]}
         for width, function in part.get("functions", {}).items()
         if function
     ]

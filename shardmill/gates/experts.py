@@ -17,6 +17,7 @@ from portable_coreml.program import Op
 from torch import Tensor
 
 from shardmill.gates.thresholds import Measurement
+from shardmill.runtime.functions import located
 
 # Scores that are closer than this share of the largest are as good as equal to an engine that rounds so.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}
@@ -62,7 +63,8 @@ def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
     A round subtracts scores from their maximum, multiplies what follows with the experts' order, subtracts that from
     its own maximum, and subtracts what follows from 1: that is the choice.
     """
-    function, _ = pick_function(load_model(program), called)
+    path, wanted = located(program, called)
+    function, _ = pick_function(load_model(path), wanted)
     made: dict[str, Op] = {}
     found: list[tuple[str, str]] = []
     scores, ordered = "", False

@@ -22,6 +22,7 @@ from portable_coreml.run.fp16_range import RangeAudit, RangeRow
 from shardmill.gates.passes import cut
 from shardmill.models.architecture import MASK, SLIDING_MASK
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.functions import located
 from shardmill.runtime.program import Program
 
 MASKS = (MASK, SLIDING_MASK)
@@ -90,7 +91,8 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
 
 def _function(program: Program, width: int) -> Function:
     """The one that takes passes of a width."""
-    function, _ = pick_function(load_model(program.path), program.function(width))
+    path, name = located(program.path, program.function(width))
+    function, _ = pick_function(load_model(path), name)
     return function
 
 

@@ -81,8 +81,9 @@ def _rerun_engine(engine: Engine, rerun: Rerun) -> None:
 
 def _described(result: NonFinite, program: Path) -> str:
     layers: dict[str, int] = {}
-    for function in load_model(program).program.functions.values():
-        layers |= layer_of(function)
+    for bundle in sorted(program.glob("*.mlmodelc")) or [program]:
+        for function in load_model(bundle).program.functions.values():
+            layers |= layer_of(function)
     layer = layers.get(result.name)
     place = f"{program.stem}, outside layers" if layer is None else f"layer {layer}"
     return f"{result.kind} output {result.name} ({place})"

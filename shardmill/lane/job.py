@@ -79,7 +79,7 @@ class Job:
 
     def load_unit(self, unit: Unit) -> Any:
         """A program as it was compiled."""
-        return self.load(self.bundle(unit), unit.program["function"])
+        return self.load(self.bundle(unit), unit.called)
 
     def load(self, path: Path, function: str | None) -> Any:
         """A function of a compiled program on CPU and Neural Engine, or its only one."""

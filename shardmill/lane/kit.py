@@ -24,8 +24,8 @@ class Unit:
     Attributes:
         name: the part's, with the program's place where there are several.
         part: the part as kit.json has it.
-        program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes; and `of`, where
-            another variant has the same program.
+        program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes; `of`, where
+            another variant has the same program; `alone`, where the function is compiled to a bundle of its own.
         variant: the one under whose name it is compiled and measured.
     """
 
@@ -33,6 +33,11 @@ class Unit:
     part: dict[str, Any]
     program: dict[str, Any]
     variant: str
+
+    @property
+    def called(self) -> str | None:
+        """The function's name in the compiled program; None for the only one."""
+        return None if self.program.get("alone") else self.program["function"]
 
 
 @dataclass(frozen=True)

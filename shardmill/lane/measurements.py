@@ -29,7 +29,11 @@ def compile_program(job: Job, _: int) -> Found:
     start = time.perf_counter()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = ct.models.utils.compile_model(str(job.package(job.unit)), str(Path(folder) / target.name))
+        package = job.package(job.unit)
+        if job.unit.program.get("alone"):
+            package = Path(folder) / package.name
+            with_one_function(job.package(job.unit), package, job.unit.program["function"])
+        made = ct.models.utils.compile_model(str(package), str(Path(folder) / target.name))
         shutil.rmtree(target, ignore_errors=True)
         Path(made).rename(target)
     return Found(timing={"compile_seconds": time.perf_counter() - start})
@@ -37,12 +41,12 @@ def compile_program(job: Job, _: int) -> Found:
 
 def first_load(job: Job, _: int) -> Found:
     """Loads the program in a new process, and runs a first pass of every width: each is specialised then."""
-    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.program["function"]))
+    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.called))
 
 
 def warm_load(job: Job, _: int) -> Found:
     """The same once more in another process, when the system knows the program."""
-    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.program["function"]))
+    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.called))
 
 
 def load_and_run(job: Job, bundle: Path, function: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
@@ -52,3 +53,8 @@ class Calls:
 def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = ()) -> Calls:
     """The form with these shapes of programs that passes of these widths go through, at shorter contexts too."""
     return Calls(shapes, () if shapes == RANGE else widths, state, contexts)
+
+
+def own_bundle(program: Path, function: str) -> Path:
+    """Where the bundle of a function lies, if it has one of its own: then the program is a folder of such."""
+    return program / f"{function}.mlmodelc"

@@ -184,6 +184,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         compiling.task,
         makes={"bundle": BUNDLE},
         takes={"package": PACKAGE},
+        params={"bundles": lambda config: config.program.bundles},
         needs=Need(600),
         packages=("coremltools", "protobuf"),
         delivered=True,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardmill.errors import ShardmillError
-from shardmill.models.calls import Calls
+from shardmill.models.calls import Calls, own_bundle
 from shardmill.models.contract import Form, T, inputs
 from shardmill.models.host import Floats
 
@@ -57,6 +58,12 @@ def _filled(array: Floats, axis: int | None, width: int, name: str) -> Floats:
     last = np.take(array, [-1], axis)
     more = np.repeat(np.zeros_like(last) if name.startswith(WRITES) else last, missing, axis)
     return np.concatenate([array, more], axis)
+
+
+def located(program: Path, function: str) -> tuple[Path, str]:
+    """What is loaded to call a function, and the function's name there, "" for the only one."""
+    own = own_bundle(program, function)
+    return (own, "") if function and own.is_dir() else (program, function)
 
 
 def of_entry(part: Mapping[str, Any]) -> Functions | None:

@@ -12,14 +12,14 @@ import numpy as np
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as, precision
 from shardmill.models.host import Floats
-from shardmill.runtime.functions import TOKENS, Functions
+from shardmill.runtime.functions import TOKENS, Functions, located
 from shardmill.runtime.held import Held, carried
 from shardmill.runtime.lengths import NONE, Length
 from shardmill.runtime.loading import begins
 
 
 class Program:
-    """A compiled bundle or a package."""
+    """A compiled bundle, or a package, or a folder with a bundle for each function."""
 
     def __init__(
         self,
@@ -66,8 +66,9 @@ class Program:
             units = ct.ComputeUnit[self.compute_units]
             with load_programs_as(self.precision):
                 for name in (name for name in self._present() if name not in self.models):
-                    named = {"function_name": name} if name else {}
-                    self.models[name] = load(str(self.path), compute_units=units, **named)
+                    path, function = located(self.path, name)
+                    named = {"function_name": function} if function else {}
+                    self.models[name] = load(str(path), compute_units=units, **named)
             self.state: Any = self._made_state()
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -57,6 +57,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"shapes": "enumerated"}},
         "program.shapes: Core ML refuses enumerated shapes beside states (rule D5); add `state: host`",
     ),
+    "bundles of a program's only function": (
+        {"program": {"state": "host", "bundles": "each"}},
+        "program.bundles: a program has one function only; add `shapes: fixed`",
+    ),
+    "bundles that would share a state": (
+        {"program": {"shapes": "fixed", "bundles": "each"}},
+        "program.bundles: bundles of their own do not share a state; add `state: host`",
+    ),
     "lengths that do not ascend": (
         {"program": {"shapes": "fixed", "contexts": [32, 16]}},
         "program.contexts: [32, 16] do not ascend",

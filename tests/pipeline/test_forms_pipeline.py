@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -18,7 +19,7 @@ SETTINGS = {
     "model": "tiny",
     "source": {"path": "checkpoint"},
     "context": 64,
-    "program": {"shapes": "fixed", "state": "host", "contexts": [32]},
+    "program": {"shapes": "fixed", "state": "host", "contexts": [32], "bundles": "each"},
     "parity": {"text": "text.txt", "positions": 16, "perplexity_positions": 32},
     "benchmark": {
         **{"text": "text.txt", "prompt_tokens": [16], "tasks": []},
@@ -67,9 +68,31 @@ def test_every_function_is_judged_at_its_width(finished: Project) -> None:
     assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 20
 
 
+def test_each_function_is_a_bundle_of_its_own(finished: Project) -> None:
+    """With the weights of all of them on the disk once; model.json says where they lie."""
+    content = json.loads((finished.build / "model.json").read_text())
+    layers = content["parts"][0]["program"]
+    assert layers["bundles"] == {name: f"{layers['path']}/{name}.mlmodelc" for name in ("c32_t1", "c32_t4", "t1", "t4")}
+    folder = finished.build / layers["path"]
+    assert {path.name for path in folder.iterdir()} == {Path(path).name for path in layers["bundles"].values()}
+    weights = [*folder.glob("*/weights/weight.bin"), *finished.build.glob("packages/layers*/**/weight.bin")]
+    assert (len(weights), len({path.stat().st_ino for path in weights})) == (5, 1)
+
+
 def test_the_build_verifies_and_the_report_says_its_form(finished: Project) -> None:
     found = audit(finished.build)
     assert (found.wrong, found.checked > 10) == ((), True)
     page = (finished.build / "report.html").read_text()
     assert "What a token takes in each context" in page
     assert "a function each for passes of 1 and 4 tokens; the host keeps keys and values" in page
+
+
+def test_bundles_of_all_functions_convert_nothing_again(finished: Project) -> None:
+    """The packages are the same; what is loaded of them is made and judged anew."""
+    program = {**SETTINGS["program"], "bundles": "one"}
+    (finished.folder / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS | {"program": program}))
+    done = finished.run("build/tiny/compiled/layers_00_02.receipt.json")
+    assert done.returncode == 0, done.stdout
+    worked = [line for line in done.stdout.splitlines() if ": worked" in line]
+    assert len(worked) == 1 and worked[0].startswith("shardmill compile tiny layers_00_02"), done.stdout
+    assert [path.name for path in (finished.build / "compiled/layers_00_02.mlmodelc").glob("*.mil")] == ["model.mil"]

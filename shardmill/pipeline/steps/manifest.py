@@ -13,6 +13,7 @@ from shardmill.pipeline.task import SOURCE, Artifact, Task
 from shardmill.runtime.manifest import runtime_manifest
 
 TOKENIZER = "tokenizer.json"
+SUFFIX = ".mlmodelc"
 
 
 def task(
@@ -33,7 +34,8 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         plan, source = read_json(summary), read_json(record)
         held = _described(table, root) | ({"form": form} if form != "fp16" else {})
-        content = runtime_manifest(plan, _by_part(bundles, root), held)
+        programs = {name: program | _bundles(program) for name, program in _by_part(bundles, root).items()}
+        content = runtime_manifest(plan, programs, held)
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
@@ -50,6 +52,13 @@ def task(
 
 def _by_part(artifacts: list[Artifact], root: Path) -> dict[str, dict[str, Any]]:
     return {artifact.path.stem: _described(artifact, root) for artifact in artifacts}
+
+
+def _bundles(program: Mapping[str, Any]) -> dict[str, Any]:
+    """Where each function's bundle lies; nothing of a program that is one bundle."""
+    names = sorted({file.partition("/")[0] for file in program["files"] if file.partition("/")[0].endswith(SUFFIX)})
+    found = {name.removesuffix(SUFFIX): f"{program['path']}/{name}" for name in names}
+    return {"bundles": found} if found else {}
 
 
 def _described(artifact: Artifact, root: Path) -> dict[str, Any]:
