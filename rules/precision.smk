@@ -73,6 +73,7 @@ rule sensitivity:
     priority: 2  # conversion waits for it
     conda:
         "../envs/shardmill.yaml"
+    threads: sm.matrices_at_once
     resources:
         mem_mb=MB("sensitivity"),
     params:

@@ -38,8 +38,8 @@ MAY_USE: dict[str, set[str]] = {
     "bench": {"config", "decode", "lane", "models", "plan", "runtime", "serve"},
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
-        "attest", "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "models", "plan",
-        "precision", "report", "runtime", "serve", "topology", "traffic",
+        "attest", "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "lane", "models",
+        "plan", "precision", "report", "runtime", "serve", "topology", "traffic",
     },
     "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
     "device": {"checkpoint", "config", "evidence", "forms", "gates", "lane", "models", "pipeline", "runtime"},

@@ -48,7 +48,7 @@ def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
 class Reference:
     """transformers' model of a checkpoint's config, without weights."""
 
-    def __init__(self, source: Path, context: int, carry: int = 0) -> None:
+    def __init__(self, source: Path, context: int, carry: int = 0, often: bool = False) -> None:
         """Builds it.
 
         Args:
@@ -56,6 +56,8 @@ class Reference:
             context: the length of the whole sequence, which decides LongRoPE's factors.
             carry: channels that a layer passes to the next beside the hidden state; wherever hidden states are taken
                 or given here, they follow it.
+            often: whether layers are run thousands of times. Then what a layer has freed does not go back to the system
+                before the logits are there, or the system would spend a sixth of the time on giving it again.
         """
         from transformers import AutoModelForCausalLM
 
@@ -64,6 +66,7 @@ class Reference:
             self.model = AutoModelForCausalLM.from_config(load_hf_config(source), **options)  # type: ignore[no-untyped-call]
         self.model.eval()
         self.decoder = self.model.model
+        self.often = often
         self.carry, self.origins = carry, origins(self.model, read_tensors(source))
         for module in self.model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
@@ -81,7 +84,7 @@ class Reference:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
         with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, Unnormed()):
             self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
-        give_back()
+        self._end_layer()
         return outputs[1:]
 
     @torch.no_grad()
@@ -190,7 +193,7 @@ class Reference:
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append(self._joined(result if isinstance(result, tuple) else (result,)))
             module.to("meta")
-            give_back()
+            self._end_layer()
 
         with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
             for name, parameter in dict(self.decoder._parameters).items():  # of its own, used before the first layer
@@ -202,6 +205,11 @@ class Reference:
                 if i in indices:
                     stack.callback(layer.register_forward_hook(after).remove)
             yield outputs
+
+    def _end_layer(self) -> None:
+        """Returns what a layer has freed."""
+        if not self.often:
+            give_back()
 
     def _parted(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """A layer's first arguments, each with a batch axis, from [n, d]."""

@@ -15,8 +15,9 @@ from typing import Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
+from shardmill.files import load_json
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
-from shardmill.pipeline import dag, fingerprint, remote, storage, table
+from shardmill.pipeline import dag, fingerprint, memory, remote, storage, table
 from shardmill.pipeline.disk import full_at
 from shardmill.pipeline.lock import join_build
 from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_of, taken
@@ -87,8 +88,18 @@ def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Call
         receipt = made.pop("receipt", None) if step.kept else None
         assert not isinstance(receipt, list)
         arguments = _given(room.inputs) | params
-        todo = describe(task, arguments, store, tools, snakemake.threads)
+        todo = describe(task, arguments, store, tools, _threads(step, snakemake, room.inputs))
         perform(todo, dag.flat(made), receipt, store, taken(arguments))
+
+
+def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
+    """How many the job may start: those that Snakemake gave it, as far as its memory reaches."""
+    threads: int = snakemake.threads
+    if step.each_thread == memory.NOTHING or threads == 1:
+        return threads
+    assert isinstance(step.needs, memory.Need)
+    found = memory.sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
+    return memory.threads_within(snakemake.resources["mem_mb"], threads, step.needs, step.each_thread, found)
 
 
 def _as_files(named: Any) -> dict[str, Path | list[Path]]:

@@ -20,7 +20,7 @@ from shardmill.pipeline.storage import home_of
 
 MILLION = 1_000_000
 FEW_LAYERS = 4  # whose weights a job has mapped at a time, at most
-Resource = Callable[[Any, Any], int]
+Resource = Callable[..., int]
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,13 @@ class Need:
         return ceil(self.base + sum(shares) + (sizes.wide if reads_layers else 0))
 
 
-def declared(build: Path, step: str, need: Need, limit: int | None, positions: int, beside: int = 0) -> Resource | int:
-    """What a step's rule declares as mem_mb: a number, or a function of a job's wildcards and input.
+NOTHING = Need(0)
+
+
+def declared(
+    build: Path, step: str, need: Need, limit: int | None, positions: int, beside: int = 0, each: Need = NOTHING
+) -> Resource | int:
+    """What a step's rule declares as mem_mb: a number, or a function of a job's wildcards, input and threads.
 
     The function raises ShardmillError for a job that needs more than the limit, which Snakemake would start all the
     same, and FileNotFoundError, which it shows as <TBD>, before there is a plan.
@@ -73,22 +78,39 @@ def declared(build: Path, step: str, need: Need, limit: int | None, positions: i
         limit: MB that jobs may use together; None for any.
         positions: of the parity text, for each of which there is a row of logits.
         beside: MB that a job holds beside its own process.
+        each: what every thread after the first needs; a job that gets less starts fewer, see `threads_within`.
     """
     need = replace(need, base=need.base + beside)
     if need == Need(need.base):
         return need.base
 
-    def mem_mb(wildcards: Any, input: Any) -> int:
+    def mem_mb(wildcards: Any, input: Any, threads: int = 1) -> int:
         part = wildcards.get("part")
         try:
             home = home_of(str(input[0]), build.name) or Path()
-            mb = need.mb(sizes(load_json(home / build / "plan.json"), positions, part))
+            found = sizes(load_json(home / build / "plan.json"), positions, part)
         except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
             raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
+        mb = need.mb(found)
         check(f"{step} {part}" if part else step, mb, limit)
-        return mb
+        wanted = mb + (threads - 1) * each.mb(found)
+        return wanted if limit is None else min(wanted, limit)
 
     return mem_mb
+
+
+def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) -> int:
+    """How many threads a job may start that was given so much memory; at least one.
+
+    Args:
+        mb: what it was given, in MB.
+        threads: what it was given of these.
+        need: of the job with one thread.
+        each: of every further one.
+        found: the sizes of what it has to do with.
+    """
+    more = max(0, mb - need.mb(found)) // max(1, each.mb(found))
+    return min(threads, 1 + more)
 
 
 def check(job: str, mb: int, limit: int | None) -> None:

@@ -41,7 +41,7 @@ from shardmill.pipeline.summary import go_on, sum_up
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
 from shardmill.pipeline.users import register
-from shardmill.pipeline.where import every_core, held_mb, most_mb
+from shardmill.pipeline.where import every_core, held_mb, matrices_at_once, most_mb
 from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
 
@@ -64,6 +64,7 @@ __all__ = [
     "gate_receipts",
     "go_on",
     "made_by",
+    "matrices_at_once",
     "measured_settings",
     "mem_mb",
     "new_folder",
@@ -137,16 +138,16 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int
         config, needs = batch.models[model], STEPS[step].needs
         need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
         positions = reference.positions(settings(config)["parity"], config.length)
-        return memory.declared(Path("build") / model, step, need, limit, positions, beside)
+        return memory.declared(Path("build") / model, step, need, limit, positions, beside, STEPS[step].each_thread)
 
     def of_step(name: str) -> memory.Resource | int:
         known = of_model(name, next(iter(batch.models)))
         if isinstance(known, int):
             return known  # of every model
 
-        def declared(wildcards: Any, input: Any) -> int:
+        def declared(wildcards: Any, input: Any, threads: int = 1) -> int:
             of_this = of_model(name, wildcards.model)
-            return of_this if isinstance(of_this, int) else of_this(wildcards, input)
+            return of_this if isinstance(of_this, int) else of_this(wildcards, input, threads)
 
         return declared
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardmill.pipeline.memory import Need
+from shardmill.pipeline.memory import NOTHING, Need
 from shardmill.pipeline.task import Task
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Step:
         params: what else the task is given, from the config.
         packages: distributions whose versions decide the result.
         needs: of memory; by `convert.method` where that decides.
+        each_thread: of memory for every thread after the first.
         also: modules of what the step runs in another process.
         wording: whether texts that the code says get into the result.
         kept: whether the store keeps the result; False for what is made in no time.
@@ -50,6 +51,7 @@ class Step:
     task: Callable[..., Task]
     makes: Mapping[str, Files]
     needs: Need | Mapping[str, Need]
+    each_thread: Need = NOTHING
     reads: Mapping[str, Files | Found] = field(default_factory=dict)
     takes: Mapping[str, Files | Found] = field(default_factory=dict)
     outside: Mapping[str, Callable[[Config], str | list[str]]] = field(default_factory=dict)

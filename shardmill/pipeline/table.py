@@ -90,6 +90,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         reads={"part": PART, "summary": PLAN, "record": RECORD},
         takes={"edges": "calibration.safetensors", "codes": CODES},
         needs=Need(1700, layer=8, largest=12, table=4),
+        each_thread=Need(100, layer=4, largest=12, table=2.5),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=configured.searches,
         lane=2.5,

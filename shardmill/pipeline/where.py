@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 SNAKEMAKE_MB = 500  # a job that was sent somewhere holds up to three Snakemakes of 148 MB beside its own process
+MATRICES = 4
 NODE_CORES = 4  # as many as any rule asks for that does not want a machine to itself
 
 
@@ -33,6 +34,11 @@ def most_mb(workflow: Any) -> int | None:
 def held_mb(workflow: Any) -> int:
     """MB that a job needs beside its own process."""
     return SNAKEMAKE_MB if _sends_jobs(workflow) else 0
+
+
+def matrices_at_once(wildcards: Any) -> int:
+    """The cores of a job that measures a part's matrices one by one; a slice of the LM head has one only."""
+    return MATRICES if wildcards.part.startswith("layers") else 1
 
 
 def every_core(workflow: Any) -> int:

@@ -40,7 +40,7 @@ def original(source: Path, plan: Mapping[str, Any]) -> Original:
     weights = checkpoint_weights(source, plan["prefix"])
     table = weights("model.embed_tokens.weight")
     head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
-    return Original(Reference(source, plan["context"]), weights, table, head)
+    return Original(Reference(source, plan["context"], often=True), weights, table, head)
 
 
 def last_states(model: Original, states: Sequence[Tensor], first: int, weights: Weights) -> list[Tensor]:

@@ -1,15 +1,27 @@
-"""What the matrices of a part cost one by one in four bits, by the codes that were chosen for them."""
+"""What the matrices of a part cost one by one in four bits, by the codes that were chosen for them.
+
+Threads take matrices in turn. Each has a model of its own and computes on itself alone, so the costs are the same for
+any number of threads.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+import torch
 from safetensors import safe_open
+from torch import Tensor
 
+from shardmill.convert.stream import single_threaded_torch
 from shardmill.files import parse_json
 from shardmill.forms.form import INT4
 from shardmill.plan import Part
+from shardmill.plan import Tensor as Constant
 from shardmill.precision.calibration import read_edges
 from shardmill.precision.matrices import matrices
 from shardmill.precision.original import Original
@@ -18,31 +30,74 @@ from shardmill.precision.quantisers import Codes
 from shardmill.precision.sensitivity import Costs, as_stored
 
 
-def part_costs(part: Part, source: Path, model: Original, edges: Path, codes: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Changed:
+    """A matrix in four bits.
+
+    Attributes:
+        path: what the contract calls it.
+        blocks: of which it is made.
+        before: the states of each held-out window before its layer, or after the last layer for a head, [n, d].
+        index: of its layer.
+    """
+
+    path: str
+    blocks: Sequence[Constant]
+    before: Sequence[Tensor]
+    index: int
+
+
+def part_costs(
+    part: Part, source: Path, originals: Callable[[], Original], edges: Path, codes: Path, threads: int = 1
+) -> dict[str, Any]:
     """{path: {"kl": nats, "errors": {form: share}}} of every matrix whose inputs calibration has seen.
 
     Args:
         part: layers or a head.
         source: the checkpoint's folder.
-        model: the original.
+        originals: makes the original model, for each thread one.
         edges: the calibration's file.
         codes: the part's file of codes.
+        threads: how many measure.
     """
     if part.kind == "experts":
         return {}
-    index = part.start if part.kind == "layers" else model.layers
-    edge = read_edges(edges, index)
-    costs, found = Costs(model, edge.held, index), dict[str, Any]()
     with safe_open(codes, framework="pt") as stored:
         errors = parse_json(stored.metadata()[ERRORS])
-        for matrix in matrices(part, source, model, [], edge.held):
-            if matrix.path not in errors:
-                continue
-            name = f"{matrix.path}.{INT4}"
-            values = Codes(stored.get_tensor(f"{name}.codes"), stored.get_tensor(f"{name}.scale")).values
-            if part.kind == "head":
-                kl = costs.of_head(matrix.before, part.start, values)
-            else:
-                kl = costs.of_layer(matrix.before, matrix.index, as_stored(matrix.blocks, values, source))
-            found[matrix.path] = {"kl": kl, "errors": errors[matrix.path]}
-    return found
+    with single_threaded_torch(threads) as pool:
+        torch.set_num_threads(1)
+        model = originals()
+        index = part.start if part.kind == "layers" else model.layers
+        edge = read_edges(edges, index)
+        first = Costs(model, edge.held, index)
+        idle: SimpleQueue[Costs] = SimpleQueue()
+        for each in (first, *(first.beside(originals()) for _ in range(threads - 1))):
+            idle.put(each)
+
+        def cost(changed: Changed) -> float:
+            costs = idle.get()
+            try:
+                return _cost(part, source, costs, changed, codes)
+            finally:
+                idle.put(costs)
+
+        found: dict[str, Future[float]] = {}
+        try:
+            for matrix in matrices(part, source, originals(), [], edge.held):
+                if matrix.path in errors:
+                    changed = Changed(matrix.path, matrix.blocks, matrix.before, matrix.index)
+                    found[matrix.path] = pool.submit(cost, changed)
+            return {path: {"kl": kl.result(), "errors": errors[path]} for path, kl in found.items()}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or an error would wait for every other matrix
+            raise
+
+
+def _cost(part: Part, source: Path, costs: Costs, changed: Changed, codes: Path) -> float:
+    """Mean KL divergence in nats if one matrix is stored in four bits."""
+    name = f"{changed.path}.{INT4}"
+    with safe_open(codes, framework="pt") as stored:
+        values = Codes(stored.get_tensor(f"{name}.codes"), stored.get_tensor(f"{name}.scale")).values
+    if part.kind == "head":
+        return costs.of_head(changed.before, part.start, values)
+    return costs.of_layer(changed.before, changed.index, as_stored(changed.blocks, values, source))

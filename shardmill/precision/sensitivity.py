@@ -7,6 +7,7 @@ in proportion to the squared error of the matrix' outputs, which is known of eve
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -54,6 +55,12 @@ class Costs:
             Known(logits) for logits in self._logits(hidden, index, model.weights, head_blocks(model.head))
         ]
         self.room = torch.empty(max(map(len, hidden)), len(model.head))
+
+    def beside(self, model: Original) -> Costs:
+        """The same for another thread. Args: model the original once more, which no other thread runs."""
+        other = copy(self)
+        other.model, other.room = model, None if self.room is None else torch.empty_like(self.room)
+        return other
 
     def of_layer(self, hidden: Sequence[Tensor], index: int, changed: Mapping[str, Tensor]) -> float:
         """Mean KL divergence in nats if tensors of the checkpoint are others.

@@ -161,6 +161,20 @@ def test_a_job_that_does_not_fit_is_refused_with_the_remedy(build: Path) -> None
         convert(build, limit=mb - 1)("head_0")
 
 
+def test_threads_are_declared_and_a_job_that_gets_less_starts_fewer(build: Path) -> None:
+    first, each, part = need("sensitivity"), STEPS["sensitivity"].each_thread, "layers_20_24"
+    found = memory.sizes(phi_4_mini(), 256, part)
+    asked = {
+        limit: memory.declared(build, "sensitivity", first, limit, 256, each=each)(  # type: ignore[operator]
+            SimpleNamespace(get={"part": part}.get), ["build/m/plan.json"], 4
+        )
+        for limit in (None, first.mb(found) + each.mb(found) + 5, first.mb(found))
+    }
+    assert [*asked.values()] == [first.mb(found) + 3 * each.mb(found), *list(asked)[1:]]  # type: ignore[list-item]
+    assert [memory.threads_within(mb, 4, first, each, found) for mb in asked.values()] == [4, 2, 1]
+    assert memory.threads_within(10**6, 4, first, each, found) == 4
+
+
 @pytest.mark.parametrize("content", [None, "", "{", '{"parts": [{"name": "head_0"}]}', '{"parts": []}'])
 def test_before_there_is_a_plan_snakemake_is_told_so(content: str | None, build: Path) -> None:
     """It takes a FileNotFoundError that names one of the job's inputs for <TBD>. An older version's plan is none."""

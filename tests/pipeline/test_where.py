@@ -71,6 +71,11 @@ def test_a_cluster_may_have_no_number_of_cores(given: int | None, asked: int) ->
     assert where.every_core(workflow(None, cores=given)) == asked
 
 
+def test_a_part_of_one_matrix_asks_for_one_core() -> None:
+    asked = [where.matrices_at_once(SimpleNamespace(part=part)) for part in ("layers_00_24", "head_0")]
+    assert asked == [where.MATRICES, 1]
+
+
 def test_the_profile_for_slurm_names_rules_that_there_are() -> None:
     profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
     rules = {path.stem for path in (ROOT / "scripts").glob("*.py")}

@@ -10,7 +10,9 @@ from shardmill.files import digest, read_json, write_json
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
-def task(part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifact, tools: Tools) -> Task:
+def task(
+    part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifact, tools: Tools, threads: int = 1
+) -> Task:
     """{"matrices": {path: {"kl": nats, "errors": {form: share}}}} of the matrices whose cost is known.
 
     Args:
@@ -20,6 +22,7 @@ def task(part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifa
         edges: what the step calibration made.
         codes: the part's.
         tools: what decides the result besides.
+        threads: how many measure.
     """
     piece, content = plan.load_part(part), read_json(summary)
 
@@ -28,7 +31,7 @@ def task(part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifa
         from shardmill.precision.part_costs import part_costs
 
         source = source_folder(record)
-        found = part_costs(piece, source, original(source, content), edges.path, codes.path)
+        found = part_costs(piece, source, lambda: original(source, content), edges.path, codes.path, threads)
         write_json(made["costs"], {"matrices": found})
 
     inputs = {"part": digest(piece.content), "source": content["source"], "edges": edges.sha256, "codes": codes.sha256}
