@@ -17,7 +17,7 @@ from shardmill.convert.table import write_table
 from shardmill.convert.weights import PartWeights
 from shardmill.device.kit import write_kit
 from shardmill.device.rank import rank
-from shardmill.files import load_json
+from shardmill.files import load_json, write_json
 
 from .finished import LAYERS, SETTINGS, finish
 from .lane import lines, measured, unpacked
@@ -65,13 +65,22 @@ def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: st
     assert rank([build]) == []  # nothing was imported
 
 
-def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path) -> None:
-    """Loaded by its name; where one can't be loaded, the operation is looked for in that function."""
+@pytest.mark.parametrize("bundles", ["one", "each"])
+def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path, bundles: str) -> None:
+    """Loaded by its name, or as the only one of its bundle."""
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
-    made = program_forms.build(source, tmp_path, program_forms.FORMS["fixed"], tmp_path / "cache", **SETTINGS)
+    made = program_forms.build(source, tmp_path, program_forms.FORMS["fixed, host"], tmp_path / "cache", **SETTINGS)
     build = finish(made.plan, made.packages, made.table, source, tmp_path / "fixed")
+    if bundles == "each":
+        manifest = load_json(build / "model.json")
+        for part in manifest["parts"]:
+            part["program"]["bundles"] = {name: f"{part['program']['path']}/{name}.mlmodelc" for name in ("t1", "t4")}
+        write_json(build / "model.json", manifest)
     variant, found = lane(build, tmp_path)
-    assert variant["described"]["shapes"] == "fixed"
+    assert (variant["described"]["shapes"], variant["described"]["bundles"]) == ("fixed", bundles)
+    compiled = [package.load_spec(path).mlProgram for path in (tmp_path / "kit").glob("**/fixed/*.mlmodelc")]
+    expected = {"main"} if bundles == "each" else {"t1", "t4"}
+    assert [set(program.functions) for program in compiled] == 4 * [expected]
     for part in variant["parts"]:
         assert [(one["function"], one["widths"]) for one in part["programs"]] == [("t1", [1]), ("t4", [4])]
         for place, width in enumerate((1, 4)):
