@@ -74,7 +74,7 @@ def test_each_function_is_a_bundle_of_its_own(finished: Project) -> None:
     layers = content["parts"][0]["program"]
     assert layers["bundles"] == {name: f"{layers['path']}/{name}.mlmodelc" for name in ("c32_t1", "c32_t4", "t1", "t4")}
     folder = finished.build / layers["path"]
-    assert {path.name for path in folder.iterdir()} == {Path(path).name for path in layers["bundles"].values()}
+    assert {path.name for path in folder.glob("*.mlmodelc")} == {Path(path).name for path in layers["bundles"].values()}
     weights = [*folder.glob("*/weights/weight.bin"), *finished.build.glob("packages/layers*/**/weight.bin")]
     assert (len(weights), len({path.stat().st_ino for path in weights})) == (5, 1)
 
