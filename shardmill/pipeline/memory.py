@@ -34,6 +34,7 @@ class Sizes:
     table: float = 0.0  # of the embedding table
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
     logits: float = 0.0  # not of parameters: positions of the parity text times the vocabulary
+    vocab: float = 0.0  # nor this: tokens in the vocabulary
     bucket: float = 0.0  # nor this: tokens that a pass of the job's own encoder takes
     wide: float = 0.0  # MB, of layers, table and head, by which a checkpoint in fp32 is larger than one of two bytes
 
@@ -50,6 +51,7 @@ class Need:
     table: float = 0.0
     expanded: float = 0.0
     logits: float = 0.0
+    vocab: float = 0.0
     bucket: float = 0.0
 
     def mb(self, sizes: Sizes) -> int:
@@ -141,6 +143,7 @@ def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> S
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
         logits=positions * plan["architecture"]["vocab"] / MILLION,
+        vocab=plan["architecture"]["vocab"] / MILLION,
         bucket=buckets.get(part, 0) / MILLION,
         wide=max(0, plan["item_bytes"] - 2) * (FEW_LAYERS * layer + 2 * table / MILLION),
     )

@@ -89,8 +89,9 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"costs": "sensitivity/{part}.json"},
         reads={"part": PART, "summary": PLAN, "record": RECORD},
         takes={"edges": "calibration.safetensors", "codes": CODES},
-        needs=Need(1700, layer=8, largest=12, table=4),
-        each_thread=Need(100, layer=4, largest=12, table=2.5),
+        # The distributions of two windows of 512 tokens, and in each thread room for one's.
+        needs=Need(1100, layer=8, largest=12, table=4, vocab=6200),
+        each_thread=Need(100, layer=4, largest=12, vocab=2100),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=configured.searches,
         lane=2.5,

@@ -84,6 +84,8 @@ MEASURED = {
     ("rotated qwen", "codes", "layers_00_24"): 1601,
     ("rotated qwen", "sensitivity", "layers_00_24"): 3027,
     ("rotated qwen", "sensitivity", "head_0"): 2917,
+    ("gemma", "sensitivity", "layers_00_18"): 2625,
+    ("gemma", "sensitivity", "head_3"): 3144,
 }
 
 
