@@ -1,6 +1,7 @@
 """What forms of the matrices cost on a text: rounding, scales that cut off, GPTQ, and what the search buys.
 
     python benchmarks/precision.py build/MODEL TEXT_FILE [--tokens 8192] [--every 8] [--growths 1.01 1.03 1.05 1.1]
+        [--json OUT.json]
 
 For a build with `convert: {precision: search}`: its codes, and what its matrices cost, are read from it, so that no
 quantiser runs again. Everything is measured in transformers and fp32, with the weights as packages of these forms hold
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--growths", type=float, nargs="*", default=[1.01, 1.03, 1.05, 1.1])
     parser.add_argument("--forms", nargs="*", default=[INT4, INT8], help="that the search may take")
+    parser.add_argument("--json", type=Path, help="where to write what is printed, without the solver's remarks")
     args = parser.parse_args()
     case = open_case(args.build, args.text, args.tokens, args.window, args.every)
     rows: list[dict[str, Any]] = []
@@ -170,7 +172,10 @@ def main() -> None:
     points = sorted((row["foreseen"], row["growth"]) for row in rows if row.get("foreseen"))
     monotone = all(a[1] <= b[1] for a, b in pairwise(points))
     tokens = sum(map(len, case.cut))
-    print(json.dumps({"machine": machine(), "tokens": tokens, "monotone": monotone, "rows": rows}, indent=1))
+    text = json.dumps({"machine": machine(), "tokens": tokens, "monotone": monotone, "rows": rows}, indent=1)
+    if args.json:
+        args.json.write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":
