@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,11 @@ from shardmill.pipeline.store import Store
 if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores, and so do the processes that they start
     torch.set_num_threads(1)
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in the background of a script; what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of whoever runs it
 

@@ -65,7 +65,7 @@ def inspect(
     else:
         rows = list(measure(bundle, f"T={tokens}" if fixed else "T=1"))
         if tokens > 1 and not fixed:
-            rows += measure_copy(package, partial(with_default_tokens, tokens=tokens), f"T={tokens}")
+            rows += _measured_copy(package, partial(with_default_tokens, tokens=tokens), f"T={tokens}")
     return rows, [finding for finding in findings if finding["rule"] == SMALL]  # the size is a fact
 
 
@@ -92,11 +92,11 @@ def measure(bundle: Path, shape: str) -> Iterator[Row]:
 def measure_functions(package: Path, functions: Mapping[str, int]) -> Iterator[Row]:
     """Rows of each function, by plans of copies that have only that one."""
     for name, width in functions.items():
-        rows = measure_copy(package, partial(with_one_function, name=name), f"T={width}")
+        rows = _measured_copy(package, partial(with_one_function, name=name), f"T={width}")
         yield from (replace(row, function=name) if row.function == ONLY else row for row in rows)
 
 
-def measure_copy(package: Path, copied: Callable[[Path, Path], None], shape: str) -> list[Row]:
+def _measured_copy(package: Path, copied: Callable[[Path, Path], None], shape: str) -> list[Row]:
     """Rows by the plan of a changed copy of a package, which `copied` writes from one path to the other."""
     import coremltools as ct
 

@@ -35,7 +35,7 @@ def task(package: Artifact, bundles: str, tools: Tools) -> Task:
             if bundles == EACH:
                 compile_each(package.path, made["bundle"])
             else:
-                compile_one(package.path, made["bundle"])
+                _compile(package.path, made["bundle"])
 
     engine = machine.engine()
     notes: dict[str, Any] = {"engine": engine} | ({"note": UNVERIFIED} if machine.is_portable() else {})
@@ -43,7 +43,7 @@ def task(package: Artifact, bundles: str, tools: Tools) -> Task:
     return Task(work, Action("compile", {"package": package.sha256}, params, **tools), notes)
 
 
-def compile_one(package: Path, bundle: Path) -> None:
+def _compile(package: Path, bundle: Path) -> None:
     """Compiles a package."""
     import coremltools as ct
 
@@ -60,4 +60,4 @@ def compile_each(package: Path, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             alone = Path(scratch) / f"{name}.mlpackage"
             with_one_function(package, alone, name)
-            compile_one(alone, own_bundle(folder, name))
+            _compile(alone, own_bundle(folder, name))
