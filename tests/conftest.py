@@ -21,9 +21,8 @@ if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores, and so do the processes that they start
     torch.set_num_threads(1)
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in the background of a script; what tests start would inherit it
+# As in the background of a script: what tests start would inherit it, and no Ctrl-C would end that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of whoever runs it
