@@ -163,6 +163,12 @@ def test_a_job_that_does_not_fit_is_refused_with_the_remedy(build: Path) -> None
         convert(build, limit=mb - 1)("head_0")
 
 
+def test_what_a_second_thread_took_is_declared() -> None:
+    """Qwen's costs: 2,320 MB with one thread, 3,156 with two."""
+    found = memory.sizes(PLANS["rotated qwen"], 256, "layers_00_24")
+    assert 3156 - 2320 <= STEPS["sensitivity"].each_thread.mb(found) < 1000
+
+
 def test_threads_are_declared_and_a_job_that_gets_less_starts_fewer(build: Path) -> None:
     first, each, part = need("sensitivity"), STEPS["sensitivity"].each_thread, "layers_20_24"
     found = memory.sizes(phi_4_mini(), 256, part)
