@@ -166,7 +166,7 @@ def test_a_job_that_does_not_fit_is_refused_with_the_remedy(build: Path) -> None
 def test_what_a_second_thread_took_is_declared() -> None:
     """Qwen's costs: 2,320 MB with one thread, 3,156 with two."""
     found = memory.sizes(PLANS["rotated qwen"], 256, "layers_00_24")
-    assert 3156 - 2320 <= STEPS["sensitivity"].each_thread.mb(found) < 1000
+    assert 3156 - 2320 <= STEPS["sensitivity"].each_thread.mb(found) < 2 * (3156 - 2320)
 
 
 def test_threads_are_declared_and_a_job_that_gets_less_starts_fewer(build: Path) -> None:
