@@ -10,10 +10,9 @@ import pytest
 import torch
 from portable_coreml.files.read_text import read_text
 from portable_coreml.program import Blob, Value
-from portable_coreml.run import experts, find_experts, stored
+from portable_coreml.run import experts, find_experts, products, stored
 from portable_coreml.run.execute import Executable
 from portable_coreml.run.observe import trace
-from portable_coreml.run.products import int8_products_are_exact, takes_digits
 from portable_coreml.run.stored import StoredMatrix
 from torch import Tensor
 
@@ -138,9 +137,13 @@ def test_stored_matrices_are_cut_apart_like_others(count: int, monkeypatch: pyte
     torch.testing.assert_close(y, formula(wide, inputs["x"], inputs["w"]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_fast", [True, False], ids=["fixed point", "in blocks"])
 @pytest.mark.parametrize("tokens", [1, 9, 80])
-def test_int8_matrices_are_multiplied_in_fixed_point(tokens: int) -> None:
-    """Against their expansion in float64; 80 tokens are more than a product of one matrix takes that way."""
+def test_int8_matrices_are_multiplied_as_they_are_stored(
+    tokens: int, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against their expansion in float64; 80 tokens are more than a product of one matrix takes in fixed point."""
+    monkeypatch.setattr(products, "int8_products_are_fast", lambda: is_fast)
     generator, known = torch.Generator().manual_seed(tokens), constants(SHARED)
     executable = loaded(text(SHARED), known)
     group = next(step.kernel.call for step in executable.quick.steps if step.kernel and step.kernel.kind == "experts")
@@ -161,7 +164,7 @@ def test_int8_matrices_are_multiplied_in_fixed_point(tokens: int) -> None:
 
     first = tuple(replace(one, matrices=int8(one.matrices)) for one in group.first)
     down = int8(group.down, torch.rand(OUT, 1, generator=generator) / 64)
-    assert all(map(takes_digits, down)) or not int8_products_are_exact()
+    assert all(map(products.takes_digits, down)) is (is_fast and products.int8_products_are_exact())
     inputs = drawn(SHARED, tokens)
     found = replace(group, first=first, down=down)(inputs["x"], inputs["w"])
     named = {one.name: expanded(one.matrices, 0) for one in first}
