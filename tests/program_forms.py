@@ -10,7 +10,8 @@ import tiny
 
 from shardmill.convert.stamped import convert_stamped
 from shardmill.machine import load_programs_as
-from shardmill.pipeline.steps.compile import EACH, compile_each
+from shardmill.models.calls import EACH
+from shardmill.pipeline.steps.compile import compile_each
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 

@@ -13,7 +13,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import NAMES, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, local
-from shardmill.models.calls import ENUMERATED, FIXED, GRAPH
+from shardmill.models.calls import ENUMERATED, FIXED, GRAPH, ONE
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
@@ -129,7 +129,7 @@ def _size_problems(config: Config) -> list[str]:
 
 def _bundles_problems(config: Config) -> list[str]:
     """Programs that can't be taken apart."""
-    if config.program.bundles == "one" or config.context is None:
+    if config.program.bundles == ONE or config.context is None:
         return []
     if config.program.shapes != FIXED:
         return ["program.bundles: a program has one function only; add `shapes: fixed`"]

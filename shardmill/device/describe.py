@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.files import load_json
+from shardmill.models.calls import EACH, ONE
 from shardmill.runtime.manifest import MARK, verify_width
 
 FP16 = 2  # bytes of a number in a state
@@ -29,7 +30,7 @@ def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         "widths": widths_of(manifest),
         "shapes": "fixed" if encodes else _shapes(manifest["parts"][0]),
         "state": None if encodes else "host" if any("written" in part for part in manifest["parts"]) else "graph",
-        "bundles": "each" if any("bundles" in part["program"] for part in manifest["parts"]) else "one",
+        "bundles": EACH if any("bundles" in part["program"] for part in manifest["parts"]) else ONE,
         "programs": len(manifest["parts"]),
         "weights_bytes": sum(map(weights_bytes, packages)),
         "state_bytes": sum(FP16 * prod(shape) for part in manifest["parts"] for shape in _kept(part)),

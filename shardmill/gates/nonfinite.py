@@ -20,6 +20,7 @@ from torch import Tensor
 from shardmill.gates.fp16_range import layer_of
 from shardmill.gates.thresholds import Measurement
 from shardmill.machine import is_portable
+from shardmill.models.calls import BUNDLE
 from shardmill.runtime.engine import Engine
 
 Rerun = Callable[[], object]
@@ -81,7 +82,7 @@ def _rerun_engine(engine: Engine, rerun: Rerun) -> None:
 
 def _described(result: NonFinite, program: Path) -> str:
     layers: dict[str, int] = {}
-    for bundle in sorted(program.glob("*.mlmodelc")) or [program]:
+    for bundle in sorted(program.glob(f"*{BUNDLE}")) or [program]:
         for function in load_model(bundle).program.functions.values():
             layers |= layer_of(function)
     layer = layers.get(result.name)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
+ONE, EACH = "one", "each"  # compiled bundles: of a program, or of each of its functions
+BUNDLE = ".mlmodelc"
 MAIN = "main"  # what coremltools calls the only function of a program
 
 
@@ -57,4 +59,4 @@ def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int,
 
 def own_bundle(program: Path, function: str) -> Path:
     """Where the bundle of a function lies, if it has one of its own: then the program is a folder of such."""
-    return program / f"{function}.mlmodelc"
+    return program / f"{function}{BUNDLE}"

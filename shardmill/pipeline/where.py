@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 SNAKEMAKE_MB = 500  # a job that was sent somewhere holds up to three Snakemakes of 148 MB beside its own process
-MATRICES = 4
+MATRICES = 4  # that a job measures at a time, at most
 NODE_CORES = 4  # as many as any rule asks for that does not want a machine to itself
 
 

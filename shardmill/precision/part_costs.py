@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -74,23 +75,22 @@ def part_costs(
         for each in (first, *(first.beside(originals()) for _ in range(threads - 1))):
             idle.put(each)
 
-        def cost(changed: Changed) -> float:
-            costs = idle.get()
-            try:
-                return _cost(part, source, costs, changed, codes)
-            finally:
-                idle.put(costs)
-
         found: dict[str, Future[float]] = {}
-        try:
-            for matrix in matrices(part, source, originals(), [], edge.held):
-                if matrix.path in errors:
-                    changed = Changed(matrix.path, matrix.blocks, matrix.before, matrix.index)
-                    found[matrix.path] = pool.submit(cost, changed)
-            return {path: {"kl": kl.result(), "errors": errors[path]} for path, kl in found.items()}
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # or an error would wait for every other matrix
-            raise
+        for matrix in matrices(part, source, originals(), [], edge.held):
+            if matrix.path in errors:
+                costs = idle.get()  # so that no more matrices are there than threads
+                for one in found.values():
+                    if one.done():
+                        one.result()  # what went wrong ends the others
+                changed = Changed(matrix.path, matrix.blocks, matrix.before, matrix.index)
+                found[matrix.path] = kl = pool.submit(_cost, part, source, costs, changed, codes)
+                kl.add_done_callback(partial(_put_back, idle, costs))
+        return {path: {"kl": kl.result(), "errors": errors[path]} for path, kl in found.items()}
+
+
+def _put_back(idle: SimpleQueue[Costs], costs: Costs, _: Future[float]) -> None:
+    """Another matrix may have its model."""
+    idle.put(costs)
 
 
 def _cost(part: Part, source: Path, costs: Costs, changed: Changed, codes: Path) -> float:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import program_forms
 import tiny
+from typer.testing import CliRunner
 
+from shardmill.cli import app
 from shardmill.device.forecast import forecast
 from shardmill.device.importing import import_result
 from shardmill.device.kit import write_kit
@@ -52,6 +54,8 @@ def test_passes_are_measured_in_each_context(tmp_path: Path) -> None:
     import_result(kit / "result.json", [build])
     (row,) = rank([build])
     assert (row["ms"], row["shorter"], row["place"]) == (MS["laddered"], {SHORT: MS[f"laddered@{SHORT}"]}, 1)
+    printed = CliRunner().invoke(app, ["device", "rank", str(build)], env={"COLUMNS": "300"}).stdout
+    assert f"T=4 in {SHORT} slots: 3.00" in printed
     assert {row["width"]: row["measured_ms"] for row in forecast([build])} == MS["laddered"]
     evidence = of_build(kit / "result.json", load_json(kit / "result.json"), load_json(build / "model.json"))
     assert evidence is not None

@@ -3,62 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
-from shardmill.precision.original import original
+from shardmill.plan import Part
+from shardmill.precision import part_costs
+from shardmill.precision.original import Original, original
 from shardmill.precision.part_codes import write_part_codes
-from shardmill.precision.part_costs import part_costs
 from shardmill.precision.quantisers import Codes
 from shardmill.precision.sensitivity import Costs, as_stored
 
 from .cases import SLOTS, Case
 
+THREADS = 3
 
-def test_any_number_of_threads_finds_the_same(case: Case, tmp_path: Path) -> None:
-    """To the bit, in the matrices' order; and as one matrix by itself costs."""
+
+def found(case: Case, part: Part, folder: Path, threads: int) -> dict[str, Any]:
+    """The costs of a part's matrices; their codes are left in `folder`."""
     summary = {"prefix": case.prefix, "context": SLOTS, "architecture": {"tied": case.model.head is case.model.table}}
-    before = torch.get_num_threads()
-    for part in (case.parts[0], case.parts[-1]):
-        codes = tmp_path / f"{part.name}.safetensors"
+    codes = folder / f"{part.name}.safetensors"
+    if not codes.exists():
         write_part_codes(part, case.source, case.model, case.edges, codes)
-        made: list[int] = []
 
-        def originals(made: list[int] = made) -> object:
-            made.append(torch.get_num_threads())
-            return original(case.source, summary)
+    def originals() -> Original:
+        assert torch.get_num_threads() == 1  # of PyTorch's own, or sums would come out by their number
+        return original(case.source, summary)
 
-        alone, several = (
-            part_costs(part, case.source, originals, case.edges, codes, threads)  # type: ignore[arg-type]
-            for threads in (1, 3)
-        )
-        assert alone == several and [*alone] == [*several] and alone
-        assert {*made} == {1} and torch.get_num_threads() == before
-        from safetensors import safe_open
-
-        m = next(case.matrices(part))
-        with safe_open(codes, framework="pt") as stored:
-            values = Codes(*(stored.get_tensor(f"{m.path}.int4.{name}") for name in ("codes", "scale"))).values
-        costs = Costs(case.model, m.before, m.index)
-        single = (
-            costs.of_head(m.before, part.start, values)
-            if part.kind == "head"
-            else costs.of_layer(m.before, m.index, as_stored(m.blocks, values, case.source))
-        )
-        assert several[m.path]["kl"] == pytest.approx(single, rel=1e-9) and single > 0
+    return part_costs.part_costs(part, case.source, originals, case.edges, codes, threads)
 
 
-def test_what_goes_wrong_in_one_thread_is_raised(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part, codes = case.parts[0], tmp_path / "codes.safetensors"
-    summary = {"prefix": case.prefix, "context": SLOTS, "architecture": {"tied": True}}
-    write_part_codes(part, case.source, case.model, case.edges, codes)
+def alone(case: Case, part: Part, codes: Path) -> tuple[str, float]:
+    """The first matrix of a part, and what it costs when nothing else runs."""
+    m = next(case.matrices(part))
+    with safe_open(codes, framework="pt") as stored:
+        values = Codes(*(stored.get_tensor(f"{m.path}.int4.{name}") for name in ("codes", "scale"))).values
+    costs = Costs(case.model, m.before, m.index)
+    if part.kind == "head":
+        return m.path, costs.of_head(m.before, part.start, values)
+    return m.path, costs.of_layer(m.before, m.index, as_stored(m.blocks, values, case.source))
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["layers", "head"])
+def test_any_number_of_threads_finds_the_same(case: Case, tmp_path: Path, place: int) -> None:
+    """To the bit, in the matrices' order; and what a matrix by itself costs."""
+    part, before = case.parts[place], torch.get_num_threads()
+    one, several = (found(case, part, tmp_path, threads) for threads in (1, THREADS))
+    assert one == several and [*one] == [*several]
+    path, kl = alone(case, part, tmp_path / f"{part.name}.safetensors")
+    assert several[path]["kl"] == pytest.approx(kl, rel=1e-9) and kl > 0
+    assert torch.get_num_threads() == before
+
+
+def test_what_goes_wrong_in_one_thread_ends_the_others(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
     def fails(*_: object) -> float:
         asked.append(1)
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Costs, "of_layer", fails)
+    part = max(case.parts, key=lambda part: len(part.tensors))
+    monkeypatch.setattr(part_costs, "_cost", fails)
     with pytest.raises(MemoryError, match="no room"):
-        part_costs(part, case.source, lambda: original(case.source, summary), case.edges, codes, 2)
+        found(case, part, tmp_path, 2)
+    assert len(asked) <= 2 < len(list(case.matrices(part)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 from typing import Any
 
@@ -143,6 +144,16 @@ def test_a_device_stands_apart_and_its_residency_beats_the_prediction() -> None:
     assert "evidence/old.json is of programs that this build no longer has" in found
     assert "prefers it (measured)" in section(html, "residency")
     assert "Predicted, not measured: Neural Engine residency." not in text and "4 of them by prediction" in text
+
+
+def test_passes_of_a_shorter_context_say_their_slots() -> None:
+    device = results.evidence()
+    described = device.variant["described"]
+    assert "slots" not in section(render(sample.build(devices=(device,))), "devices")
+    short = replace(device, variant={**device.variant, "described": {**described, "context": 16}})
+    text = section(render(sample.build(devices=(replace(device, shorter=(short,)),))), "devices")
+    assert "slots tokens of a pass" in text
+    assert f"{described['context']} 1 20.00" in text and "16 1 20.00" in text
 
 
 def test_what_another_engine_gave_is_no_measurement_of_the_neural_engine(page: str) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmill import machine
-from shardmill.models.calls import own_bundle
+from shardmill.models.calls import EACH, own_bundle
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
-EACH = "each"
 UNVERIFIED = (
     "Written by the portable compiler. No public bundle of Apple's compiler covers states, iOS 18 operations or "
     "blockwise weights, so for these the result is unverified against it; compare on a Mac."

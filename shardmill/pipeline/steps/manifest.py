@@ -8,12 +8,12 @@ from typing import Any
 
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
+from shardmill.models.calls import BUNDLE
 from shardmill.pipeline.subjects import check_files
 from shardmill.pipeline.task import SOURCE, Artifact, Task
 from shardmill.runtime.manifest import runtime_manifest
 
 TOKENIZER = "tokenizer.json"
-SUFFIX = ".mlmodelc"
 
 
 def task(
@@ -56,8 +56,8 @@ def _by_part(artifacts: list[Artifact], root: Path) -> dict[str, dict[str, Any]]
 
 def _bundles(program: Mapping[str, Any]) -> dict[str, Any]:
     """Where each function's bundle lies; nothing of a program that is one bundle."""
-    names = sorted({file.partition("/")[0] for file in program["files"] if file.partition("/")[0].endswith(SUFFIX)})
-    found = {name.removesuffix(SUFFIX): f"{program['path']}/{name}" for name in names}
+    names = sorted({file.partition("/")[0] for file in program["files"]})
+    found = {name.removesuffix(BUNDLE): f"{program['path']}/{name}" for name in names if name.endswith(BUNDLE)}
     return {"bundles": found} if found else {}
 
 
