@@ -39,7 +39,7 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
     `steady`: a column's result is the same whatever n is, to the last bit.
     """
     if isinstance(matrix, StoredMatrix):
-        return _stored_product(matrix, x.contiguous())
+        return _stored_product(matrix, x.contiguous(), steady)
     if x.shape[1] == 1 and not steady:
         return torch.mv(matrix, x[:, 0]).unsqueeze(1)
     tokens = by_fours(x.t()) if steady else x.t()
@@ -54,10 +54,10 @@ def by_fours(tokens: Tensor) -> Tensor:
     return torch.nn.functional.pad(tokens, (0, 0, 0, missing)) if missing else tokens
 
 
-def _stored_product(matrix: StoredMatrix, x: Tensor) -> Tensor:
-    """The same with a stored matrix, steady up to MOST_COLUMNS columns."""
+def _stored_product(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
+    """The same with a stored matrix; in fixed point, up to MOST_COLUMNS columns, it is steady in any case."""
     digits = to_digits(x) if x.shape[1] <= MOST_COLUMNS and takes_digits(matrix) else None
-    return _blockwise(matrix, x) if digits is None else _digit_product(matrix, digits)
+    return _blockwise(matrix, x, steady) if digits is None else _digit_product(matrix, digits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,13 +115,13 @@ def int8_products_are_exact() -> bool:
     return bool((torch._int_mm(left, right) == expected).all())
 
 
-def _blockwise(matrix: StoredMatrix, x: Tensor) -> Tensor:
+def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
     """The product in float32, a block of rows at a time."""
     values, scale = matrix.values, matrix.scale
     count = max(1, BLOCK * torch.get_num_threads() // len(x))
     scratch = torch.empty_like(values[:count], dtype=torch.float32)
     halves = torch.empty_like(scratch, dtype=torch.float16)
-    tokens = by_fours(x.t()).contiguous()  # [n, in]
+    tokens = (by_fours(x.t()) if steady or x.shape[1] > 1 else x.t()).contiguous()  # [n, in]
     out = torch.empty(len(tokens), len(values))
     for first in range(0, len(values), count):
         rows = values[first : first + count]
