@@ -57,7 +57,7 @@ class Reference:
             carry: channels that a layer passes to the next beside the hidden state; wherever hidden states are taken
                 or given here, they follow it.
             often: whether layers are run thousands of times. Then what a layer has freed does not go back to the system
-                before the logits are there, or the system would spend a sixth of the time on giving it again.
+                (see `give_back`), which would spend a sixth of the time on giving it again.
         """
         from transformers import AutoModelForCausalLM
 
@@ -107,7 +107,7 @@ class Reference:
         """
         with self._only(indices, hidden, weights), self._headed(head, weights, into):
             result: Tensor = self.model(inputs_embeds=self._stream(hidden)[None], use_cache=False).logits[0]
-        give_back()
+        self._end_layer()
         return result
 
     @torch.no_grad()

@@ -89,9 +89,9 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"costs": "sensitivity/{part}.json"},
         reads={"part": PART, "summary": PLAN, "record": RECORD},
         takes={"edges": "calibration.safetensors", "codes": CODES},
-        # The distributions of two windows of 512 tokens, and in each thread room for one's.
-        needs=Need(1100, layer=8, largest=12, table=4, vocab=6200),
-        each_thread=Need(450, layer=4, largest=12, vocab=2100),
+        # The distributions of two windows of 512 tokens, and in each thread the logits of 128.
+        needs=Need(1100, layer=8, largest=12, table=4, vocab=4900),
+        each_thread=Need(200, layer=4, largest=12, vocab=750),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=configured.searches,
         lane=2.5,

@@ -35,12 +35,18 @@ class Original:
         return len(self.reference.decoder.layers)
 
 
-def original(source: Path, plan: Mapping[str, Any]) -> Original:
-    """The model of a checkpoint's folder. Args: plan the content of plan.json."""
+def original(source: Path, plan: Mapping[str, Any], often: bool = False) -> Original:
+    """The model of a checkpoint's folder.
+
+    Args:
+        source: the folder.
+        plan: the content of plan.json.
+        often: whether its layers are run thousands of times, see Reference.
+    """
     weights = checkpoint_weights(source, plan["prefix"])
     table = weights("model.embed_tokens.weight")
     head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
-    return Original(Reference(source, plan["context"], often=True), weights, table, head)
+    return Original(Reference(source, plan["context"], often=often), weights, table, head)
 
 
 def last_states(model: Original, states: Sequence[Tensor], first: int, weights: Weights) -> list[Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -68,15 +68,19 @@ def part_costs(
     with single_threaded_torch(threads) as pool:
         torch.set_num_threads(1)
         model = originals()
+
+        def another() -> Original:
+            return replace(originals(), weights=model.weights, table=model.table, head=model.head)  # mapped once
+
         index = part.start if part.kind == "layers" else model.layers
         edge = read_edges(edges, index)
         first = Costs(model, edge.held, index)
         idle: SimpleQueue[Costs] = SimpleQueue()
-        for each in (first, *(first.beside(originals()) for _ in range(threads - 1))):
+        for each in (first, *(first.beside(another()) for _ in range(threads - 1))):
             idle.put(each)
 
         found: dict[str, Future[float]] = {}
-        for matrix in matrices(part, source, originals(), [], edge.held):
+        for matrix in matrices(part, source, another(), [], edge.held):
             if matrix.path in errors:
                 costs = idle.get()  # so that no more matrices are there than threads
                 for one in found.values():

@@ -15,33 +15,38 @@ from torch import Tensor
 
 from shardmill.convert.weights import read
 from shardmill.gates.naming import Weights
+from shardmill.gates.reference import give_back
 from shardmill.models.sources import put_back
 from shardmill.plan import Tensor as Constant
 from shardmill.precision.original import Original, head_blocks, last_states
 
-POSITIONS = 16  # whose distributions are compared at a time
+PASS = 128  # positions whose logits are in memory at a time: fewer would expand the LM head more often
+POSITIONS = 16  # of these, whose distributions are compared at a time
 
 
 class Known:
     """The distributions of one model, to which those of others are compared."""
 
-    def __init__(self, logits: Tensor) -> None:
-        """Takes logits [n, vocab], which it overwrites."""
-        self.shares, self.own = logits, list[Tensor]()
-        for rows in torch.split(logits, POSITIONS):
+    def __init__(self, logits: Iterable[Tensor]) -> None:
+        """Takes logits [n, vocab] in blocks of positions, each of which may lie where the one before it lay."""
+        self.known = list[tuple[Tensor, Tensor]]()  # shares [n, vocab], and the mean of their logarithms [n]
+        for rows in _few(logits):
             total = rows.logsumexp(dim=-1, keepdim=True)
             shares = (rows - total).exp_()
-            self.own.append((shares * rows).sum(dim=-1).double() - total[:, 0])
-            rows.copy_(shares)
+            self.known.append((shares, (shares * rows).sum(dim=-1).double() - total[:, 0]))
 
-    def divergence(self, logits: Tensor) -> float:
-        """Mean KL divergence in nats of the distributions of other logits [n, vocab] from the known ones."""
-        total = 0.0
-        blocks = zip(torch.split(self.shares, POSITIONS), self.own, torch.split(logits, POSITIONS), strict=True)
-        for shares, own, rows in blocks:
+    def divergence(self, logits: Iterable[Tensor]) -> float:
+        """Mean KL divergence in nats of the distributions of other logits, in the same blocks, from the known ones."""
+        found = []
+        for (shares, own), rows in zip(self.known, _few(logits), strict=True):
             crossed = (shares * rows).sum(dim=-1).double() - rows.logsumexp(dim=-1)
-            total += float((own - crossed).sum())
-        return total / len(logits)
+            found.append(own - crossed)
+        return float(torch.cat(found).mean())
+
+
+def _few(logits: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Blocks of POSITIONS."""
+    return (rows for block in logits for rows in torch.split(block, POSITIONS))
 
 
 class Costs:
@@ -49,17 +54,13 @@ class Costs:
 
     def __init__(self, model: Original, hidden: Sequence[Tensor], index: int) -> None:
         """Runs the original. Args: hidden the states [n, d] of windows before the layer `index`."""
-        self.model = model
-        self.room: Tensor | None = None
-        self.original = [
-            Known(logits) for logits in self._logits(hidden, index, model.weights, head_blocks(model.head))
-        ]
-        self.room = torch.empty(max(map(len, hidden)), len(model.head))
+        self.model, self.room = model, torch.empty(PASS, len(model.head))
+        self.original = [*map(Known, self._logits(hidden, index, model.weights, head_blocks(model.head)))]
 
     def beside(self, model: Original) -> Costs:
         """The same for another thread. Args: model the original once more, which no other thread runs."""
         other = copy(self)
-        other.model, other.room = model, None if self.room is None else torch.empty_like(self.room)
+        other.model, other.room = model, torch.empty_like(self.room)
         return other
 
     def of_layer(self, hidden: Sequence[Tensor], index: int, changed: Mapping[str, Tensor]) -> float:
@@ -81,13 +82,16 @@ class Costs:
 
     def _logits(
         self, hidden: Sequence[Tensor], index: int, weights: Weights, head: Iterable[Tensor]
-    ) -> Iterator[Tensor]:
-        """Of each window in turn, [n, vocab]; once there is room for them, in the same place each."""
+    ) -> Iterator[Iterator[Tensor]]:
+        """Of each window in turn [n, vocab], in blocks of positions which all lie in the same place."""
         for states in last_states(self.model, hidden, index, weights):
-            into = None if self.room is None else self.room[: len(states)]
-            yield self.model.reference.logits(states, head, weights, into=into)
+            yield (
+                self.model.reference.logits(some, head, weights, into=self.room[: len(some)])
+                for some in torch.split(states, PASS)
+            )
+        give_back()  # once for a matrix
 
-    def _divergence(self, found: Iterable[Tensor]) -> float:
+    def _divergence(self, found: Iterable[Iterable[Tensor]]) -> float:
         apart = [known.divergence(logits) for known, logits in zip(self.original, found, strict=True)]
         return sum(apart) / len(apart)
 

@@ -30,7 +30,7 @@ def found(case: Case, part: Part, folder: Path, threads: int) -> dict[str, Any]:
 
     def originals() -> Original:
         assert torch.get_num_threads() == 1  # of PyTorch's own, or sums would come out by their number
-        return original(case.source, summary)
+        return original(case.source, summary, often=True)
 
     return part_costs.part_costs(part, case.source, originals, case.edges, codes, threads)
 

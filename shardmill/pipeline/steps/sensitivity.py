@@ -31,7 +31,9 @@ def task(
         from shardmill.precision.part_costs import part_costs
 
         source = source_folder(record)
-        found = part_costs(piece, source, lambda: original(source, content), edges.path, codes.path, threads)
+        found = part_costs(
+            piece, source, lambda: original(source, content, often=True), edges.path, codes.path, threads
+        )
         write_json(made["costs"], {"matrices": found})
 
     inputs = {"part": digest(piece.content), "source": content["source"], "edges": edges.sha256, "codes": codes.sha256}
