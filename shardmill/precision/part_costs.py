@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -49,7 +50,13 @@ class Changed:
 
 
 def part_costs(
-    part: Part, source: Path, originals: Callable[[], Original], edges: Path, codes: Path, threads: int = 1
+    part: Part,
+    source: Path,
+    originals: Callable[[], Original],
+    edges: Path,
+    codes: Path,
+    scratch: Path,
+    threads: int = 1,
 ) -> dict[str, Any]:
     """{path: {"kl": nats, "errors": {form: share}}} of every matrix whose inputs calibration has seen.
 
@@ -59,13 +66,14 @@ def part_costs(
         originals: makes the original model, for each thread one.
         edges: the calibration's file.
         codes: the part's file of codes.
+        scratch: a folder with room for the held-out windows' distributions.
         threads: how many measure.
     """
     if part.kind == "experts":
         return {}
     with safe_open(codes, framework="pt") as stored:
         errors = parse_json(stored.metadata()[ERRORS])
-    with single_threaded_torch(threads) as pool:
+    with TemporaryFile(dir=scratch) as spool, single_threaded_torch(threads) as pool:
         torch.set_num_threads(1)
         model = originals()
 
@@ -74,7 +82,7 @@ def part_costs(
 
         index = part.start if part.kind == "layers" else model.layers
         edge = read_edges(edges, index)
-        first = Costs(model, edge.held, index)
+        first = Costs(model, edge.held, index, spool)
         idle: SimpleQueue[Costs] = SimpleQueue()
         for each in (first, *(first.beside(another()) for _ in range(threads - 1))):
             idle.put(each)

@@ -6,9 +6,11 @@ in proportion to the squared error of the matrix' outputs, which is known of eve
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -25,21 +27,34 @@ POSITIONS = 16  # of these, whose distributions are compared at a time
 
 
 class Known:
-    """The distributions of one model, to which those of others are compared."""
+    """The distributions of one model, to which those of others are compared.
 
-    def __init__(self, logits: Iterable[Tensor]) -> None:
-        """Takes logits [n, vocab] in blocks of positions, each of which may lie where the one before it lay."""
-        self.known = list[tuple[Tensor, Tensor]]()  # shares [n, vocab], and the mean of their logarithms [n]
+    They lie in a file, as those of a few thousand positions take gigabytes; threads may read them side by side.
+    """
+
+    def __init__(self, logits: Iterable[Tensor], spool: IO[bytes]) -> None:
+        """Keeps them.
+
+        Args:
+            logits: [n, vocab] in blocks of positions, each of which may lie where the one before it lay.
+            spool: a file to append to, which stays open.
+        """
+        self.file, self.known = spool.fileno(), list[tuple[int, Tensor]]()  # where shares lie; logarithms' means [n]
         for rows in _few(logits):
             total = rows.logsumexp(dim=-1, keepdim=True)
             shares = (rows - total).exp_()
-            self.known.append((shares, (shares * rows).sum(dim=-1).double() - total[:, 0]))
+            self.known.append((spool.tell(), (shares * rows).sum(dim=-1).double() - total[:, 0]))
+            spool.write(shares.numpy().data)
+        spool.flush()
 
     def divergence(self, logits: Iterable[Tensor]) -> float:
         """Mean KL divergence in nats of the distributions of other logits, in the same blocks, from the known ones."""
-        found = []
-        for (shares, own), rows in zip(self.known, _few(logits), strict=True):
-            crossed = (shares * rows).sum(dim=-1).double() - rows.logsumexp(dim=-1)
+        found, room = [], torch.empty(0)
+        for (place, own), rows in zip(self.known, _few(logits), strict=True):
+            room = room if len(room) else torch.empty_like(rows)
+            shares = room[: len(rows)]
+            os.preadv(self.file, [shares.numpy().data], place)
+            crossed = shares.mul_(rows).sum(dim=-1).double() - rows.logsumexp(dim=-1)
             found.append(own - crossed)
         return float(torch.cat(found).mean())
 
@@ -52,10 +67,18 @@ def _few(logits: Iterable[Tensor]) -> Iterator[Tensor]:
 class Costs:
     """Measures what changed weights cost, on held-out windows that run from some layer on."""
 
-    def __init__(self, model: Original, hidden: Sequence[Tensor], index: int) -> None:
-        """Runs the original. Args: hidden the states [n, d] of windows before the layer `index`."""
+    def __init__(self, model: Original, hidden: Sequence[Tensor], index: int, spool: IO[bytes]) -> None:
+        """Runs the original.
+
+        Args:
+            model: the original.
+            hidden: the states [n, d] of windows before the layer `index`.
+            index: of that layer.
+            spool: a file for distributions, which stays open.
+        """
         self.model, self.room = model, torch.empty(PASS, len(model.head))
-        self.original = [*map(Known, self._logits(hidden, index, model.weights, head_blocks(model.head)))]
+        found = self._logits(hidden, index, model.weights, head_blocks(model.head))
+        self.original = [Known(logits, spool) for logits in found]
 
     def beside(self, model: Original) -> Costs:
         """The same for another thread. Args: model the original once more, which no other thread runs."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from tempfile import TemporaryFile
+from typing import IO
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +16,12 @@ from shardmill.precision.sensitivity import Costs, Known, as_stored
 from shardmill.precision.windows import windows
 
 from .cases import HELD, WINDOWS, Case, in_memory
+
+
+@pytest.fixture
+def spool() -> Iterator[IO[bytes]]:
+    with TemporaryFile() as file:
+        yield file
 
 
 def inputs(case: Case, name: str) -> Tensor:
@@ -44,11 +54,11 @@ def test_a_matrix_written_back_is_the_checkpoints(case: Case) -> None:
                 torch.testing.assert_close(value, case.model.weights(name).float(), rtol=1e-6, atol=1e-7)
 
 
-def test_a_changed_matrix_costs_what_transformers_says(case: Case) -> None:
+def test_a_changed_matrix_costs_what_transformers_says(case: Case, spool: IO[bytes]) -> None:
     """The first matrix of the second layer has its rows turned round, in ours and in transformers' whole model."""
     part = case.parts[1]
     m = next(case.matrices(part))
-    costs = Costs(case.model, case.edge(part).held, part.start)
+    costs = Costs(case.model, case.edge(part).held, part.start, spool)
     changed = as_stored(m.blocks, m.weight.flip(0), case.source)
     found = costs.of_layer(m.before, m.index, changed)
     model, text = in_memory(case), torch.tensor([case.texts[-1]])
@@ -61,11 +71,11 @@ def test_a_changed_matrix_costs_what_transformers_says(case: Case) -> None:
     assert found == pytest.approx(expected, rel=1e-3) and found > 1e-3
 
 
-def test_changed_rows_of_the_head_cost_what_transformers_says(case: Case) -> None:
+def test_changed_rows_of_the_head_cost_what_transformers_says(case: Case, spool: IO[bytes]) -> None:
     part = case.parts[-1]
     held = case.edge(part).held
     rows = case.model.head[50:90].float() * 0.7
-    found = Costs(case.model, held, case.model.layers).of_head(held, 50, rows)
+    found = Costs(case.model, held, case.model.layers, spool).of_head(held, 50, rows)
     whole, text = in_memory(case), torch.tensor([case.texts[-1]])
     with torch.no_grad():
         before = whole(input_ids=text).logits[0]
@@ -76,26 +86,26 @@ def test_changed_rows_of_the_head_cost_what_transformers_says(case: Case) -> Non
     assert found == pytest.approx(float(expected), rel=1e-3) and found > 1e-5
 
 
-def test_nothing_changed_costs_nothing(case: Case) -> None:
+def test_nothing_changed_costs_nothing(case: Case, spool: IO[bytes]) -> None:
     part = case.parts[1]
     held = case.edge(part).held
-    assert Costs(case.model, held, part.start).of_layer(held, part.start, {}) == 0
+    assert Costs(case.model, held, part.start, spool).of_layer(held, part.start, {}) == 0
 
 
-def test_divergence_is_pytorchs() -> None:
+def test_divergence_is_pytorchs(spool: IO[bytes]) -> None:
     a, b = torch.randn(300, 50), torch.randn(300, 50)
     expected = kl_div(log_softmax(b, -1), log_softmax(a, -1), log_target=True, reduction="batchmean")
-    assert Known([a]).divergence([b]) == pytest.approx(float(expected), rel=1e-5)
+    assert Known([a], spool).divergence([b]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_small_divergence_is_not_lost_in_rounding() -> None:
+def test_a_small_divergence_is_not_lost_in_rounding(spool: IO[bytes]) -> None:
     """Of distributions over a large vocabulary that hardly differ: sums of 20 nats, and a difference of 1e-5."""
     a = 6 * torch.randn(130, 50_000, generator=torch.Generator().manual_seed(0))
     b = a + 0.005 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1))
     both = (log_softmax(one.double(), -1) for one in (b, a))
     expected = float(kl_div(*both, log_target=True, reduction="batchmean"))
     assert 5e-6 < expected < 2e-5
-    assert Known([a]).divergence([b]) == pytest.approx(expected, rel=0.02)
+    assert Known([a], spool).divergence([b]) == pytest.approx(expected, rel=0.02)
 
 
 def test_windows_do_not_overlap_and_begin_as_a_text_begins() -> None:

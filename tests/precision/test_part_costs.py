@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def found(case: Case, part: Part, folder: Path, threads: int) -> dict[str, Any]:
         assert torch.get_num_threads() == 1  # of PyTorch's own, or sums would come out by their number
         return original(case.source, summary, often=True)
 
-    return part_costs.part_costs(part, case.source, originals, case.edges, codes, threads)
+    return part_costs.part_costs(part, case.source, originals, case.edges, codes, folder, threads)
 
 
 def alone(case: Case, part: Part, codes: Path) -> tuple[str, float]:
@@ -40,10 +41,11 @@ def alone(case: Case, part: Part, codes: Path) -> tuple[str, float]:
     m = next(case.matrices(part))
     with safe_open(codes, framework="pt") as stored:
         values = Codes(*(stored.get_tensor(f"{m.path}.int4.{name}") for name in ("codes", "scale"))).values
-    costs = Costs(case.model, m.before, m.index)
-    if part.kind == "head":
-        return m.path, costs.of_head(m.before, part.start, values)
-    return m.path, costs.of_layer(m.before, m.index, as_stored(m.blocks, values, case.source))
+    with TemporaryFile() as spool:
+        costs = Costs(case.model, m.before, m.index, spool)
+        if part.kind == "head":
+            return m.path, costs.of_head(m.before, part.start, values)
+        return m.path, costs.of_layer(m.before, m.index, as_stored(m.blocks, values, case.source))
 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["layers", "head"])
@@ -55,6 +57,17 @@ def test_any_number_of_threads_finds_the_same(case: Case, tmp_path: Path, place:
     path, kl = alone(case, part, tmp_path / f"{part.name}.safetensors")
     assert several[path]["kl"] == pytest.approx(kl, rel=1e-9) and kl > 0
     assert torch.get_num_threads() == before
+
+
+def test_threads_share_what_is_mapped(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint's pages count once; only the model without weights, whose parts change, is each thread's own."""
+    used: list[Original] = []
+    beside = Costs.beside
+    monkeypatch.setattr(Costs, "beside", lambda costs, model: used.extend((costs.model, model)) or beside(costs, model))
+    found(case, case.parts[0], tmp_path, 2)
+    first, other = used
+    assert first.head is other.head and first.table is other.table and first.weights is other.weights
+    assert first.reference is not other.reference
 
 
 def test_what_goes_wrong_in_one_thread_ends_the_others(

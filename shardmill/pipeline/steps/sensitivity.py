@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from shardmill import plan
@@ -31,9 +32,8 @@ def task(
         from shardmill.precision.part_costs import part_costs
 
         source = source_folder(record)
-        found = part_costs(
-            piece, source, lambda: original(source, content, often=True), edges.path, codes.path, threads
-        )
+        originals = partial(original, source, content, often=True)
+        found = part_costs(piece, source, originals, edges.path, codes.path, made["costs"].parent, threads)
         write_json(made["costs"], {"matrices": found})
 
     inputs = {"part": digest(piece.content), "source": content["source"], "edges": edges.sha256, "codes": codes.sha256}
