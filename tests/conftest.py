@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import tiny
 import torch
 from stored import Outcome
 
+from shardmill.machine import collect_rarely
 from shardmill.pipeline import remote
 from shardmill.pipeline.store import Store
 
@@ -37,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first, or else one worker would still be at them when the others have ended."""
     items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests import stays: to look through it, as coremltools does at each conversion, takes a second."""
+    collect_rarely()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

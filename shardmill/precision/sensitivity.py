@@ -39,7 +39,8 @@ class Known:
             logits: [n, vocab] in blocks of positions, each of which may lie where the one before it lay.
             spool: a file to append to, which stays open.
         """
-        self.file, self.known = spool.fileno(), list[tuple[int, Tensor]]()  # where shares lie; logarithms' means [n]
+        self.file = spool.fileno()
+        self.known: list[tuple[int, Tensor]] = []  # where a block's shares lie, and its negative entropies [n]
         for rows in _few(logits):
             total = rows.logsumexp(dim=-1, keepdim=True)
             shares = (rows - total).exp_()
