@@ -10,7 +10,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from pipeline import driver
 from pipeline.project import Project
@@ -58,12 +57,9 @@ class Submitting(Project):
 
 def made_here(project: Project, leave_out: Collection[str]) -> Project:
     """Does the jobs of a project in this process, but those of the steps that are left out."""
-    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project.folder)
-        torch.set_num_threads(1)
         driver.run(project.folder, yaml.safe_load((project.folder / "tiny.yaml").read_text()), leave_out)
-        torch.set_num_threads(threads)
     return project
 
 
