@@ -99,7 +99,7 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
     if not path.is_dir():
         return hash_file(path, cache), {}
     files: list[Path] = []
-    rows: list[tuple[str, str]] = []
+    empty: list[tuple[str, str]] = []
     for root, folders, names in os.walk(path):
         here = Path(root)
         linked = [name for name in folders if (here / name).is_symlink()]
@@ -107,11 +107,20 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
             raise CheckpointError(f"{here / linked[0]}: links to a directory; replace it with the directory")
         files += [here / name for name in names]
         if not folders and not names:
-            rows.append((here.relative_to(path).as_posix() + "/", ""))
+            empty.append((here.relative_to(path).as_posix() + "/", ""))
     hashes = hash_files(files, cache, threads)
     inside = {file.relative_to(path).as_posix(): sha for file, sha in hashes.items()}
-    rows += inside.items()
-    return hashlib.sha256(json.dumps(sorted(rows)).encode("ascii")).hexdigest(), inside
+    return tree_digest(inside, empty), inside
+
+
+def tree_digest(files: Mapping[str, str], empty: Iterable[tuple[str, str]] = ()) -> str:
+    """`tree_hash` of a directory.
+
+    Args:
+        files: sha256 by relative path.
+        empty: directories without anything in them, as ("path/", "").
+    """
+    return hashlib.sha256(json.dumps(sorted((*files.items(), *empty))).encode("ascii")).hexdigest()
 
 
 def _whole(path: Path) -> Span:

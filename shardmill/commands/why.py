@@ -21,7 +21,7 @@ def why(
 
     from shardmill import config
     from shardmill.errors import ConfigError
-    from shardmill.pipeline import snakefile, why
+    from shardmill.pipeline import remote, snakefile, why
     from shardmill.pipeline.settle import settle
     from shardmill.pipeline.store import Store
 
@@ -32,7 +32,7 @@ def why(
     for problem in snakefile.file_problems(settings):
         raise ConfigError(f"{settings.model}: {problem}")
     settings = settle(settings, str(file), build.parent / ".store")
-    verdicts = why.forecast(settings, build, Store(build.parent / ".store"))
+    verdicts = why.forecast(settings, build, Store(build.parent / ".store", shared=remote.configured()))
     table = Table(box=None, pad_edge=False)
     for column in ("step", "", "because of"):
         table.add_column(column)
@@ -42,5 +42,6 @@ def why(
     console = Console()
     if table.row_count:
         console.print(table)
-    changed = sum(v.status != "unchanged" for v in verdicts)
-    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would")
+    changed, taken = (sum(v.status in which for v in verdicts) for which in (("works", "depends"), ("taken",)))
+    brought = f"; {taken} would be taken from the remote store" if taken else ""
+    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would{brought}")

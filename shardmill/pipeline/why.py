@@ -8,6 +8,7 @@ depending on it: they may turn out to be unchanged.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,19 +19,23 @@ from typing import Any
 from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.config import Config
 from shardmill.files import write_json
-from shardmill.pipeline import dag, fingerprint
+from shardmill.pipeline import dag, fingerprint, remote
 from shardmill.pipeline.dag import Job
+from shardmill.pipeline.foreseen import foreseen
 from shardmill.pipeline.perform import arguments, describe
+from shardmill.pipeline.remote import Refused
 from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import Store, intact, read_entry, read_receipt, write_receipt
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import Action, Task, source_folder
 from shardmill.quiet import quiet, quiet_transformers
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """One step: "unchanged", "works" (for a reason), or "depends" (on another's result)."""
+    """One step: "unchanged", "taken" (from the remote store), "works" (for a reason), or "depends" (on another's)."""
 
     step: str
     status: str
@@ -43,7 +48,7 @@ def forecast(config: Config, build: Path, store: Store) -> list[Verdict]:
     Args:
         config: the model's.
         build: the model's folder.
-        store: where results are kept.
+        store: where results are kept; what it has not, its remote store is asked for.
     """
     record = _source_record(config, build, store)
     if record is None:
@@ -105,6 +110,8 @@ class _Walk:
             return Verdict(label, "unchanged")
         if self.linked_from_build(task.action, outputs, receipt):
             return Verdict(label, "unchanged")
+        if self.foreseen_remotely(task, task.action, outputs, receipt):
+            return Verdict(label, "taken", "the remote store has it")
         if step.on_the_side:
             with quiet_transformers(), quiet("shardmill"):
                 _made_in_place(task, outputs)
@@ -135,6 +142,23 @@ class _Walk:
             _link(entry / recorded[name]["file"], path)
         write_receipt(self.known / receipt, action, recorded, outputs, task.notes)
         return True
+
+    def foreseen_remotely(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
+        """Records what the remote store has of an action; False if there is no such store, or it has nothing."""
+        if self.store.shared is None:
+            return False
+        try:
+            recorded = foreseen(self.store.shared, action.key, outputs)
+        except Refused as error:
+            log.warning("remote store: entry %s would be refused: %s", action.key[:12], error)
+            return False
+        except Exception as error:  # whatever a file system raises; it would do so for every other entry
+            log.warning("remote store: can't be asked: %s", remote.why(error))
+            self.store.shared = None
+            return False
+        if recorded is not None:
+            write_receipt(self.known / receipt, action, recorded, outputs, task.notes)
+        return recorded is not None
 
     def linked_from_build(self, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
         """Links what lies in the build if it was made by an action; False if it was not, or is not all there."""

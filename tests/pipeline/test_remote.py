@@ -15,9 +15,10 @@ import pytest
 import tiny
 from stored import Made, Outcome, entry, never, write_both
 
+from shardmill import config
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, parse_json, sealed
-from shardmill.pipeline import remote
+from shardmill.pipeline import remote, why
 from shardmill.pipeline.remote import Remote
 from shardmill.pipeline.store import Store
 
@@ -286,8 +287,8 @@ def test_a_store_that_nothing_here_can_open_is_refused(url: str, message: str) -
 
 
 def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every job whose result is kept is taken, records are alike, and none says with which credentials."""
-    made = {}
+    """Every job whose result is kept is taken, as `why` foretells; records are alike, and none has the credentials."""
+    made, foreseen = {}, {}
     for name in ("first", "second"):
         root = tmp_path / name
         root.mkdir()
@@ -296,8 +297,12 @@ def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: py
         (root / "text.txt").write_text(tiny.sample_text())
         content = tiny.settings("checkpoint", topology=[[0, 2]], parity={"text": "text.txt", "positions": 8})
         left = (*driver.AFTER, "reference", "parity", "parity_stack", "manifest")
+        store = Store(root / "build/.store", shared=Remote(f"{s3}/machines"))
+        found = why.forecast(config.parse(content), root / "build/tiny", store)
+        foreseen[name] = {verdict.step for verdict in found if verdict.status == "taken"}
         made[name] = driver.run(root, content, left, Remote(f"{s3}/machines"))
     assert len(made["first"]) == 3 + 3 * 3 and made["second"] == []
+    assert foreseen == {"first": set(), "second": set(made["first"])}
     first, second = (
         {
             file.relative_to(root): file.read_bytes()
@@ -310,6 +315,37 @@ def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: py
     assert first == second
     everything = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in everything if SECRET.encode() in file.read_bytes()]
+
+
+def test_of_a_damaged_or_silent_store_why_foresees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so in one line, of a silent one only once, and goes on without."""
+    monkeypatch.chdir(tmp_path)
+    tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
+    (tmp_path / "text.txt").write_text(tiny.sample_text())
+    content = tiny.settings(
+        "checkpoint", topology=[[0, 2]], parity={"text": "text.txt"}, benchmark={"text": "text.txt"}
+    )
+    store = Store(tmp_path / "build/.store", shared=Remote(f"file://{tmp_path}/remote"))
+    parsed, build = config.parse(content), tmp_path / "build/tiny"
+    asked: list[str] = []
+
+    def statuses(find: Callable[..., object]) -> set[str]:
+        monkeypatch.setattr(remote, "find", lambda shared, key: asked.append(key) or find(shared, key))
+        return {verdict.status for verdict in why.forecast(parsed, build, store)}
+
+    def refuse(*_: object) -> None:
+        raise remote.Refused("it is damaged")
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("no route to host")
+
+    assert statuses(refuse) == {"works", "depends"}
+    assert caplog.text.count("would be refused: it is damaged") == len(asked) > 3
+    asked.clear()
+    assert statuses(fail) == {"works", "depends"}
+    assert caplog.text.count("can't be asked: no route to host") == len(asked) == 1
 
 
 @pytest.mark.pipeline
