@@ -84,7 +84,7 @@ class Reference:
         """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
         with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, Unnormed()):
             self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
-        self._end_layer()
+        self._give_back()
         return outputs[1:]
 
     @torch.no_grad()
@@ -107,7 +107,7 @@ class Reference:
         """
         with self._only(indices, hidden, weights), self._headed(head, weights, into):
             result: Tensor = self.model(inputs_embeds=self._stream(hidden)[None], use_cache=False).logits[0]
-        self._end_layer()
+        self._give_back()
         return result
 
     @torch.no_grad()
@@ -193,7 +193,7 @@ class Reference:
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append(self._joined(result if isinstance(result, tuple) else (result,)))
             module.to("meta")
-            self._end_layer()
+            self._give_back()
 
         with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
             for name, parameter in dict(self.decoder._parameters).items():  # of its own, used before the first layer
@@ -206,8 +206,8 @@ class Reference:
                     stack.callback(layer.register_forward_hook(after).remove)
             yield outputs
 
-    def _end_layer(self) -> None:
-        """Returns what a layer has freed."""
+    def _give_back(self) -> None:
+        """Returns freed memory to the system, unless layers are run too often for that."""
         if not self.often:
             give_back()
 

@@ -74,12 +74,13 @@ class Group:
             counts: list[int] = taken.sum(1).tolist()
             hidden = self._hidden(tokens[at], expert, counts) * shares[expert, at][:, None]  # [N, rows]
             hidden = hidden if self.factor is None else hidden * self.factor[expert]
-            out.index_add_(0, at, _by_expert(self.down, _Rows.of(hidden), counts))
+            out.index_add_(0, at, _by_expert(self.down, _Rows.of(hidden, self.down), counts))
         return (out if self.bias is None else out + self.bias).t()[None, :, :, None]
 
     def _hidden(self, tokens: Tensor, expert: Tensor, counts: Sequence[int]) -> Tensor:
         """What the first matrices and the chain make of tokens [N, d]: [N, rows]."""
-        rows, env = _Rows.of(tokens), dict[str, Any]()
+        rows = _Rows.of(tokens, [matrix for first in self.first for matrix in first.matrices])
+        env: dict[str, Any] = {}
         for first in self.first:
             y = _by_expert(first.matrices, rows, counts)
             env[first.name] = y if first.bias is None else y + first.bias[expert]
@@ -92,15 +93,18 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows [N, in], and where they are finite the same in fixed point: digits [4 N, in], and factors [N, 1]."""
+    """Rows [N, in], and where a matrix takes digits and they are finite the same in fixed point.
+
+    That is digits [4 N, in] and factors [N, 1].
+    """
 
     values: Tensor
     digits: Tensor | None
     factor: Tensor | None
 
     @staticmethod
-    def of(values: Tensor) -> _Rows:
-        found = to_digits(values.t())
+    def of(values: Tensor, matrices: Sequence[Matrix]) -> _Rows:
+        found = to_digits(values.t()) if any(map(takes_digits, matrices)) else None
         if found is None:
             return _Rows(values, None, None)
         integers = found.integers.t().contiguous()  # [N, in]
