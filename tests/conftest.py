@@ -31,9 +31,16 @@ os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the standing faults are tried."""
+    """What is tried for longer, or larger, where someone asks for it."""
     parser.addoption("--kills", type=int, default=4, help="random points at which tests/faults kills a build")
+    parser.addoption("--demo", action="store_true", help="build the demo too, where builds are compared byte by byte")
     parser.addoption("--requests", type=int, default=300, help="requests that are drawn for the server")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take a `model` build a tiny one, and the demo with --demo."""
+    if "model" in metafunc.fixturenames:
+        metafunc.parametrize("model", ["tiny", *(["demo"] if metafunc.config.getoption("demo") else [])])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-import yaml
 from pipeline import driver
 from pipeline.project import Project
 
@@ -59,7 +58,7 @@ def made_here(project: Project, leave_out: Collection[str]) -> Project:
     """Does the jobs of a project in this process, but those of the steps that are left out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project.folder)
-        driver.run(project.folder, yaml.safe_load((project.folder / "tiny.yaml").read_text()), leave_out)
+        driver.run(project.folder, project.content(), leave_out)
     return project
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import tiny
@@ -46,6 +47,17 @@ class Project:
     def configure(self, **changes: object) -> None:
         (self.folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG | changes))
 
+    def take_demo(self) -> None:
+        """From now on it builds the demo, under the name of `tiny`."""
+        shutil.copytree(ROOT / "resources", self.folder / "resources")
+        demo = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
+        (self.folder / "tiny.yaml").write_text(yaml.safe_dump(demo | {"model": "tiny"}))
+
+    def content(self) -> dict[str, Any]:
+        """Of its config."""
+        found: dict[str, Any] = yaml.safe_load((self.folder / "tiny.yaml").read_text())
+        return found
+
     def command(self, *targets: str) -> list[str]:
         return [sys.executable, "-m", "snakemake", "--cores", "2", *(targets or TARGETS), "--configfile", "tiny.yaml"]
 
@@ -76,7 +88,7 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=1200,
+            timeout=3600,
         )
 
     def why(self) -> str:

@@ -21,7 +21,7 @@ from shardmill.pipeline.verdict import failed
 
 from . import driver
 from .bucket import BUCKET, bucket
-from .project import CONFIG, Project
+from .project import Project
 from .workflows import IN_BUILD, IN_STORAGE
 
 MODEL = "build/tiny"
@@ -138,11 +138,17 @@ def fs(folder: Path) -> Iterator[tuple[str, ...]]:
 @pytest.mark.pipeline
 @pytest.mark.parametrize("place", [s3, fs])
 def test_a_build_in_a_storage_is_the_build_on_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Callable[[Path], AbstractContextManager[tuple[str, ...]]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Callable[[Path], AbstractContextManager[tuple[str, ...]]],
+    model: str,
 ) -> None:
     """S3 is moto's; Snakemake is told that nothing is shared. A second run has nothing to do."""
     checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
     here, there = (Project(tmp_path / name).create(checkpoint) for name in ("here", "there"))
+    for project in (here, there):
+        if model == "demo":
+            project.take_demo()
     with place(tmp_path / "mounted") as (provider, prefix, url):
         options = ("--default-storage-provider", provider, "--default-storage-prefix", prefix)
         done = there.run("all", *options, "--shared-fs-usage", "none")
@@ -152,7 +158,7 @@ def test_a_build_in_a_storage_is_the_build_on_a_disk(
         again = there.run("all", *options, "--shared-fs-usage", "none")
         assert again.returncode == 0 and "Nothing to be done" in again.stdout, again.stdout
     monkeypatch.chdir(here.folder)
-    driver.run(here.folder, CONFIG, ("benchmark", "report", "provenance"))
+    driver.run(here.folder, here.content(), ("benchmark", "report", "provenance"))
     local = {file.relative_to(here.build).as_posix(): file for file in here.build.rglob("*") if file.is_file()}
     later = ("benchmark/", "logs/", "plots/", "provenance.json", "report.", "test-results.jsonl")
     assert local.keys() == {name for name in made if not name.startswith(later)}
