@@ -8,6 +8,7 @@ from typing import Any
 
 import encoders
 import pytest
+import sympy
 import tiny
 import torch
 from coremltools.converters.mil.mil import Program
@@ -158,13 +159,23 @@ def test_a_quick_conversion_gives_the_same_program(kind: str, quantization: str)
     part = Part(
         "p", kind, 0, 2 if kind == "layers" else 32, SLOTS, 0, 4, a.graph, a.kinds[: 2 * (kind == "layers")], ()
     )
-    random, check = torch.Generator().manual_seed(0), Program.validate
+    random, own = torch.Generator().manual_seed(0), (Program.validate, Program.__str__, sympy.solve)
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
     specs = trace.convert(part, weights, quantization).get_spec(), trace.convert_quickly(part, weights, quantization)
     for spec in specs:
         del spec.description.metadata.userDefined[package.VARYING]
     assert specs[0] == specs[1]
-    assert Program.validate is check
+    assert (Program.validate, Program.__str__, sympy.solve) == own
+
+
+def test_what_is_solved_at_sight_is_what_sympy_finds() -> None:
+    """An equation that is not n a = n b goes to sympy itself."""
+    a, b, c = sympy.symbols("a b c", integer=True)
+    equations = (8 * a - 8 * b, 8 * b - 8 * a, 8 * a - 4 * b, 8 * a * c - 8 * b, 8 * b - 16, 8 * b**2 - 8 * a, a - a)
+    found = [sympy.solve([equation], [b], dict=True) for equation in equations]
+    assert found[0] == found[1] == [{b: a}] != found[2]
+    with trace._hurried():
+        assert [sympy.solve([equation], [b], dict=True) for equation in equations] == found
 
 
 def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(tmp_path: Path) -> None:
