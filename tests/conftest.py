@@ -11,6 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import portable_coreml
 import pytest
+import templates
 import tiny
 import torch
 from stored import Outcome
@@ -35,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=4, help="random points at which tests/faults kills a build")
     parser.addoption("--demo", action="store_true", help="build the demo too, where builds are compared byte by byte")
     parser.addoption("--requests", type=int, default=300, help="requests that are drawn for the server")
+
+
+def pytest_unconfigure() -> None:
+    """Nothing is left of what tests shared."""
+    templates.remove()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

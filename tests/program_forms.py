@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import templates
 import tiny
 
 from shardmill.convert.stamped import convert_stamped
@@ -25,14 +26,14 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(source: Path, folder: Path, program: dict[str, Any], cache: Path, **changes: Any) -> tiny.Build:
-    """A fetched checkpoint, split and converted in a form; templates are kept in `cache`."""
+def build(source: Path, folder: Path, program: dict[str, Any], **changes: Any) -> tiny.Build:
+    """A fetched checkpoint, split and converted in a form."""
     parts, plan = tiny.split(source, program=program, **changes)
     packages = {}
     for name, part in parts.items():
         if part.kind != "embedding":
             packages[name] = folder / f"{name}.mlpackage"
-            convert_stamped(part, source, "int8", packages[name], cache)
+            convert_stamped(part, source, "int8", packages[name], templates.FOLDER)
             if program.get("bundles") == EACH:  # what is loaded is no package then
                 package, packages[name] = packages[name], folder / f"{name}.mlmodelc"
                 with load_programs_as("fp32"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import templates
 import tiny
 from models import tiny_families
 
@@ -28,6 +29,6 @@ def build(source: Path, folder: Path, experts: int | str, weights: str = "int8",
     for name, part in parts.items():
         if part.kind != "embedding":
             packages[name] = folder / f"{name}.mlpackage"
-            convert_stamped(part, source, weights, packages[name], folder / "templates")
+            convert_stamped(part, source, weights, packages[name], templates.FOLDER)
     table = tiny.write_table(parts["embedding"], source, folder / "embedding.safetensors")
     return tiny.Build(source, parts, content, packages, table, tiny.sampled_text(source))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import routed
+import templates
 import tiny
 
 from shardmill.convert import package, trace, weights
@@ -33,7 +34,7 @@ def test_packages_are_plain_coremltools_and_eligible(split: tuple[Path, dict[str
     for part in (layers[0], layers[-1], groups[-1]):
         plain, stamped = (tmp_path / f"{part.name}-{how}.mlpackage" for how in ("plain", "stamped"))
         package.save(trace.convert(part, weights.PartWeights(part, source), "int8"), plain)
-        convert_stamped(part, source, "int8", stamped, tmp_path / "templates")
+        convert_stamped(part, source, "int8", stamped, templates.FOLDER)
         assert files(plain) == files(stamped)
         rows, findings = predict(stamped, part.tokens)
         assert {row.status for row in rows} <= {"eligible", "no_device"}

@@ -27,7 +27,7 @@ MS = {"laddered": {1: 8.0, 4: 9.0}, f"laddered@{SHORT}": {1: 2.0, 4: 3.0}}
 def test_passes_are_measured_in_each_context(tmp_path: Path) -> None:
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
     program = {"shapes": "fixed", "state": "host", "contexts": [SHORT]}
-    made = program_forms.build(source, tmp_path, program, tmp_path / "cache", **SETTINGS)
+    made = program_forms.build(source, tmp_path, program, **SETTINGS)
     build = finish(made.plan, made.packages, made.table, source, tmp_path / "laddered")
     write_kit([build], tmp_path / "kit.zip")
     kit = unpacked(tmp_path / "kit.zip", tmp_path / "kit")

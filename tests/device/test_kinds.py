@@ -69,7 +69,7 @@ def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: st
 def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path, bundles: str) -> None:
     """Loaded by its name, or as the only one of its bundle."""
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
-    made = program_forms.build(source, tmp_path, program_forms.FORMS["fixed, host"], tmp_path / "cache", **SETTINGS)
+    made = program_forms.build(source, tmp_path, program_forms.FORMS["fixed, host"], **SETTINGS)
     build = finish(made.plan, made.packages, made.table, source, tmp_path / "fixed")
     if bundles == "each":
         manifest = load_json(build / "model.json")

@@ -11,6 +11,7 @@ from typing import Any
 
 import coremltools as ct
 import pytest
+import templates
 import tiny
 from safetensors.torch import load_file
 
@@ -61,7 +62,7 @@ class Shipped:
         return stack.stored_model(reference, pairs, self.parts["embedding"], self.source, self.plan["prefix"])
 
 
-def ship(checkpoint: Path, folder: Path, templates: Path) -> Shipped:
+def ship(checkpoint: Path, folder: Path) -> Shipped:
     """Builds a checkpoint as the pipeline's steps do."""
     source = tiny.fetched(checkpoint, folder / "source")
     files = json.loads((source / "source.json").read_text())["files"]
@@ -74,7 +75,7 @@ def ship(checkpoint: Path, folder: Path, templates: Path) -> Shipped:
     packages = {name: folder / f"{name}.mlpackage" for name in programs}
     bundles = {name: folder / f"{name}.mlmodelc" for name in programs}
     for name, part in programs.items():
-        convert_stamped(part, source, "int8", packages[name], templates)
+        convert_stamped(part, source, "int8", packages[name], templates.FOLDER)
         with load_programs_as("fp16"):
             ct.models.utils.compile_model(str(packages[name]), str(bundles[name]))
     return Shipped(source, plan, parts, packages, bundles, table)
@@ -85,7 +86,7 @@ def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The build of each family in turn."""
     folder: Path = tmp_path_factory.mktemp(request.param)
     checkpoint = tiny_families.write_tiny(request.param, folder / "checkpoint")
-    return ship(checkpoint, folder, folder / "templates")
+    return ship(checkpoint, folder)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")

@@ -21,6 +21,8 @@ from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.table import RECORD, STEPS
 
+from .project import share_templates
+
 AFTER = tuple(name for name in STEPS if dag.after_the_gates(STEPS, name))
 
 
@@ -28,6 +30,7 @@ def run(
     root: Path, content: dict[str, Any], leave_out: Collection[str] = AFTER, shared: Remote | None = None
 ) -> list[str]:
     """Builds a config under `root`/build; names of the jobs that worked, of those whose results are kept, in order."""
+    share_templates(root)
     with one_thread():
         return list(_worked(root, content, leave_out, shared))
 

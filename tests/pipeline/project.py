@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import templates
 import tiny
 import yaml
+
+from shardmill.pipeline.store import TEMPLATES
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "configs", "shardmill", "constraints.txt")
@@ -26,6 +29,14 @@ CONFIG = tiny.settings(
     parity={"text": "text.txt", "positions": 16, "perplexity_positions": 48},
     benchmark={"text": "text.txt", "prompt_tokens": [8], "tasks": [], "new_tokens": 8, "repetitions": 1},
 )
+
+
+def share_templates(root: Path) -> None:
+    """Lets the store of a folder's builds keep its templates where all tests do."""
+    store = root / "build/.store"
+    store.mkdir(parents=True, exist_ok=True)
+    if not (store / TEMPLATES).exists():
+        (store / TEMPLATES).symlink_to(templates.FOLDER)
 
 
 class Project:
@@ -41,6 +52,7 @@ class Project:
             copy(ROOT / name, self.folder / name)
         shutil.copytree(checkpoint, self.folder / "checkpoint")
         (self.folder / "text.txt").write_text(tiny.sample_text(), encoding="utf-8")
+        share_templates(self.folder)
         self.configure()
         return self
 

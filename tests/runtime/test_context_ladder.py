@@ -48,7 +48,7 @@ def ladder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     shorter = {form: program_forms.FORMS[form] | {"contexts": slots} for form, slots in CASES[family].items()}
     for name, program in {"whole": program_forms.FORMS["fixed"], **shorter}.items():
         (folder / name).mkdir()
-        builds[name] = program_forms.build(source, folder / name, program, folder / "cache", **changes)
+        builds[name] = program_forms.build(source, folder / name, program, **changes)
     engines = {name: program_forms.load(build) for name, build in builds.items()}
     whole = engines.pop("whole")
     rng = np.random.default_rng(SEED)

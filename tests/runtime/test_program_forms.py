@@ -48,9 +48,7 @@ def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     engines = {}
     for form in program_forms.FORMS:
         (folder / form).mkdir()
-        made = program_forms.build(
-            source, folder / form, program_forms.FORMS[form], folder / "cache", tokens=TOKENS, **changes
-        )
+        made = program_forms.build(source, folder / form, program_forms.FORMS[form], tokens=TOKENS, **changes)
         engines[form] = program_forms.load(made)
     rng, vocab = np.random.default_rng(SEED), engines["range"].vocab
     first = rng.integers(1, vocab, 30).tolist()

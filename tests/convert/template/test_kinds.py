@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import templates
 from models.tiny_families import write_tiny
 
 from shardmill.convert import package, trace
@@ -43,7 +44,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For checkpoints by their families, and a cache of samples."""
+    """For checkpoints by their families."""
     return tmp_path_factory.mktemp("kinds")
 
 
@@ -84,7 +85,7 @@ def test_any_sequence_of_kinds_is_plain_coremltools_byte_for_byte(
     assert has_normal_form(part)
     source = folder / name
     package.save(trace.convert(part, PartWeights(part, source), quantization), tmp_path / "plain.mlpackage")
-    convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", folder / "cache")
+    convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
