@@ -44,9 +44,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that take a `model` build a tiny one, and the demo with --demo."""
-    if "model" in metafunc.fixturenames:
-        metafunc.parametrize("model", ["tiny", *(["demo"] if metafunc.config.getoption("demo") else [])])
+    """Tests that take a `compared_model` build a tiny one, and the demo with --demo."""
+    if "compared_model" in metafunc.fixturenames:
+        metafunc.parametrize("compared_model", ["tiny", *(["demo"] if metafunc.config.getoption("demo") else [])])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

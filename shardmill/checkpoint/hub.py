@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_url, set_client_factory
+from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.file_download import _create_symlink, http_get, repo_folder_name
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.hub_errors import explained, understood
-from shardmill.checkpoint.hub_limits import SMALL_BYTES, SMALL_SECONDS, BoundedFile, client, within
+from shardmill.checkpoint.hub_limits import SMALL_BYTES, SMALL_SECONDS, BoundedFile, use_client, within
 from shardmill.checkpoint.hub_listing import HubAccess, RemoteFile, list_files, pinned, resolved
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.progress import reporting
@@ -38,7 +38,7 @@ def download(
     safetensors, answers that are not a hub's. A damaged file is removed from the cache, so that the next run fetches
     it anew.
     """
-    set_client_factory(client)
+    use_client()
     with explained(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
@@ -63,7 +63,7 @@ def _check_small(repo: str, file: RemoteFile) -> None:
 
 def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
     """config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError."""
-    set_client_factory(client)
+    use_client()
     with explained(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
@@ -83,7 +83,7 @@ def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[st
     A name that can move (a branch, or none for `main`) is taken as it stands now. Every byte is checked against the
     hub's listing. Raises CheckpointError.
     """
-    set_client_factory(client)
+    use_client()
     with explained(repo, revision, access.endpoint):
         commit = resolved(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx2
-from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub import set_client_factory
+from huggingface_hub.utils import _http, parse_ratelimit_headers  # type: ignore[attr-defined]
 
 from shardmill.errors import CheckpointError
 
@@ -26,9 +26,15 @@ _Result = TypeVar("_Result")
 
 def client() -> httpx2.Client:
     """The hub client's own HTTP client, which also refuses to wait for long and to read listings without end."""
-    made = default_client_factory()
+    made = _http.default_client_factory()
     made.event_hooks = {**made.event_hooks, "response": [_refuse_long_wait, _limit_listing]}
     return made
+
+
+def use_client() -> None:
+    """Lets the hub client use it from now on. Its connections stay, as another thread may be at work with them."""
+    if _http._GLOBAL_CLIENT_FACTORY is not client:
+        set_client_factory(client)
 
 
 def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:

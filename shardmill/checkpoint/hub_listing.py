@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, set_client_factory
+from huggingface_hub import HfApi, constants
 from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache, write_tree_cache
 from huggingface_hub.hf_api import RepoFile
 
 from shardmill.checkpoint.hub_errors import understood
-from shardmill.checkpoint.hub_limits import SMALL_SECONDS, client, within
+from shardmill.checkpoint.hub_limits import SMALL_SECONDS, use_client, within
 from shardmill.checkpoint.paths import check_name
 from shardmill.errors import CheckpointError
 
@@ -32,7 +32,7 @@ class HubAccess:
     @property
     def api(self) -> HfApi:
         """The hub client for this endpoint, which waits for nobody's hour."""
-        set_client_factory(client)
+        use_client()
         return HfApi(endpoint=self.endpoint, token=self.token)
 
 

@@ -19,13 +19,15 @@ PARTS = {"topology": [[0, 2]]}  # and a head: as few as there can be
 SECONDS = 3000.0  # on a machine with much else to do; alone it is two minutes
 
 
-def test_a_build_through_slurm_has_the_bytes_of_one_without(cluster: Cluster, tmp_path: Path, model: str) -> None:
+def test_a_build_through_slurm_has_the_bytes_of_one_without(
+    cluster: Cluster, tmp_path: Path, compared_model: str
+) -> None:
     checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
     there = Submitting(tmp_path / "there", cluster, "--profile", "profiles/slurm")
     here = Project(tmp_path / "here")
     for project in (there, here):
         project.create(checkpoint).configure(**PARTS)
-        if model == "demo":
+        if compared_model == "demo":
             project.take_demo()
     before = len(cluster.jobs())
     snakemake = there.begin(*TARGETS)
@@ -36,4 +38,4 @@ def test_a_build_through_slurm_has_the_bytes_of_one_without(cluster: Cluster, tm
     assert contents(there.build) == contents(here.build)
     jobs = cluster.jobs()[before:]
     assert {job.state for job in jobs} == {"COMPLETED"} and {job.node for job in jobs} == set(NODES)
-    assert len(jobs) == {"tiny": 7, "demo": 10}[model]  # of 16 steps, and of 40
+    assert len(jobs) == {"tiny": 7, "demo": 13}[compared_model]  # of 16 steps, and of 42

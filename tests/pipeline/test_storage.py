@@ -141,13 +141,13 @@ def test_a_build_in_a_storage_is_the_build_on_a_disk(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     place: Callable[[Path], AbstractContextManager[tuple[str, ...]]],
-    model: str,
+    compared_model: str,
 ) -> None:
     """S3 is moto's; Snakemake is told that nothing is shared. A second run has nothing to do."""
     checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
     here, there = (Project(tmp_path / name).create(checkpoint) for name in ("here", "there"))
     for project in (here, there):
-        if model == "demo":
+        if compared_model == "demo":
             project.take_demo()
     with place(tmp_path / "mounted") as (provider, prefix, url):
         options = ("--default-storage-provider", provider, "--default-storage-prefix", prefix)
