@@ -81,7 +81,9 @@ MEASURED = {
     ("qwen", "parity", "layers_00_24"): 1496,
     ("qwen", "parity_stack", None): 2278,
     ("qwen", "benchmark", None): 1685,
+    ("phi", "codes", "layers_20_24"): 2456,  # of three layers; it had no more for the third than for the second
     ("rotated qwen", "codes", "layers_00_24"): 1601,
+    ("rotated qwen", "sensitivity", "layers_00_24"): 2084,
     ("gemma", "sensitivity", "layers_00_18"): 1784,
     ("gemma", "sensitivity", "head_3"): 1255,
 }
@@ -162,9 +164,9 @@ def test_a_job_that_does_not_fit_is_refused_with_the_remedy(build: Path) -> None
 
 
 def test_what_a_second_thread_took_is_declared() -> None:
-    """Qwen's costs: 1,946 MB with one thread, 2,174 with two."""
-    found = memory.sizes(PLANS["rotated qwen"], 256, "layers_00_24")
-    assert 2174 - 1946 <= STEPS["sensitivity"].each_thread.mb(found) < 3 * (2174 - 1946)
+    """Costs of rotated Qwen's first layer: 2,800 MB with two threads, and the layers after it took no more."""
+    found, each = memory.sizes(PLANS["rotated qwen"], 256, "layers_00_24"), STEPS["sensitivity"].each_thread
+    assert 2800 <= need("sensitivity").mb(found) + each.mb(found) < 1.1 * 2800
 
 
 def test_threads_are_declared_and_a_job_that_gets_less_starts_fewer(build: Path) -> None:
