@@ -6,6 +6,7 @@ the files' names and bytes, as the folder's hash does. `tar -xf` makes the folde
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -35,14 +36,27 @@ def unpack(archive: Path, to: Path) -> None:
     """
     try:
         with tarfile.open(archive, "r:") as content:
-            content.extractall(to.parent, filter=lambda entry, folder: _inside(entry, folder, to.name))
-    except tarfile.TarError as error:
+            for entry in content:
+                _extract(content, entry, to)
+    except (tarfile.TarError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         reason = f"no whole archive of {to.name} ({error})"
         raise UnreadableError(f"{archive}: {reason}; remove it and run the same command again") from None
 
 
-def _inside(entry: tarfile.TarInfo, folder: str, name: str) -> tarfile.TarInfo:
-    """The entry, if it is a file of the folder `name` or that itself; as a filter of `extractall`."""
-    if entry.name.split("/")[0] != name or not (entry.isfile() or entry.isdir()):
-        raise tarfile.OutsideDestinationError(entry, entry.name)
-    return tarfile.data_filter(entry, folder)
+def _extract(content: tarfile.TarFile, entry: tarfile.TarInfo, to: Path) -> None:
+    """Writes an entry that is a file of the folder `to`, or a folder. `extractall` checks them since Python 3.11.4."""
+    first, *others = entry.name.split("/")
+    source = content.extractfile(entry) if entry.isfile() else None
+    if (
+        first != to.name
+        or {"", ".", ".."} & {*others}
+        or "\0" in entry.name
+        or not (others if source else entry.isdir())
+    ):
+        raise tarfile.TarError(f"{entry.name!r} is no file of it")
+    path = to.joinpath(*others)
+    folder = path if source is None else path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if source is not None:
+        with source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)

@@ -66,14 +66,15 @@ def test_an_empty_folder_is_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("out/*")] == ["plots"]
 
 
-def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> Callable[[Path], None]:
-    """Writes an archive of one entry."""
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", again: str = "") -> Callable[[Path], None]:
+    """Writes an archive of one entry, or of another one after it."""
 
     def write(to: Path) -> None:
-        info = tarfile.TarInfo(name)
-        info.type, info.linkname = kind, link
         with tarfile.open(to, "w") as archive:
-            archive.addfile(info)
+            for each in filter(None, (name, again)):
+                info = tarfile.TarInfo(each)
+                info.type, info.linkname = kind, link
+                archive.addfile(info)
 
     return write
 
@@ -86,6 +87,9 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "the root": entry("/x"),
     "a link": entry(f"{NAME}/x", tarfile.SYMTYPE, "/etc/passwd"),
     "a hard link": entry(f"{NAME}/x", tarfile.LNKTYPE, "../../x"),
+    "a file in place of the folder": entry(NAME),
+    "a file in a file": entry(f"{NAME}/f", again=f"{NAME}/f/x"),
+    "no name": entry(f"{NAME}//x"),
     "a device": entry(f"{NAME}/x", tarfile.CHRTYPE),
 }
 
