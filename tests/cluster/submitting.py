@@ -18,7 +18,7 @@ from .slurm import Cluster
 OPTIONS = {  # of a cluster without accounts and accounting, whose nodes share this machine's disk
     "--slurm-no-account": "",
     "--slurm-status-command": "squeue",
-    "--slurm-init-seconds-before-status-checks": "8",
+    "--slurm-init-seconds-before-status-checks": "5",
     "--latency-wait": "5",
 }
 MADE_BY_SNAKEMAKE = (".snakemake_timestamp",)

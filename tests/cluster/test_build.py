@@ -16,7 +16,7 @@ pytestmark = pytest.mark.pipeline
 
 
 PARTS = {"topology": [[0, 2]]}  # and a head: as few as there can be
-SECONDS = 3000.0  # on a machine with much else to do; alone it is two minutes
+SECONDS = 3000.0  # on a machine with much else to do; alone it is three minutes
 
 
 def test_a_build_through_slurm_has_the_bytes_of_one_without(
