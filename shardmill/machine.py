@@ -91,8 +91,8 @@ def set_threads(count: int) -> None:
 def collect_rarely() -> None:
     """Lets Python look for cycles of dead objects less often.
 
-    Importing PyTorch and coremltools, and composing a program, make millions of objects that stay: to look through
-    them every 700 takes a tenth of a conversion's time.
+    Importing PyTorch and coremltools, composing a program and planning many models make millions of objects that
+    stay: to look through them every 700 takes a tenth of the time.
     """
     gc.set_threshold(10_000)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 
 def printable(text: str, limit: int = 80) -> str:
     """At most `limit` characters of `text`, with a question mark for each that a terminal would obey, not show."""
@@ -12,6 +15,14 @@ def printable(text: str, limit: int = 80) -> str:
 def one_line(text: object) -> str:
     """All that is said, by an error mostly, in a single line."""
     return _shown(" ".join(str(text).split()))
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats a traceback so that what a library quotes in it is fit for a terminal, too."""
+
+    def formatException(self, ei: Any) -> str:
+        """Each of its lines as it is, with a question mark for what a terminal would obey."""
+        return "\n".join(_shown(line.replace("\t", "    ")) for line in super().formatException(ei).split("\n"))
 
 
 def _shown(text: str) -> str:

@@ -80,8 +80,9 @@ def read_batch(content: Mapping[str, Any], name: str, read: Callable[[Mapping[st
             if found.model in models:
                 raise ConfigError(f"{file}: another config of the batch is called {found.model}, too; rename one")
             models[found.model] = found
-        except ConfigError as error:
-            refused[file.as_posix()] = one_line(error)
+        except Exception as error:  # whatever a library makes of it: the other models can be built
+            unforeseen = "" if isinstance(error, ConfigError) else f"{file}: {type(error).__name__}: "
+            refused[file.as_posix()] = unforeseen + one_line(error)
     if not models:
         raise ConfigError(next(iter(refused.values())))
     return Batch(models, refused, listed=True)
@@ -104,10 +105,14 @@ def _files(content: Mapping[str, Any], name: str) -> list[Path]:
 
 
 def _matching(root: Path, pattern: str) -> list[Path]:
+    """Files that a pattern names, in order; none where it makes no sense as one."""
     path = Path(pattern)
     if path.is_absolute():
         root, path = Path(path.anchor), path.relative_to(path.anchor)
-    return sorted(file for file in root.glob(str(path)) if file.is_file())
+    try:
+        return sorted(file for file in root.glob(str(path)) if file.is_file())
+    except (ValueError, LookupError, NotImplementedError, OSError):
+        return []
 
 
 def of(batch: Batch) -> Of:

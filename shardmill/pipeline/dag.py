@@ -42,7 +42,8 @@ def own(steps: Steps, job: Job) -> dict[str, str]:
 
 def receipts(steps: Steps) -> tuple[str, ...]:
     """What is written of every result that model.json speaks for."""
-    return tuple(step.receipt for name, step in steps.items() if step.receipt and is_of_the_model(steps, name))
+    spoken_for = of_the_model(steps)
+    return tuple(step.receipt for name, step in steps.items() if step.receipt and name in spoken_for)
 
 
 def page_receipts(steps: Steps) -> tuple[str, ...]:
@@ -105,15 +106,15 @@ def after_the_gates(steps: Steps, name: str) -> bool:
     return step.gated or bool(made & read)
 
 
-def is_of_the_model(steps: Steps, name: str) -> bool:
-    """Whether model.json speaks for what a step makes: it is waited for, by way of others, where every gate is."""
+def of_the_model(steps: Steps) -> set[str]:
+    """The steps for whose results model.json speaks: those waited for, by way of others, where every gate is."""
     reached: set[str] = set()
     ahead = [other for other, step in steps.items() if step.gated]
     while ahead:
         found = {*_before(steps, ahead.pop())} - reached
         reached |= found
         ahead += found
-    return name in reached
+    return reached
 
 
 def expanded(files: Files, names: Names, own: Mapping[str, str] | None = None) -> list[str]:

@@ -24,7 +24,7 @@ from shardmill.pipeline.perform import describe, perform, read_artifact, receipt
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Artifact, Task
-from shardmill.printable import one_line
+from shardmill.printable import PrintableFormatter, one_line
 
 log = logging.getLogger("shardmill")
 
@@ -50,7 +50,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
     collect_rarely()
     build = Path("build") / snakemake.wildcards.model
-    withdrawal = partial(_withdraw, build) if dag.is_of_the_model(table.STEPS, own) else _nothing
+    withdrawal = partial(_withdraw, build) if own in dag.of_the_model(table.STEPS) else _nothing
     try:
         join_build("build")
         _run(task, table.STEPS[own], snakemake, withdrawal)
@@ -197,7 +197,7 @@ def _start_logging(terminal: TextIO, job: str) -> None:
     """Everything into the job's log file (which standard error is by now), progress and errors to the terminal too."""
     log.setLevel(logging.DEBUG)
     to_file = logging.StreamHandler()
-    to_file.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    to_file.setFormatter(PrintableFormatter("%(levelname)s %(message)s"))
     to_terminal = logging.StreamHandler(terminal)
     to_terminal.setLevel(logging.INFO)
     to_terminal.setFormatter(logging.Formatter(f"{job}: %(message)s"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardmill.config import Config, parse
 from shardmill.errors import ConfigError, ShardmillError
+from shardmill.machine import collect_rarely
 from shardmill.pipeline import dag, fingerprint, memory, remote, storage
 from shardmill.pipeline.batch import Batch, alike, any_of, is_batch, of, parts_of, read_batch, together
 from shardmill.pipeline.configured import (
@@ -33,13 +34,15 @@ from shardmill.pipeline.configured import (
 from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock, join_build
 from shardmill.pipeline.origin import default_config, grounded
+from shardmill.pipeline.scheduling import go_on, start_without_delay
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.steps import reference
 from shardmill.pipeline.storage import checkpoint, folder, new_folder
-from shardmill.pipeline.summary import go_on, sum_up
+from shardmill.pipeline.summary import sum_up
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
+from shardmill.pipeline.texts import overlaps, read_text
 from shardmill.pipeline.users import register
 from shardmill.pipeline.where import every_core, held_mb, matrices_at_once, most_mb
 from shardmill.printable import one_line
@@ -82,6 +85,7 @@ __all__ = [
     "settings",
     "split_settings",
     "source_files",
+    "start_without_delay",
     "sum_up",
     "task_files",
     "together",
@@ -97,6 +101,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         for file in workflow.configfiles:
             read_yaml(Path(file))  # Snakemake has read it, but takes the last of a key given twice
         if is_batch(config):
+            collect_rarely()  # Snakemake makes many objects for each job of the plan
             return read_batch(config, name, _settled)
         found = _settled(config, name)
         return Batch({found.model: found})
@@ -106,10 +111,13 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
 
 def _settled(content: Any, name: str) -> Config:
     """One model's config, checked and settled. Raises ConfigError."""
-    found = parse(grounded(content) if isinstance(content, Mapping) else content, name)
-    for problem in file_problems(found):
-        raise ConfigError(f"{name}: {problem}")
-    return settle(found, name)
+    try:
+        found = parse(grounded(content) if isinstance(content, Mapping) else content, name)
+        for problem in file_problems(found):
+            raise ConfigError(f"{name}: {problem}")
+        return settle(found, name)
+    except OSError as error:  # a folder that may not be entered, or a name that no file can have
+        raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
 
 
 def file_problems(config: Config) -> list[str]:
@@ -117,11 +125,9 @@ def file_problems(config: Config) -> list[str]:
     named = {"parity.text": Path(config.parity.text), "benchmark.text": Path(config.benchmark.text)}
     if config.convert.calibration:
         named["convert.calibration.text"] = Path(config.convert.calibration.text)
-    problems = [
-        f"{key}: {text} is no file with text in it"
-        for key, text in named.items()
-        if not text.is_file() or not text.stat().st_size
-    ]
+    texts = {key: read_text(path) for key, path in named.items() if path.is_file()}
+    problems = [f"{key}: {path} is no file with text in it" for key, path in named.items() if not texts.get(key)]
+    problems += overlaps(texts)
     folders = [Path(config.benchmark.task_prompts) / task for task in config.benchmark.tasks]
     problems += [f"benchmark.tasks: {folder} holds no .txt file" for folder in folders if not any(folder.glob("*.txt"))]
     if config.source.path and not (Path(config.source.path) / "tokenizer.json").is_file():

@@ -15,12 +15,6 @@ ERROR = "ERROR "  # how a job's log begins the line that says why it failed
 LIMIT = 400  # characters of such a line
 
 
-def go_on(batch: Batch, workflow: Any) -> None:
-    """Lets the other models of a batch be built when a job fails, as --keep-going does."""
-    if batch.listed:
-        workflow.scheduler.keepgoing = True
-
-
 def sum_up(batch: Batch, workflow: Any) -> None:
     """Writes build/index.html and names what was not built, if this is a batch and its files lie in build/."""
     if not batch.listed or storage.is_used(workflow):

@@ -68,6 +68,8 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
     write("models/c.yaml", model="a")
     Path("models/d.yaml").write_text("- a list")
     Path("models/e.yaml").write_text("model: e\nmodel: f\n")
+    Path("models/f.yaml").write_text("model: f\nnote: 2024-13-45\n")
+    Path("models/g.yaml").write_text("model: g\nnote: !!bool x\n")
     found = batch.read_batch({"batch": ["models/*.yaml"]}, "batch.yaml", parsed)
     assert list(found.models) == ["a"]
     assert found.refused == {
@@ -75,10 +77,31 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
         "models/c.yaml": "models/c.yaml: another config of the batch is called a, too; rename one",
         "models/d.yaml": "models/d.yaml: expected a mapping of keys, see configs/README.md",
         "models/e.yaml": "models/e.yaml: model: given twice (line 2); keep one",
+        "models/f.yaml": "models/f.yaml: not YAML: month must be in 1..12",
+        "models/g.yaml": "models/g.yaml: not YAML: 'x'",
     }
     assert [path for path in snakefile.artifacts(found, IN_BUILD) if "refused" in path] == [
-        f"build/refused/models_{name}.yaml" for name in "bcde"
+        f"build/refused/models_{name}.yaml" for name in "bcdefg"
     ]
+
+
+def test_what_nobody_foresaw_stops_no_other_model(folder: Path) -> None:
+    for name in ("a", "b"):
+        write(f"models/{name}.yaml", model=name)
+
+    def read(content: Any, name: str) -> Config:
+        if content["model"] == "a":
+            raise PermissionError(13, "Permission denied", "/secret")
+        return parsed(content, name)
+
+    found = batch.read_batch({"batch": ["models/*.yaml"]}, "batch.yaml", read)
+    assert list(found.models) == ["b"]
+    assert found.refused["models/a.yaml"].startswith("models/a.yaml: PermissionError: ")
+
+
+def test_a_file_with_a_name_that_none_can_have_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a\.yaml: .*x+: File name too long"):
+        snakefile._settled(tiny.settings("checkpoint") | {"parity": {"text": "x" * 300}}, "a.yaml")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +111,9 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
         ({"batch": "a.yaml"}, "batch.yaml: batch: expected a list of config files and no other key"),
         ({"batch": [1]}, "batch.yaml: batch: expected a list of config files and no other key"),
         ({"batch": ["a.yaml"], "model": "a"}, "batch.yaml: batch: expected a list of config files and no other key"),
+        ({"batch": [""]}, "batch.yaml: batch: : no such file"),
+        ({"batch": ["/"]}, "batch.yaml: batch: /: no such file"),
+        ({"batch": ["a**b"]}, "batch.yaml: batch: a**b: no such file"),
         ({"batch": ["nowhere/*.yaml"]}, "batch.yaml: batch: nowhere/*.yaml: no such file"),
         ({"batch": ["empty.yaml"]}, "empty.yaml: expected a mapping of keys, see configs/README.md"),
     ],

@@ -1,0 +1,26 @@
+"""What the workflow asks of Snakemake's scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.pipeline.batch import Batch
+
+USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
+
+
+def go_on(batch: Batch, workflow: Any) -> None:
+    """Lets the other models of a batch be built when a job fails, as --keep-going does."""
+    if batch.listed:
+        workflow.scheduler.keepgoing = True
+
+
+def start_without_delay(workflow: Any) -> None:
+    """Lifts Snakemake's usual limit of jobs that start in a second; one that was given stays.
+
+    Under a limit, Snakemake 9.27 sets a timer each time it looks for jobs to start, and looks again when it rings: for
+    every job that has ended it looks once more each second, until the scheduler takes a core for itself.
+    """
+    limit = workflow.scheduling_settings.max_jobs_per_timespan
+    if limit and (limit.max_jobs, limit.timespan) == USUAL:
+        workflow.scheduler.job_rate_limiter = None

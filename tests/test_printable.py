@@ -1,0 +1,19 @@
+"""What a terminal would obey is not printed, wherever it comes from."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from shardmill.printable import PrintableFormatter
+
+
+def test_a_traceback_shows_no_escapes() -> None:
+    """A library's error may quote a stranger's file, and Snakemake shows the logs of failed jobs."""
+    try:
+        raise ValueError("\x1b]0;title\x07\x1b[31mred")
+    except ValueError:
+        record = logging.LogRecord("n", logging.DEBUG, "f", 1, "failed", (), sys.exc_info())
+    text = PrintableFormatter("%(levelname)s %(message)s").format(record)
+    assert "ValueError: ?]0;title??[31mred" in text and text.startswith("DEBUG failed\nTraceback")
+    assert all(character.isprintable() or character == "\n" for character in text)
