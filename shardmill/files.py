@@ -28,22 +28,42 @@ def digest(content: Any) -> str:
     return hashlib.sha256(dumps(content).encode()).hexdigest()
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value that JSON stands for. Raises ValueError where it is none, also where it is nested too deeply."""
+def parse_json(text: str | bytes, unique: bool = False) -> Any:
+    """The value that JSON stands for.
+
+    Args:
+        text: the JSON.
+        unique: whether a key that is given twice is an error; else the last counts, as everywhere.
+
+    Raises:
+        ValueError: it is none, is nested too deeply, or repeats a key that may not be.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def load_json(path: Path) -> Any:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice; keep one")
+    return found
+
+
+def load_json(path: Path, unique: bool = False) -> Any:
     """The value in a JSON file, whoever wrote it.
+
+    Args:
+        path: the file.
+        unique: as for `parse_json`.
 
     Raises:
         OSError: it is no regular file, or can't be read.
         ValueError: it holds no JSON.
     """
-    return parse_json(regular.read_bytes(path).decode("utf-8"))
+    return parse_json(regular.read_bytes(path).decode("utf-8"), unique)
 
 
 def read_json(path: Path) -> Any:

@@ -19,7 +19,7 @@ class Calibration:
     text: Annotated[str, Field(description="UTF-8 text: quantisers see its first half, the search its second.")]
     seen: Annotated[Positive, Field(description="Windows of the first half that quantisers see.")] = 16
     held: Annotated[Positive, Field(description="Windows of the second half by which costs are measured.")] = 2
-    window: Annotated[Positive, Field(description="Tokens of a window.")] = 512
+    window: Annotated[Positive, Field(ge=8, description="Tokens of a window.")] = 512
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -27,13 +27,17 @@ class Budget:
     """What the search keeps to: one of these."""
 
     perplexity: Annotated[
-        float | None, Field(gt=1.0, description="The perplexity's most growth as a factor, 1.03 say.")
+        float | None,
+        Field(
+            gt=1.0, le=1.2, description="The perplexity's most growth as a factor, 1.03 say; no gate allows over 1.2."
+        ),
     ] = None
     bytes_per_token: Annotated[
-        Positive | None, Field(description="The most bytes of weights that a pass may read.")
+        Positive | None, Field(le=1 << 53, description="The most bytes of weights that a pass may read.")
     ] = None
     bits_per_weight: Annotated[
-        float | None, Field(gt=0.0, description="The most bits of a matrix' number on average, scales included.")
+        float | None,
+        Field(gt=0.0, le=16.0, description="The most bits of a matrix' number on average, scales included."),
     ] = None
 
 

@@ -10,17 +10,20 @@ from shardmill.config.convert import Budget, Search
 from shardmill.config.model import Config
 from shardmill.config.sections import Head, Program, Source, Tokens
 from shardmill.errors import ConfigError
-from shardmill.forms.form import NAMES, is_form
+from shardmill.forms.form import NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, local
 from shardmill.models.calls import ENUMERATED, FIXED, GRAPH, ONE
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+TAKEN = ("index.html", "refused")  # a batch's page, and what its rule for configs that can't be built names
+LONGEST = 100  # characters; files have 255, and temporary ones are called by the model and more
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
 
 def problems(config: Config, root: Path) -> Iterator[str]:
     """Each of them. Args: root where relative paths start."""
+    yield from _name_problems(config.model)
     yield from _source_problems(config.source)
     yield from _kind_problems(config)
     yield from _topology_problems(config)
@@ -31,6 +34,15 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _search_problems(config)
     if config.source.path:
         yield from local.problems(config.source.path, root, config.length, config.kind)
+
+
+def _name_problems(name: str) -> list[str]:
+    """What keeps a folder under build/ from having a model's name."""
+    if name in TAKEN:
+        return [f"model: build/{name} is the workflow's own; choose another name"]
+    if len(name) > LONGEST:
+        return [f"model: a name has at most {LONGEST} characters, this has {len(name)}"]
+    return []
 
 
 def _source_problems(source: Source) -> list[str]:
@@ -106,6 +118,11 @@ def _search_problems(config: Config) -> list[str]:
         return [f"convert.search.forms: {unknown[0]}: no form of a matrix; there are {NAMES}"]
     if len({*convert.search.forms}) < len(convert.search.forms):
         return ["convert.search.forms: names one form twice"]
+    least = min(convert.search.forms, key=lambda name: form(name).bits)
+    if budget.bits_per_weight is not None and budget.bits_per_weight < form(least).bits:
+        return [
+            f"convert.budget.bits_per_weight: {budget.bits_per_weight:g} is less than any form has; {least} is least"
+        ]
     return []
 
 

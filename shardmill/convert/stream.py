@@ -142,6 +142,11 @@ def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> Non
         data, magnitude = quantize.to_fp16(rows)
     else:
         data, scale, magnitude = quantize.to_integers(rows, weight.form.levels)
+        if magnitude <= FP16_MAX and not scale.isfinite().all():
+            raise CheckpointError(
+                f"{weight.band.label}: holds values over {FP16_MAX / 2:.0f}, whose scale fp16 can't hold; "
+                "give it the form fp16 in a recipe"
+            )
         blob.write_at(descriptor, scale.numpy().data, weight.scale + 2 * row)
     _demand_fp16(magnitude, weight.band)
     bits = weight.form.bits

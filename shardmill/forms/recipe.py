@@ -17,6 +17,7 @@ from typing import Any
 from shardmill.errors import ConfigError
 from shardmill.files import load_json
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, Shape, form, matrices, misfit, stored_bytes
+from shardmill.printable import printable
 
 SCHEMA = 1
 KEYS = {"schema", "default", "matrices"}
@@ -83,9 +84,9 @@ def recipe(precision: str) -> Recipe:
     if not file.is_file():
         raise ConfigError(f"convert.precision: {precision} is none of {', '.join(RULES)}, and no file")
     try:
-        content = load_json(file)
+        content = load_json(file, unique=True)
     except ValueError as error:
-        raise ConfigError(f"{file}: no JSON: {error}") from error
+        raise ConfigError(f"{file}: no JSON: {printable(str(error))}") from error
     return read(content, str(file))
 
 

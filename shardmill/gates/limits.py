@@ -66,10 +66,10 @@ def budget(growth: float) -> dict[str, float]:
     """Limits of a build whose perplexity was allowed to grow by a factor, as the calibration text foresees it.
 
     A parity text is another one, and short: some hundred tokens know the growth to within as much again. No budget is
-    looser than what INT4 throughout may cost.
+    looser than what INT4 throughout may cost, nor stricter than what INT8 may: fp16 arithmetic costs something, too.
     """
     wide = {"perplexity_ratio": 1 + 2 * (growth - 1), "kl": 2 * math.log(growth)}
-    return {name: min(limit, COSTS[FOUR][name][0]) for name, limit in wide.items()}
+    return {name: min(max(limit, THRESHOLDS[name].limit), COSTS[FOUR][name][0]) for name, limit in wide.items()}
 
 
 def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:

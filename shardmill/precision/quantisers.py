@@ -19,7 +19,7 @@ RATIOS = 48  # scales that are tried for each row
 LEAST_RATIO = 0.5  # of the largest weight of a row; what is over it is cut off
 LEAST_SCALE = 2.0**-24  # the smallest number that fp16 holds
 ROWS = 64  # whose scales are searched at a time, so that what is tried stays in the processor's caches
-DAMPING = 0.01  # of the mean of H's diagonal, added to it: directions that calibration has not seen keep their weights
+DAMPING = 0.01  # of the mean of H's diagonal, added to it, so that it can be inverted
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ def gptq(weight: Tensor, bits: int, hessian: Tensor) -> Codes:
     """
     from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ, ModuleGPTQConfig
 
+    hessian = hessian.clone()
+    unseen = hessian.diagonal() == 0  # inputs that were never there; the algorithm would set their weights to zero
+    hessian.diagonal()[unseen] = hessian.diagonal().mean().clamp(min=LEAST_SCALE)
     scale = clipped(weight, bits, hessian.diagonal()).scale
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -78,7 +81,7 @@ def gptq(weight: Tensor, bits: int, hessian: Tensor) -> Codes:
     )
     algorithm = GPTQ(layer, settings)
     algorithm.add_batch(torch.zeros(1, weight.shape[1]), torch.zeros(1, weight.shape[0]))
-    algorithm._hessian = hessian.clone()  # it has no way to be given one
+    algorithm._hessian = hessian  # it has no way to be given one
     algorithm._quantizer.scale = scale.float()[:, None]
     algorithm._quantizer.zero_point = torch.full((len(weight), 1), 2.0 ** (bits - 1))
     algorithm._store_quantization_params(algorithm._quantizer)

@@ -85,6 +85,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"shapes": "fixed", "contexts": [0]}},
         "program.contexts.0: input should be greater than or equal to 1, is 0",
     ),
+    "the name of the page over all models": ({"model": "index.html"}, "model: build/index.html is the workflow's own"),
+    "the name of what can't be built": ({"model": "refused"}, "model: build/refused is the workflow's own"),
+    "a name that leaves no room": ({"model": "m" * 101}, "model: a name has at most 100 characters, this has 101"),
     "no head": ({"head": {"slices": 0}}, "head.slices: input should be greater than or equal to 1, is 0"),
     "unknown precision": (
         {"convert": {"precision": "int3"}},
@@ -97,6 +100,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "search without a budget": (
         {"convert": {"precision": "search", "calibration": {"text": "a.txt"}}},
         "convert.budget: give one of perplexity, bytes_per_token, bits_per_weight",
+    ),
+    "a budget without end": (
+        {"convert": {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": float("inf")}}},
+        "convert.budget.perplexity: input should be less than or equal to 1.2",
+    ),
+    "a budget that no form keeps to": (
+        {"convert": {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"bits_per_weight": 3.0}}},
+        "convert.budget.bits_per_weight: 3 is less than any form has; int4 is least",
+    ),
+    "windows of a token": (
+        {"convert": {"precision": "int4", "calibration": {"text": "a.txt", "window": 1}}},
+        "convert.calibration.window: input should be greater than or equal to 8, is 1",
     ),
     "two budgets": (
         {

@@ -86,3 +86,16 @@ def test_groups_that_do_not_divide_are_told(tmp_path: Path) -> None:
 def test_builds_of_before_say_weights() -> None:
     assert called({"weights": "int8"}) == called({"precision": "int8"}) == "INT8"
     assert called({"precision": "recipes/best.json"}) == "mixed"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schema": 1, "default": "int4", "default": "int8", "matrices": {}}',
+        '{"schema": 1, "default": "int4", "matrices": {"a.weight": "int8", "a.weight": "fp16"}}',
+    ],
+)
+def test_a_name_given_twice_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"recipe\.json: .* (default|a\.weight) is given twice"):
+        recipe(str(tmp_path / "recipe.json"))

@@ -62,3 +62,9 @@ def test_no_budget_is_looser_than_four_bits(growth: float) -> None:
     loosest, written = table(FOUR), {"perplexity_ratio": 100.0, "kl": 50.0}
     for found in (table(FOUR, budget(growth)), of({"limits": FOUR, "budget": written})):
         assert all(found[name].limit <= loosest[name].limit for name in written)
+
+
+@pytest.mark.parametrize("growth", [1.0, 1 + 1e-9, 1.001, 1.004])
+def test_no_budget_is_stricter_than_int8(growth: float) -> None:
+    """A search that foresees no loss at all still rounds to fp16 on the way."""
+    assert budget(growth) == {name: THRESHOLDS[name].limit for name in ("perplexity_ratio", "kl")}

@@ -97,3 +97,16 @@ def test_what_is_given_stays_as_it_is() -> None:
     before = weight.clone(), h.clone()
     gptq(weight, 4, h)
     assert torch.equal(weight, before[0]) and torch.equal(h, before[1])
+
+
+@pytest.mark.parametrize("seen", [0, 3])
+def test_weights_of_inputs_that_were_never_there_stay(seen: int) -> None:
+    """The algorithm itself sets them to zero, though a text to come may have such an input."""
+    torch.manual_seed(0)
+    weight, inputs = torch.randn(5, 8), torch.randn(64, 8)
+    inputs[:, seen:] = 0
+    found = gptq(weight, 4, inputs.T @ inputs)
+    step = found.scale.float()[:, None]
+    assert (
+        (found.values - weight)[:, seen:].abs() <= step / 2 + (weight.abs() - 7 * step).clamp(min=0)[:, seen:] + 1e-6
+    ).all()
