@@ -24,6 +24,14 @@ def read_bytes(path: Path) -> bytes:
         os.close(descriptor)
 
 
+def check(path: Path) -> None:
+    """Raises OSError, which names it, where a path that a library is to open is no regular file."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        number, why = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "not a regular file")
+        raise OSError(number, why, str(path))
+
+
 def read_text(path: Path) -> str:
     """The text of a regular file, each of its lines ended by a newline alone.
 

@@ -25,7 +25,7 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: not a config: it is nested too deeply") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError) as error:  # the last three: a value, such as a date
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from shardmill import regular
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters.follow import FollowTable
 from shardmill.decode.drafters.follow_file import Numbering, load_table
+from shardmill.errors import CheckpointError, ShardmillError
+from shardmill.runtime.table import read_tables
 
 PACKAGE = Path(regular.__file__).parent
 # Each JSON that is parsed without files.py, with the reason.
@@ -51,6 +54,8 @@ def test_all_else_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=re.escape(why)) as caught:
             regular.read_bytes(path)
         assert caught.value.filename in (path, str(path)) and caught.value.strerror == why
+        with pytest.raises(OSError, match=re.escape(why)):
+            regular.check(path)
     assert len(os.listdir("/dev/fd")) == before
 
 
@@ -58,6 +63,15 @@ def test_a_draft_table_is_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(DecodeError, match="not a regular file"):
         load_table(tmp_path / "fifo", FollowTable([]), Numbering(4, ""))
+
+
+def test_files_for_libraries_are_regular_ones(tmp_path: Path) -> None:
+    """A library waits at a pipe, and reads a device until memory ends."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_tokenizer(tmp_path / "fifo")
+    with pytest.raises(ShardmillError, match="not a regular file"):
+        read_tables(tmp_path / "fifo")
 
 
 def test_json_is_parsed_in_one_place() -> None:

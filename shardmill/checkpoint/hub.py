@@ -8,7 +8,8 @@ new temporary name and deletes it on failure, so that a killed process would beg
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def download(
         texts = [listing[name] for name in text_files(listing)]
         for file in texts:
             _check_small(repo, file)
+        _check_space(folder, texts)
+        for file in texts:
             within(SMALL_SECONDS, partial(_bring, repo, file, snapshot, access), f"{repo}: {file.name}")
         hashes = _verified(snapshot, texts, cache)
         weights = [listing[name] for name in weight_files(snapshot, listing, f"{repo}@{commit[:7]}")]
@@ -91,7 +94,11 @@ def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[st
         files = [file for name, file in list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]
         _check_space(folder, files)
         for file in files:
-            _bring(repo, file, snapshot, access)
+            bring = partial(_bring, repo, file, snapshot, access)
+            if file.size > SMALL_BYTES:
+                bring()
+            else:
+                within(SMALL_SECONDS, bring, f"{repo}: {file.name}")
         _verified(snapshot, files, None)
         return commit, snapshot, [file.name for file in files]
 
@@ -147,7 +154,12 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess) -> None:
     partly = _partial(blob)
     if partly.exists() and partly.stat().st_size > file.size:
         partly.unlink()
-    with BoundedFile(partly, file.size) as stream, reporting(file.name, partly, file.size), understood(access.endpoint):
+    with (
+        BoundedFile(partly, file.size) as stream,
+        reporting(file.name, partly, file.size),
+        understood(access.endpoint),
+        _without_pages(file, stream),
+    ):
         http_get(
             url,
             stream,
@@ -160,6 +172,27 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess) -> None:
         partly.unlink()
         raise CheckpointError(f"{file.name} arrived damaged (its hash differs) and was removed; run again")
     partly.rename(blob)
+
+
+@contextmanager
+def _without_pages(file: RemoteFile, stream: BoundedFile) -> Iterator[None]:
+    """Takes a page that was sent in place of a file out of `stream` again, or the next run would resume from it."""
+    before = stream.tell()
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        stream.flush()
+        with stream.path.open("rb") as written:
+            written.seek(before)
+            begins = written.read(256).lstrip()
+        other_length = isinstance(error, CheckpointError) or "Consistency check" in str(error)
+        if not other_length or not begins.startswith(b"<"):
+            raise
+        stream.truncate(before)
+        raise CheckpointError(
+            f"{file.name}: a web page came in its place; check whether a proxy or a sign-in page stands between, "
+            "then run again"
+        ) from error
 
 
 def _verified(snapshot: Path, files: list[RemoteFile], cache: HashCache | None) -> dict[str, str]:

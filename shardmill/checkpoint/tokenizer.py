@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardmill import regular
 from shardmill.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_str(regular.read_text(file))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{file} can't be read as a tokenizer: {error}; fetch the checkpoint again") from error
     tokenizer.no_truncation()

@@ -131,6 +131,6 @@ def _checked_key(key: str | None) -> str | None:
     stripped = key.strip()
     if not stripped:
         raise ShardmillError("the API key is empty: leave out --api-key and SHARDMILL_API_KEY to ask for none")
-    if not all(character.isprintable() and character != " " for character in stripped):
-        raise ShardmillError("the API key holds white space or control characters, which no client can send")
+    if not all("!" <= character <= "~" for character in stripped):
+        raise ShardmillError("the API key holds white space or characters beyond ASCII, which no client can send")
     return stripped

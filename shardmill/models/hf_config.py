@@ -98,14 +98,17 @@ def load_hf_config(folder: Path) -> Any:
         CheckpointError: where config.json is missing, holds what no model can be, or names a model_type that is not
             supported.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     try:
         content = load_json(folder / "config.json")
         fault = content_fault(content) or type_fault(content.get("model_type")) or _quantization_fault(content)
         if fault:
             raise ValueError(fault)
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+        found = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+        if not isinstance(found, PretrainedConfig):
+            raise ValueError("text_config is no model's config")
+        return found
     except Exception as error:  # whatever transformers makes of it
         raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error
 

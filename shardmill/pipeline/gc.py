@@ -37,7 +37,11 @@ def _referenced(builds: Path) -> set[str]:
 
 def _receipts(model: Path) -> Iterator[Path]:
     """The receipts in a build. Raises ShardmillError where a folder can't be read: nobody knows what is in it."""
-    for folder, _, files in os.walk(model, onerror=_refuse):
+    seen = {os.path.realpath(model)}  # links are followed, but not round and round
+    for folder, folders, files in os.walk(model, onerror=_refuse, followlinks=True):
+        places = {name: os.path.realpath(Path(folder, name)) for name in folders}
+        folders[:] = [name for name, place in places.items() if place not in seen]
+        seen.update(places.values())
         yield from (Path(folder, file) for file in files if file.endswith(RECEIPT))
 
 

@@ -33,10 +33,11 @@ URL, MODE = "SHARDMILL_REMOTE_STORE", "SHARDMILL_REMOTE_STORE_MODE"
 READ, READ_WRITE = "read", "read-write"
 FORM = "v1"  # of what is stored there; another form would lie beside it
 AT_A_TIME = 8  # files
+WITH_USERS = ("sftp", "ssh", "ftp")  # protocols whose URLs name a user; elsewhere it may be a token
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # A store that does not answer must not hold up every job: a few seconds, then the step works.
 PATIENCE: Mapping[str, Mapping[str, Any]] = {
-    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}},
+    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}},
 }
 
 
@@ -73,9 +74,17 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
         return None
     if mode not in (READ, READ_WRITE):
         raise ShardmillError(f"{MODE}: {mode!r} is neither {READ!r} nor {READ_WRITE!r}")
-    parts = urlsplit(url)
-    if ":" in parts.netloc.rpartition("@")[0] or parts.query:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ShardmillError(f"{URL}: {why(error)}") from error
+    user, at, _ = parts.netloc.rpartition("@")
+    if parts.query or parts.fragment or "::" in url or (at and (":" in user or parts.scheme not in WITH_USERS)):
         raise ShardmillError(f"{URL}: holds a password or a token; give it where the file system's own settings are")
+    if not ("://" in url or Path(url).is_absolute()) or (parts.scheme == "file" and parts.netloc):
+        raise ShardmillError(f"{URL}: is no URL such as s3://bucket/folder, and no absolute path")
+    if parts.scheme == "memory":
+        raise ShardmillError(f"{URL}: memory is each process' own; name a folder or a bucket")
     return Remote(url, mode == READ_WRITE)
 
 
@@ -174,6 +183,7 @@ def _opened(remote: Remote) -> tuple[AbstractFileSystem, str]:
     from fsspec.core import url_to_fs
 
     fs, root = url_to_fs(remote.url, use_listings_cache=False, **PATIENCE.get(remote.protocol, {}))
+    fs.retries = 1  # s3fs's own, of each question that its library has asked as often as it was told
     return fs, f"{root.rstrip('/')}/{FORM}"
 
 

@@ -10,15 +10,17 @@ from typing import Any
 
 from shardmill.attest.packages import versions
 from shardmill.attest.statement import read_provenance
+from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import verdicts
 from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
 from shardmill.release.differences import explained, steps_of
+from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 Values = Mapping[str, Any]  # by a name that a person understands
-SPEED = "benchmark/speed.json"
+MODEL, SPEED = "model.json", "benchmark/speed.json"
 FIGURES = ("pass_seconds", "prefill", "break_even")
 
 
@@ -76,6 +78,8 @@ def compare(before: Side, after: Side) -> list[Difference]:
         "verdict": _verdicts,
         "figure": _figures,
     }
+    for side in (before, after):
+        read_manifest(side.build, COMPLETE)
     return [each for kind, read in readers.items() for each in _differing(kind, read(before), read(after))]
 
 
@@ -161,9 +165,10 @@ def _weights(side: Side) -> Values:
 
 
 def _bytes(side: Side) -> Values:
-    """The sha256 of every file of the model."""
+    """The sha256 of every file of the model; of model.json, which says how to run it, as it lies there now."""
     gates = {name for name, _ in verdicts(steps_of(side.statement))}
-    return {row["name"]: row["digest"]["sha256"] for row in side.statement["subject"] if row["name"] not in gates}
+    built = {row["name"]: row["digest"]["sha256"] for row in side.statement["subject"] if row["name"] not in gates}
+    return built | {MODEL: hash_file(side.build / MODEL)}
 
 
 def _verdicts(side: Side) -> Values:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill import regular
 from shardmill.errors import ShardmillError
 from shardmill.models.host import Floats
 
@@ -44,6 +45,7 @@ def read_tables(file: Path) -> dict[str, Table]:
     from safetensors.torch import load_file  # maps the file, where safetensors.numpy reads all of it
 
     try:
+        regular.check(file)
         found = {name: tensor.numpy() for name, tensor in load_file(file).items()}
         if EMBEDDING not in found:
             raise KeyError(f"it holds no tensor '{EMBEDDING}'")

@@ -109,6 +109,16 @@ def test_more_bytes_than_listed_are_not_written(case: Case, name: str) -> None:
     assert all(path.stat().st_size <= len(case.hub.files[name]) for path in case.cache_dir.rglob("*.incomplete"))
 
 
+@pytest.mark.parametrize("length", [8, 1 << 20])
+@pytest.mark.parametrize("name", [TEXT, WEIGHTS])
+def test_a_page_in_place_of_a_file_is_not_resumed_from(case: Case, name: str, length: int) -> None:
+    case.hub.served[name] = b"<html>".ljust(length)
+    case.refused()
+    del case.hub.served[name]
+    case.fetch()
+    assert (case.dest / name).read_bytes() == case.hub.files[name]
+
+
 ROW = entry("config.json", b"{}", lfs=False)
 NO_LISTINGS = {
     "a sign-in page": b"<html><body>Welcome to the airport</body></html>",

@@ -63,3 +63,11 @@ def test_a_file_that_holds_no_mapping(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not a model's config"):
         load_hf_config(tmp_path)
+
+
+@pytest.mark.parametrize("part", [[1], 7, "text", {"hidden_size": 8}])
+def test_a_text_tower_that_is_none_is_named(tmp_path: Path, part: Any) -> None:
+    """transformers takes whatever stands there for one, in families that have none."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3", "text_config": part}))
+    with pytest.raises(CheckpointError, match="can't be read as a model config"):
+        load_hf_config(tmp_path)

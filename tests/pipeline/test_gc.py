@@ -48,6 +48,17 @@ def test_only_what_no_receipt_names_goes(builds: Path) -> None:
     assert gc.collect(builds).entries == 0
 
 
+def test_receipts_behind_a_link_count(builds: Path, tmp_path: Path) -> None:
+    """As where a disk is full and a folder of a build was moved to another; links round and round end."""
+    old = Store(builds / ".store")
+    Outcome(builds / "one/moved").perform(old, params={"topology": "moved"})
+    (builds / "one/moved").rename(tmp_path / "elsewhere")
+    (builds / "one/moved").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/round").symlink_to(builds / "one")
+    gc.collect(builds)
+    assert kept(builds, params={"topology": "moved"})
+
+
 def test_bytes_that_a_build_still_links_to_do_not_count_as_freed(builds: Path) -> None:
     def write_much(made: Made) -> None:
         write_both(made)

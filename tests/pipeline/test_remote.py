@@ -6,6 +6,8 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from stored import Made, Outcome, entry, never, write_both
 from shardmill import config
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, parse_json, sealed
-from shardmill.pipeline import remote, why
+from shardmill.pipeline import exchange, remote, why
 from shardmill.pipeline.remote import Remote
 from shardmill.pipeline.store import Store
 
@@ -264,6 +266,15 @@ def test_what_rots_here_is_taken_from_there(folder: Remote, tmp_path: Path) -> N
     [
         ({remote.URL: "sftp://me:hunter2@host/x"}, "password"),
         ({remote.URL: "abfs://x/y?sig=hunter2"}, "token"),
+        ({remote.URL: "https://hunter2@host/x"}, "token"),
+        ({remote.URL: "https://host/x#hunter2"}, "token"),
+        ({remote.URL: "simplecache::s3://me:hunter2@b/x"}, "token"),
+        ({remote.URL: "s3:/bucket/folder"}, "no URL such as s3://bucket/folder"),
+        ({remote.URL: "s3//bucket"}, "no URL such as"),
+        ({remote.URL: "bucket/folder"}, "no URL such as"),
+        ({remote.URL: "file://folder"}, "no URL such as"),
+        ({remote.URL: "memory://x"}, "each process' own"),
+        ({remote.URL: "http://["}, "Invalid IPv6 URL"),
         ({remote.URL: "s3://b/x", remote.MODE: "hunter2"}, "neither 'read' nor 'read-write'"),
     ],
 )
@@ -277,6 +288,22 @@ def test_the_environment_names_the_store() -> None:
     assert remote.configured({}) is None
     assert remote.configured({remote.URL: "s3://b/x"}) == Remote("s3://b/x")
     assert remote.configured({remote.URL: "sftp://me@h/x", remote.MODE: "read"}) == Remote("sftp://me@h/x", False)
+
+
+def test_a_bucket_that_is_silent_is_soon_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each layer below asks again for itself: all of their tries together end in seconds."""
+    settings = remote.PATIENCE["s3"]["config_kwargs"] | {"read_timeout": 0.5}
+    monkeypatch.setattr(remote, "PATIENCE", {"s3": {"config_kwargs": settings}})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+        began = time.monotonic()
+        answer = exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+    assert answer is exchange.Answer.SILENT and time.monotonic() - began < 10
+    assert "Read timeout" in caplog.text
 
 
 @pytest.mark.parametrize(("url", "message"), [("nonsense://x", "nonsense"), ("gs://x/y", "gcsfs")])

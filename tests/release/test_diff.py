@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,23 @@ def second(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_build_does_not_differ_from_itself(first: Path) -> None:
     assert (compare(Side(first), Side(first)), reasons(Side(first), Side(first))) == ([], [])
     assert run("diff", first, first) == (0, "no difference\n")
+
+
+def test_model_json_is_compared_as_it_lies_there(first: Path, tmp_path: Path) -> None:
+    """It is what a runtime reads, whatever the attestation says of it."""
+    other = tmp_path / "tiny"
+    shutil.copytree(first, other, symlinks=True)
+    file = other / "model.json"
+    content = json.loads(file.read_text())
+    file.unlink()
+    file.write_text(json.dumps(content | {"context": content["context"] + 1}))
+    assert [(each.kind, each.name) for each in compare(Side(first), Side(other))] == [("bytes", "model.json")]
+    for damaged in ("", "[" * 100_000, "{}"):
+        file.write_text(damaged)
+        code, said = run("diff", first, other)
+        assert code == 1 and "model.json" in said and said.count("\n") == 1
+    file.unlink()
+    assert run("diff", first, other)[0] == 1
 
 
 def test_what_was_chosen_and_what_came_of_it(first: Path, second: Path) -> None:

@@ -123,7 +123,15 @@ def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: st
 
 
 @pytest.mark.parametrize(
-    ("key", "says"), [("k\n", None), (" k ", None), ("\n", "is empty"), ("a b", "white space"), ("a\nb", "white space")]
+    ("key", "says"),
+    [
+        ("k\n", None),
+        (" k ", None),
+        ("\n", "is empty"),
+        ("a b", "white space"),
+        ("a\nb", "white space"),
+        ("ключ", "ASCII"),
+    ],
 )
 def test_an_api_key_that_no_client_can_send_is_told(
     build: Path, monkeypatch: pytest.MonkeyPatch, key: str, says: str | None
