@@ -44,11 +44,13 @@ rule parity:
         states=ancient("build/{model}/reference.safetensors"),
         package=ancient(PACKAGE),
         bundle=ancient(BUNDLE),
-        waits=[
+        codes=ancient(OF(sm.made_by, "codes")),
+        waits=sm.together(
             "build/{model}/reference.receipt.json",
             "build/{model}/packages/{part}.receipt.json",
             "build/{model}/compiled/{part}.receipt.json",
-        ],
+            OF(sm.receipts_of, "codes"),
+        ),
     output:
         verdict=report(
             "build/{model}/parity/{part}.json",
@@ -66,7 +68,6 @@ rule parity:
         mem_mb=MB("parity"),
     params:
         store=STORE,
-        calibrated=OF(sm.calibrates),
         tools=TOOLS["parity"],
     script:
         "../scripts/parity.py"

@@ -25,6 +25,7 @@ from shardmill.models.layer_constants import Shape, role_in_layer
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
+    from shardmill.forms.recipe import Recipe
 
 SLICED = ("lm_head.", "down_bias")  # constants of which a part has the rows that it stands for
 LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp32 (portable_coreml/run/stored.py)
@@ -130,6 +131,11 @@ class Part:
     def named_shapes(self) -> dict[str, Shape]:
         """The shapes by what the model calls the constants."""
         return {self.in_model(path): shape for path, shape in self.shapes.items()}
+
+    def forms(self, recipe: Recipe) -> dict[str, str]:
+        """The form of each of its matrices, by its path in the program."""
+        chosen = recipe.forms(self.named_shapes)
+        return {path: chosen[name] for path in self.shapes if (name := self.in_model(path)) in chosen}
 
     @property
     def parameters(self) -> list[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,13 @@ class Recipe:
         for path, shape in constants.items():
             name = self.form(path) if len(shape) == MATRIX else FP16
             found[name] = found.get(name, 0) + stored_bytes(name, shape)
+        return found
+
+    def numbers(self, constants: Mapping[str, Shape]) -> dict[str, int]:
+        """How many numbers of a program's matrices have each form."""
+        found: dict[str, int] = {}
+        for path, shape in matrices(constants).items():
+            found[self.form(path)] = found.get(self.form(path), 0) + prod(shape)
         return found
 
     def within(self, constants: Mapping[str, Shape]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import psnr, relative_error
+from shardmill.gates.rounding import weights_kept
 from shardmill.gates.thresholds import Measurement, NotRun
-from shardmill.gates.weights import PackageWeights, weight_steps
+from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED
 from shardmill.models.buckets import apart, arrays, columns
@@ -93,7 +94,7 @@ def encoder_parity(
         weights: the checkpoint's, of which the host's tables are taken.
     """
     part, task = runner.part, runner.plan["task"]
-    yield Measurement("weight_steps", *weight_steps(stored, source))
+    yield from weights_kept(stored, source)
     texts = passages(tokens, part.tokens, task)
     tables = Tables(runner.plan, weights)
     rows = [tables.rows(text) for text in texts]

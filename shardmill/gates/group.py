@@ -18,9 +18,10 @@ from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import psnr, relative_error, width_measure
 from shardmill.gates.passes import compared_widths, cut
 from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.rounding import weights_kept
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.thresholds import Measurement
-from shardmill.gates.weights import PackageWeights, weight_steps
+from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.plan import Part
@@ -70,7 +71,7 @@ def group_parity(
         stored: the package's weights.
         verify: the most tokens of a decode pass.
     """
-    yield Measurement("weight_steps", *weight_steps(stored, source))
+    yield from weights_kept(stored, source)
     original = checkpoint_weights(source, stored.prefix)
     call, exact = added(reference, part, known["hidden"][part.layer], original)
     index, values = taken_in_turn(part.start, part.end)(call)

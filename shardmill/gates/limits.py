@@ -7,7 +7,7 @@ names a budget is held to that instead: whoever sets it has said what the model 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from shardmill.gates.thresholds import COST, THRESHOLDS, Threshold
 
 FOUR, SIX = "4 bits", "6 bits"
 APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"
+FEW = 0.1  # of a model's weights: that many of fewer bits are judged by the limits of the others
 SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
 LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
 # Limits by the fewest bits of a weight, each with its reason. Where a number is not named, INT8's limit holds.
@@ -47,19 +48,20 @@ COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
     },
 }
 
-# Question 1 asks for the nearest code, or the one beside it. A calibrated quantiser chooses others on purpose.
-CALIBRATED: Mapping[str, tuple[float, str]] = {
-    "weight_steps": (
-        8.0,
-        "codes make up for each other's errors, and half a range is 7 steps of INT4 short",
-    ),
-}
 
+def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
+    """By which limits weights are judged: a key of COSTS, or nothing for those of the table.
 
-def bits(forms: Iterable[str]) -> str:
-    """By which limits weights of some forms are judged: a key of COSTS, or nothing for those of the table."""
-    fewest = min((form(name).bits for name in forms), default=8)
-    return f"{fewest} bits" if fewest < 8 else ""
+    Args:
+        numbers: how many weights have each form.
+        share: of the weights; where those of the fewest bits are no more than that, the next ones decide.
+    """
+    least, counted = share * sum(numbers.values()), 0
+    for count, found in sorted((form(name).bits, number) for name, number in numbers.items()):
+        counted += found
+        if counted > least:
+            return f"{count} bits" if count < 8 else ""
+    return ""
 
 
 def budget(growth: float) -> dict[str, float]:
@@ -75,16 +77,15 @@ def budget(growth: float) -> dict[str, float]:
 def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
     """The thresholds of a verdict that says by which it was judged; no budget in it loosens those of four bits."""
     named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
-    return table(judged.get("limits", ""), named, bool(judged.get("calibrated")))
+    return table(judged.get("limits", ""), named)
 
 
-def table(key: str, budget: Mapping[str, float] | None = None, calibrated: bool = False) -> dict[str, Threshold]:
+def table(key: str, budget: Mapping[str, float] | None = None) -> dict[str, Threshold]:
     """The thresholds of a build.
 
     Args:
         key: what `bits` gives.
         budget: limits that somebody set, by the names of numbers of question 3; they go before all others.
-        calibrated: whether a quantiser chose the codes, and not the distance from the checkpoint's weights alone.
 
     Raises:
         KeyError: for a key or a name that there is not.
@@ -92,6 +93,5 @@ def table(key: str, budget: Mapping[str, float] | None = None, calibrated: bool 
     limits = dict(COSTS[key]) if key else {}
     limits |= {name: (limit, "the build's own budget") for name, limit in (budget or {}).items()}
     assert all(THRESHOLDS[name].question == COST for name in limits)
-    limits |= CALIBRATED if calibrated else {}
     changed = {name: replace(THRESHOLDS[name], limit=limit, why=why) for name, (limit, why) in limits.items()}
     return THRESHOLDS | changed

@@ -17,8 +17,9 @@ from shardmill.gates.edges import at_end
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, compared_widths, cut, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.rounding import weights_kept
 from shardmill.gates.thresholds import THRESHOLDS, Measurement
-from shardmill.gates.weights import PackageWeights, weight_steps
+from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
@@ -118,7 +119,7 @@ def layers_parity(
         stored: the package's weights.
     """
     part, indices, boundaries = runner.part, range(runner.part.start, runner.part.end), known["hidden"]
-    yield Measurement("weight_steps", *weight_steps(stored, source))
+    yield from weights_kept(stored, source)
 
     x, split = boundaries[part.start], part.form.ends_in_experts
     original = checkpoint_weights(source, stored.prefix)  # of experts that lie in other packages
@@ -263,7 +264,7 @@ def head_parity(
         verify: the most tokens of a decode pass.
     """
     hidden, logits = known
-    yield Measurement("weight_steps", *weight_steps(stored, source))
+    yield from weights_kept(stored, source)
     rows = hidden.numpy() * np.float32(part.graph.stream_scale)
 
     def run(width: int) -> Floats:

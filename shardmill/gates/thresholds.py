@@ -36,6 +36,20 @@ THRESHOLDS = {
         "largest distance of a stored weight or embedding from the checkpoint's, in quantisation steps",
         "rounding takes half a step, and the scale's own rounding to fp16 up to another half where it is subnormal",
     ),
+    "codes_differ": Threshold(
+        PROGRAM,
+        0,
+        False,
+        "stored codes and scales that are others than those that a quantiser chose",
+        "a package follows from the quantiser's file, bit for bit",
+    ),
+    "code_steps": Threshold(
+        PROGRAM,
+        8.0,
+        False,
+        "largest distance of a weight whose code a quantiser chose from the checkpoint's, in quantisation steps",
+        "codes make up for each other's errors, and half a range is 7 steps of INT4 short",
+    ),
     "program_error": Threshold(
         PROGRAM,
         1e-4,
@@ -292,4 +306,12 @@ def demand(gate: str, rows: Iterable[Mapping[str, Any]]) -> None:
 def describe(row: Mapping[str, Any]) -> str:
     """Says what a number is and what it must be."""
     detail = f" ({row['detail']})" if row["detail"] else ""
-    return f"{row['name']} is {row['value']:.3g}, must be {row['threshold']}{detail}"
+    return f"{row['name']} is {_told(row['value'], row['threshold'])}, must be {row['threshold']}{detail}"
+
+
+def _told(value: float, threshold: str) -> str:
+    """A number in as many digits as put it on its side of the limit: 1.0101 where 1.01 is allowed."""
+    limit = float(threshold.split()[-1])
+    tries = (f"{value:.{digits}g}" for digits in range(3, 17))
+    sided = (text for text in tries if (float(text) > limit, float(text) < limit) == (value > limit, value < limit))
+    return next(sided, f"{value:.3g}")

@@ -6,7 +6,6 @@ test.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardmill.convert.codes import Codes
 from shardmill.convert.package import MODEL_FILE, load_spec
-from shardmill.convert.weights import PartWeights, block
 from shardmill.errors import GateError
 from shardmill.gates.held import HeldWeights
-from shardmill.gates.stored import ROWS, Stored
+from shardmill.gates.stored import Stored
 from shardmill.models.contract import stem
 from shardmill.plan import Part
 
@@ -27,15 +26,17 @@ from shardmill.plan import Part
 class PackageWeights(HeldWeights):
     """The constants of a package that hold a part's tensors."""
 
-    def __init__(self, package: Path, part: Part, prefix: str = "model.") -> None:
+    def __init__(self, package: Path, part: Part, prefix: str = "model.", codes: Codes | None = None) -> None:
         """Reads the program.
 
         Args:
             package: the .mlpackage.
             part: what it was made from.
             prefix: begins the checkpoint's names where transformers' begin with "model.".
+            codes: what a quantiser decided on, for the package to hold.
         """
         super().__init__(part, package.name, prefix)
+        self.codes = codes
         first, *others = map(_constants, load_spec(package).mlProgram.functions.values())
         self.package, self.ops = package, first
         for other in others:
@@ -87,28 +88,3 @@ def _places(op: Any) -> list[int]:
     bound = [argument.value for key in sorted(op.inputs) for argument in op.inputs[key].arguments]
     values = [*(op.attributes[key] for key in sorted(op.attributes)), *bound]
     return [int(value.blobFileValue.offset) for value in values if value.WhichOneof("value") == "blobFileValue"]
-
-
-def weight_steps(stored: PackageWeights, source: Path) -> tuple[float, str]:
-    """Largest distance of stored weights from the original ones in quantisation steps, and the tensor's name.
-
-    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value). NaN if any distance is.
-
-    Args:
-        stored: the package's weights.
-        source: the checkpoint's folder.
-    """
-    worst, where, weights = 0.0, "", PartWeights(stored.part, source)
-    for path in weights:
-        tensors, kept = weights.tensors[path], stored.stored(path)
-        original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
-        original = original.reshape(kept.values.shape)
-        for i, rows in enumerate(kept.rows()):
-            expected = original[i * ROWS : (i + 1) * ROWS].float()
-            step = kept.steps(expected, i * ROWS)
-            steps = float(rows.sub_(expected).abs_().div_(step).max())
-            if math.isnan(steps):
-                return steps, tensors[0].label
-            if steps > worst:
-                worst, where = steps, tensors[0].label
-    return worst, where

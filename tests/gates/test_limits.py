@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.gates.limits import COSTS, FOUR, SIX, bits, budget, of, table
+from shardmill.gates.limits import COSTS, FEW, FOUR, SIX, bits, budget, of, table
 from shardmill.gates.thresholds import COST, THRESHOLDS, Measurement, compare
 
 
 def test_int8_and_fp16_are_judged_by_the_table() -> None:
-    assert bits(["int8", "fp16", "palette8/16"]) == bits([]) == ""
+    assert bits({"int8": 5, "fp16": 1, "palette8/16": 1}) == bits({}) == ""
     assert table("") == THRESHOLDS
 
 
 def test_the_form_with_the_fewest_bits_decides() -> None:
-    assert bits(["int8", "int4", "palette6"]) == bits(["palette4/16"]) == FOUR
-    assert bits(["palette6/8", "int8"]) == SIX
+    assert bits({"int8": 9, "int4": 1, "palette6": 3}) == bits({"palette4/16": 1}) == FOUR
+    assert bits({"palette6/8": 1, "int8": 9}) == SIX
+
+
+def test_of_a_whole_model_the_forms_of_few_weights_do_not_decide() -> None:
+    """However a recipe is written: an INT4 default that no matrix has, or one small matrix in INT4, is INT8."""
+    assert bits({"int4": 0, "int8": 9}) == ""
+    assert bits({"int4": 1, "int8": 9}, FEW) == "" and bits({"int4": 2, "int8": 9}, FEW) == FOUR
+    assert bits({"int4": 1, "palette6": 1, "int8": 10}, FEW) == SIX
+    assert bits({"int4": 1}, FEW) == FOUR
 
 
 @pytest.mark.parametrize("name", [name for name, row in THRESHOLDS.items() if row.question == COST])
@@ -41,16 +49,9 @@ def test_a_budget_goes_before_them() -> None:
         table("", {"program_error": 1.0})
 
 
-def test_codes_of_a_quantiser_may_be_further_away() -> None:
-    """And nothing else may: all of question 1 and 2 but the distance of codes stays as it is."""
-    changed = {name for name, row in table("", calibrated=True).items() if row != THRESHOLDS[name]}
-    assert changed == {"weight_steps"}
-    assert THRESHOLDS["weight_steps"].limit < table(FOUR, calibrated=True)["weight_steps"].limit <= 8
-
-
 def test_a_verdict_says_by_which_limits_it_was_judged() -> None:
     assert of({}) == THRESHOLDS
-    assert of({"limits": FOUR, "calibrated": True}) == table(FOUR, calibrated=True)
+    assert of({"limits": FOUR}) == table(FOUR)
     found = of({"limits": FOUR, "budget": budget(1.03)})
     assert found["perplexity_ratio"].limit == pytest.approx(1.06)
     assert found["kl"].limit == pytest.approx(0.0591, abs=1e-4)

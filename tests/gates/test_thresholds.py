@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
 from shardmill.errors import GateError
-from shardmill.gates import encoder, parity, residency, stack, table
-from shardmill.gates.thresholds import THRESHOLDS, Measurement
+from shardmill.gates import encoder, parity, residency, rounding, stack, table
+from shardmill.gates.thresholds import THRESHOLDS, Measurement, compare, describe
 
 from .judged import judge
 
@@ -68,13 +70,13 @@ def test_the_numbers_that_the_design_fixes() -> None:
 
 def test_every_number_of_the_table_is_measured_and_explained() -> None:
     """The table is the one list of what gates measure; a row that no gate names would promise what nobody checks."""
-    trees = [ast.parse(inspect.getsource(module)) for module in (encoder, parity, stack, residency, table)]
+    trees = [ast.parse(inspect.getsource(module)) for module in (encoder, parity, rounding, stack, residency, table)]
     strings = {n.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Constant)}
     assert set(THRESHOLDS) <= strings
     assert not [name for name, row in THRESHOLDS.items() if row.meaning.startswith("the same") or not row.why]
 
 
-@pytest.mark.parametrize("module", [parity, stack, residency, table], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [parity, rounding, stack, residency, table], ids=lambda module: module.__name__)
 def test_whatever_is_measured_has_a_threshold(module: ModuleType) -> None:
     calls = [n for n in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(n, ast.Call)]
     names = {
@@ -84,3 +86,16 @@ def test_whatever_is_measured_has_a_threshold(module: ModuleType) -> None:
     }
     assert names
     assert names <= set(THRESHOLDS)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "told"),
+    [
+        (1.0101, 1.01, "is 1.0101, must be <= 1.01"),
+        (1.00011, 1.0001, "is 1.00011, must"),
+        (math.nan, 1, "is nan, must"),
+    ],
+)
+def test_a_number_that_missed_never_reads_like_its_limit(value: float, limit: float, told: str) -> None:
+    limits = {"psnr": replace(THRESHOLDS["psnr"], limit=limit, at_least=False)}
+    assert told in describe(compare([Measurement("psnr", value)], limits)[0])

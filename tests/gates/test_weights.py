@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import tiny
@@ -17,10 +14,9 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
 from shardmill.forms.form import matrices
-from shardmill.gates import weights
+from shardmill.gates.rounding import weight_steps
 from shardmill.gates.stored import Stored
-from shardmill.gates.weights import PackageWeights, weight_steps
-from shardmill.models.architecture import Source
+from shardmill.gates.weights import PackageWeights
 from shardmill.models.calls import FIXED, Calls
 
 
@@ -40,16 +36,8 @@ NOWHERE = Path("nowhere")
 
 def block_rows(patch: pytest.MonkeyPatch, count: int) -> None:
     """So many rows are expanded at a time."""
-    for module in ("weights", "stored"):
+    for module in ("rounding", "stored"):
         patch.setattr(f"shardmill.gates.{module}.ROWS", count)
-
-
-def steps_from(
-    patch: pytest.MonkeyPatch, stored: PackageWeights, original: dict[str, torch.Tensor]
-) -> tuple[float, str]:
-    """`weight_steps` of a checkpoint that holds these values."""
-    patch.setattr(weights, "block", lambda tensor, source: original[tensor.path])
-    return weight_steps(stored, NOWHERE)
 
 
 def test_every_tensor_is_there_in_the_checkpoint_s_shape(
@@ -60,48 +48,6 @@ def test_every_tensor_is_there_in_the_checkpoint_s_shape(
         name = f"model.{path}"
         assert stored(name).shape == values.shape
         torch.testing.assert_close(stored(name), dequantised[name], rtol=0, atol=0)
-
-
-def test_rounding_is_half_a_step(stored: PackageWeights, original: dict[str, torch.Tensor], built: tiny.Build) -> None:
-    worst, name = weight_steps(stored, built.source)
-    assert 0.4 < worst < 0.6
-    assert name.removeprefix("model.") in original
-
-
-@pytest.mark.parametrize("name", [PROJECTION, NORM])
-def test_one_weight_off_by_two_steps_is_named(
-    stored: PackageWeights, original: dict[str, torch.Tensor], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved = original[name].clone()
-    step = stored.stored(name).scale
-    moved.view(-1)[5] += 2.1 * (float(step[0]) if step is not None else float(moved.view(-1)[5]) * 2**-10)
-    worst, where = steps_from(monkeypatch, stored, {**original, name: moved})
-    assert worst > 1
-    assert where == f"model.{name}"
-
-
-def test_a_nan_is_no_small_distance(
-    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In whichever tensor it is: those that are looked at later must not hide it."""
-    for name in original:
-        spoilt = original[name].clone()
-        spoilt.view(-1)[0] = math.nan
-        worst, where = steps_from(monkeypatch, stored, {**original, name: spoilt})
-        assert math.isnan(worst)
-        assert where == f"model.{name}"
-
-
-def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A padding row of a vocabulary is: its scale is 0."""
-    values = torch.tensor([[1.0, -0.5], [0, 0], [1e-8, 0]])
-    scale = torch.tensor([[1 / 127], [0.0], [0.0]])
-    quantised = torch.tensor([[127, -64], [0, 0], [0, 0]], dtype=torch.int8)
-    tensor = SimpleNamespace(path="w", source=Source("w"), label="w")
-    part = SimpleNamespace(shapes={"w": (3, 2)}, tensors=[tensor])
-    kept = SimpleNamespace(part=part, stored=lambda _: Stored(quantised, scale))
-    worst, _ = steps_from(monkeypatch, cast("PackageWeights", kept), {"w": values})
-    assert 0.4 < worst < 0.6
 
 
 def test_a_package_of_another_part_does_not_hold_it(built: tiny.Build) -> None:
@@ -142,19 +88,6 @@ def test_rows_are_the_tensor_s(stored: PackageWeights, monkeypatch: pytest.Monke
         assert torch.equal(torch.cat(blocks), stored.values(name))
 
 
-def test_every_row_counts(
-    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of whatever block it is."""
-    block_rows(monkeypatch, 40)
-    assert steps_from(monkeypatch, stored, original)[0] < 0.6
-    for row in (0, 50, 95):
-        moved = original[PROJECTION].clone()
-        moved[row] += 1
-        worst, where = steps_from(monkeypatch, stored, {**original, PROJECTION: moved})
-        assert worst > 10 and where == f"model.{PROJECTION}"
-
-
 FORMS = ("int4", "palette4", "palette6/16", "palette8", "fp16")
 
 
@@ -187,29 +120,6 @@ def test_every_form_is_expanded_as_coremltools_does(mixed: PackageWeights, monke
     assert found == 4
 
 
-@pytest.mark.parametrize("place", range(len(FORMS) - 1))
-def test_codes_of_every_form_are_within_a_step(
-    place: int, mixed: PackageWeights, built: tiny.Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And one that is two entries off is not."""
-    worst, _ = weight_steps(mixed, built.source)
-    assert 0.3 < worst <= 1
-    path = [p for p in matrices(mixed.part.shapes) if mixed.stored(p).coded][place]
-    real = PackageWeights.stored
-
-    def spoilt(self: PackageWeights, asked: str) -> Stored:
-        kept = real(self, asked)
-        if asked != path:
-            return kept
-        values = kept.values.clone()
-        values[3, 5] += 2 if values[3, 5] < 4 else -2
-        return Stored(values, kept.scale, kept.tables)
-
-    monkeypatch.setattr(PackageWeights, "stored", spoilt)
-    worst, where = weight_steps(mixed, built.source)
-    assert worst > 1 and where == f"model.{path}"
-
-
 def test_a_palette_s_step_reaches_to_the_second_entry_by_distance() -> None:
     """Within the table, beyond its ends, and of each row's own table."""
     tables = torch.tensor([[0.0, 1.0, 4.0, 4.0], [8.0, 8.0, 8.0, 8.0]])
@@ -224,7 +134,7 @@ def test_functions_that_do_not_share_their_weights_are_refused(built: tiny.Build
     part, path = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, 4))), tmp_path / "p.mlpackage"
     convert_stamped(part, built.source, "int8", path)
     shared = PackageWeights(path, part)
-    assert weight_steps(shared, built.source)[0] <= 1
+    assert weight_steps(shared, built.source, [*part.shapes])[0] <= 1
     spec = load_spec(path)
     function = spec.mlProgram.functions["t4"]
     op = next(op for op in function.block_specializations[function.opset].operations if op.type.startswith("constexpr"))

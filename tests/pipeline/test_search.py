@@ -109,6 +109,17 @@ def test_a_package_holds_the_codes_that_were_chosen_in_int4_and_rounds_the_rest(
     assert seen == {"int4", "int8"}
 
 
+def test_gates_hold_each_package_to_the_codes_that_were_chosen(first: Path) -> None:
+    build, judged = build_of(first), 0
+    forms = read_json(build / "search.json")["forms"]
+    for part in parts_of(build):
+        rows = {row["name"]: row for row in read_json(build / f"parity/{part.name}.json")["gate"]}
+        assert rows["weight_steps"]["threshold"] == "<= 1"
+        assert ("codes_differ" in rows) == ("int4" in {forms.get(path) for path in part.shapes})
+        judged += "codes_differ" in rows
+    assert judged
+
+
 def test_nothing_works_twice(root: Path) -> None:
     assert run(root, settings()) == []
 

@@ -35,9 +35,8 @@ def task(
         threads: how many encode weights.
     """
     piece, source = plan.load_part(part), source_folder(record)
-    chosen = recipes.read(read_json(recipe), recipe.name).forms(piece.named_shapes)
-    forms = {path: chosen[name] for path in piece.shapes if (name := piece.in_model(path)) in chosen}
-    file = codes[0].path if codes and _has_codes(codes[0].path, forms) else None
+    forms = piece.forms(recipes.read(read_json(recipe), recipe.name))
+    file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
 
     def work(made: Mapping[str, Path]) -> None:
         if method == "stamped":
@@ -54,7 +53,7 @@ def task(
     return Task(work, Action("convert", inputs, params, **tools))
 
 
-def _has_codes(file: Path, forms: Mapping[str, str]) -> bool:
+def has_codes(file: Path, forms: Mapping[str, str]) -> bool:
     """Whether a file has codes of a matrix in the form that it is to have; INT8 for one is always rounded."""
     real = file.resolve()  # whoever foresees what is to be done looks at a link to it
     held = {info.name for info in read_header(real.parent, real.name)}

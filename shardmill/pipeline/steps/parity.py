@@ -12,6 +12,7 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import limits
 from shardmill.models import ENCODER
+from shardmill.pipeline.steps.convert import has_codes
 from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
@@ -32,7 +33,7 @@ def task(
     states: Artifact,
     package: Artifact,
     bundle: Artifact,
-    calibrated: bool,
+    codes: list[Artifact],
     tools: Tools,
 ) -> Task:
     """A verdict depends on the part, its programs, what they are compared with, and the engine.
@@ -45,19 +46,23 @@ def task(
         states: what the reference step wrote.
         package: the .mlpackage, of which the weights are read.
         bundle: the .mlmodelc, which runs.
-        calibrated: whether a quantiser chose codes of four bits.
+        codes: the part's, where a quantiser chose them.
         tools: what decides the result besides.
     """
     piece, plan = plans.load_part(part), read_json(summary)
-    key = limits.bits(recipes.read(read_json(recipe), recipe.name).forms(piece.shapes).values())
-    judged = {"limits": key} | ({"calibrated": True} if calibrated and key == limits.FOUR else {}) if key else {}
+    followed = recipes.read(read_json(recipe), recipe.name)
+    forms, key = piece.forms(followed), limits.bits(followed.numbers(piece.named_shapes))
+    judged = {"limits": key} if key else {}
+    file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
+        from shardmill.convert.codes import Codes
         from shardmill.gates.weights import PackageWeights
 
-        stored = PackageWeights(package.path, piece, plan["prefix"])
+        chosen = Codes(file.resolve(), piece, forms) if file else None
+        stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         found = _measurements(bundle.path, piece, plan, load_file(states.path), source_folder(record), stored)
         settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
 
@@ -66,7 +71,7 @@ def task(
         "package": package.sha256,
         "bundle": bundle.sha256,
         "reference": seen(states.path, piece),
-    }
+    } | ({"codes": codes[0].sha256} if file else {})
     engine = machine.engine()
     params = {**host_side(plan), "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -38,7 +39,7 @@ def task(
     Args:
         summary: plan.json.
         parts: every parts/P.json, in the order of a pass, that of the embedding last.
-        recipe: precision.json, whose default decides by which limits the stack is judged.
+        recipe: precision.json, for the forms of most weights decide by which limits the stack is judged.
         record: source.receipt.json, beside which the checkpoint lies.
         states: what the reference step wrote.
         packages: the .mlpackage of every part, of which the weights are read.
@@ -49,11 +50,13 @@ def task(
     """
     plan = read_json(summary)
     held_to = read_json(chosen[0].path)["estimate"] if chosen else None
-    followed = recipes.read(read_json(recipe), recipe.name)
-    key = limits.bits([followed.default, *(followed.matrices.values() if held_to else ())])
+    *pieces, embedding = [plans.load_part(part) for part in parts]
+    followed, numbers = recipes.read(read_json(recipe), recipe.name), Counter[str]()
+    for piece in pieces:
+        numbers.update(followed.numbers(piece.named_shapes))
+    key = limits.bits(numbers, share=0 if held_to else limits.FEW)
     judged: dict[str, Any] = {"limits": key} if key else {}
     judged |= {"budget": limits.budget(held_to["perplexity"])} if held_to else {}
-    *pieces, embedding = [plans.load_part(part) for part in parts]
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates.table import table_parity

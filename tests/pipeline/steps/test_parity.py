@@ -11,6 +11,7 @@ import pytest
 import tiny
 
 from shardmill.files import write_json
+from shardmill.forms.form import matrices
 from shardmill.pipeline.steps import parity, parity_stack
 from shardmill.pipeline.task import Artifact
 from shardmill.plan import Part, write_part
@@ -32,7 +33,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         recipe = {"schema": 1, "default": default, "matrices": {"lm_head.weight": "int8"}}
         write_json(tmp_path / "recipe.json", recipe)
         files = (tmp_path / name for name in ("plan.json", "part.json", "recipe.json", "record"))
-        task = parity.task(*files, *artifacts, False, {})
+        task = parity.task(*files, *artifacts, [], {})
         assert task.action is not None
         return task.action.key
 
@@ -90,3 +91,27 @@ def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_th
         assert task.action is not None
         keys.add(task.action.key)
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("ending", "judged"), [("layers.2.self_attn.o_proj.weight", None), ("down_proj.weight", "4 bits")]
+)
+def test_a_stack_is_judged_by_the_forms_that_its_recipe_gives(
+    built: tiny.Build, tmp_path: Path, ending: str, judged: str | None
+) -> None:
+    """And not by how it is written: which of the forms is the default decides nothing."""
+    names = [*built.parts]
+    names.sort(key=lambda name: name == "embedding")
+    for name in names:
+        write_part(tmp_path / f"{name}.json", built.parts[name])
+    write_json(tmp_path / "plan.json", dict(built.plan))
+    paths = {path for name in names[:-1] for path in matrices(built.parts[name].shapes)}
+    few = {path: "int4" for path in paths if path.endswith(ending)}
+    for default, named in (("int8", few), ("int4", {path: few.get(path, "int8") for path in paths})):
+        recipe, known = tmp_path / "recipe.json", Artifact(tmp_path, "same", {})
+        write_json(recipe, {"schema": 1, "default": default, "matrices": named})
+        files = [tmp_path / f"{name}.json" for name in names]
+        task = parity_stack.task(
+            tmp_path / "plan.json", files, recipe, tmp_path / "record", known, [], [], known, [], {}
+        )
+        assert task.action is not None and task.action.params.get("limits") == judged

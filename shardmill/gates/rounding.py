@@ -1,0 +1,80 @@
+"""Are a program's weights the checkpoint's? Rounded ones have to be near them, chosen ones just as they were chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shardmill.convert.codes import CODES, LUT, SCALE, Codes
+from shardmill.convert.weights import PartWeights, block
+from shardmill.gates.stored import ROWS, Stored
+from shardmill.gates.thresholds import Measurement
+from shardmill.gates.weights import PackageWeights
+
+
+def weights_kept(stored: PackageWeights, source: Path) -> Iterator[Measurement]:
+    """How far the stored weights are from the checkpoint's, and where a quantiser chose codes, from those.
+
+    Args:
+        stored: the package's weights.
+        source: the checkpoint's folder.
+    """
+    chosen = [path for path in stored.part.shapes if stored.codes and stored.codes.names(path)]
+    yield Measurement("weight_steps", *weight_steps(stored, source, [p for p in stored.part.shapes if p not in chosen]))
+    if stored.codes and chosen:
+        yield Measurement("codes_differ", *codes_differ(stored, stored.codes, chosen))
+        yield Measurement("code_steps", *weight_steps(stored, source, chosen))
+
+
+def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> tuple[float, str]:
+    """Largest distance of stored weights from the original ones in quantisation steps, and the tensor's name.
+
+    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value). NaN if any distance is.
+
+    Args:
+        stored: the package's weights.
+        source: the checkpoint's folder.
+        paths: which constants.
+    """
+    worst, where, weights = 0.0, "", PartWeights(stored.part, source)
+    for path in paths:
+        tensors, kept = weights.tensors[path], stored.stored(path)
+        original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
+        original = original.reshape(kept.values.shape)
+        for i, rows in enumerate(kept.rows()):
+            expected = original[i * ROWS : (i + 1) * ROWS].float()
+            step = kept.steps(expected, i * ROWS)
+            steps = float(rows.sub_(expected).abs_().div_(step).max())
+            if math.isnan(steps):
+                return steps, tensors[0].label
+            if steps > worst:
+                worst, where = steps, tensors[0].label
+    return worst, where
+
+
+def codes_differ(stored: PackageWeights, codes: Codes, paths: list[str]) -> tuple[int, str]:
+    """How many stored codes and scales are others than a quantiser's, and the constant that has the most of them."""
+    found = {path: _different(stored.stored(path), codes, path) for path in paths}
+    worst = max(found, key=lambda path: found[path])
+    return sum(found.values()), worst if found[worst] else ""
+
+
+def _different(kept: Stored, codes: Codes, path: str) -> int:
+    """The same of one constant. What has another form than it was to have differs in each of its numbers."""
+    parts = {path: kept.values} if not kept.coded else {f"{codes.stem(path)}.{CODES}": kept.values}
+    if kept.scale is not None:
+        parts[f"{codes.stem(path)}.{SCALE}"] = kept.scale.flatten()
+    if kept.tables is not None:
+        parts[f"{codes.stem(path)}.{LUT}"] = kept.tables
+    differ = 0
+    for name, mine in parts.items():
+        values = codes.values(name)
+        if values is None:
+            return kept.values.numel()
+        theirs = torch.from_numpy(np.array(values)).reshape(mine.shape)
+        differ += int((theirs != mine.to(theirs.dtype)).sum())
+    return differ

@@ -1,0 +1,190 @@
+"""Question 1 of weights: rounded ones lie beside the checkpoint's, and chosen ones are what a quantiser chose."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from shardmill.convert.code_writer import write_codes
+from shardmill.convert.codes import Codes
+from shardmill.convert.quantize import to_integers
+from shardmill.convert.stamped import convert_stamped
+from shardmill.convert.weights import PartWeights
+from shardmill.forms.form import form, matrices
+from shardmill.gates import rounding
+from shardmill.gates.rounding import weight_steps, weights_kept
+from shardmill.gates.stored import Stored
+from shardmill.gates.weights import PackageWeights
+from shardmill.models.architecture import Source
+
+from .test_weights import FORMS, NORM, NOWHERE, PROJECTION, block_rows, mixed, original, stored
+
+__all__ = ["mixed", "original", "stored"]  # fixtures
+
+
+def steps_from(
+    patch: pytest.MonkeyPatch, stored: PackageWeights, original: dict[str, torch.Tensor]
+) -> tuple[float, str]:
+    """The distance of rounded weights from a checkpoint that holds these values."""
+    patch.setattr(rounding, "block", lambda tensor, source: original[tensor.path])
+    return weight_steps(stored, NOWHERE, [*stored.part.shapes])
+
+
+def test_rounding_is_half_a_step(stored: PackageWeights, original: dict[str, torch.Tensor], built: tiny.Build) -> None:
+    worst, name = weight_steps(stored, built.source, [*stored.part.shapes])
+    assert 0.4 < worst < 0.6
+    assert name.removeprefix("model.") in original
+
+
+@pytest.mark.parametrize("name", [PROJECTION, NORM])
+def test_one_weight_off_by_two_steps_is_named(
+    stored: PackageWeights, original: dict[str, torch.Tensor], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = original[name].clone()
+    step = stored.stored(name).scale
+    moved.view(-1)[5] += 2.1 * (float(step[0]) if step is not None else float(moved.view(-1)[5]) * 2**-10)
+    worst, where = steps_from(monkeypatch, stored, {**original, name: moved})
+    assert worst > 1
+    assert where == f"model.{name}"
+
+
+def test_a_nan_is_no_small_distance(
+    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whichever tensor it is: those that are looked at later must not hide it."""
+    for name in original:
+        spoilt = original[name].clone()
+        spoilt.view(-1)[0] = math.nan
+        worst, where = steps_from(monkeypatch, stored, {**original, name: spoilt})
+        assert math.isnan(worst)
+        assert where == f"model.{name}"
+
+
+def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padding row of a vocabulary is: its scale is 0."""
+    values = torch.tensor([[1.0, -0.5], [0, 0], [1e-8, 0]])
+    scale = torch.tensor([[1 / 127], [0.0], [0.0]])
+    quantised = torch.tensor([[127, -64], [0, 0], [0, 0]], dtype=torch.int8)
+    tensor = SimpleNamespace(path="w", source=Source("w"), label="w")
+    part = SimpleNamespace(shapes={"w": (3, 2)}, tensors=[tensor])
+    kept = SimpleNamespace(part=part, stored=lambda _: Stored(quantised, scale))
+    worst, _ = steps_from(monkeypatch, cast("PackageWeights", kept), {"w": values})
+    assert 0.4 < worst < 0.6
+
+
+def test_every_row_counts(
+    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whatever block it is."""
+    block_rows(monkeypatch, 40)
+    assert steps_from(monkeypatch, stored, original)[0] < 0.6
+    for row in (0, 50, 95):
+        moved = original[PROJECTION].clone()
+        moved[row] += 1
+        worst, where = steps_from(monkeypatch, stored, {**original, PROJECTION: moved})
+        assert worst > 10 and where == f"model.{PROJECTION}"
+
+
+@pytest.mark.parametrize("place", range(len(FORMS) - 1))
+def test_codes_of_every_form_are_within_a_step(
+    place: int, mixed: PackageWeights, built: tiny.Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is two entries off is not."""
+    worst, _ = weight_steps(mixed, built.source, [*mixed.part.shapes])
+    assert 0.3 < worst <= 1
+    path = [p for p in matrices(mixed.part.shapes) if mixed.stored(p).coded][place]
+    real = PackageWeights.stored
+
+    def spoilt(self: PackageWeights, asked: str) -> Stored:
+        kept = real(self, asked)
+        if asked != path:
+            return kept
+        values = kept.values.clone()
+        values[3, 5] += 2 if values[3, 5] < 4 else -2
+        return Stored(values, kept.scale, kept.tables)
+
+    monkeypatch.setattr(PackageWeights, "stored", spoilt)
+    worst, where = weight_steps(mixed, built.source, [*mixed.part.shapes])
+    assert worst > 1 and where == f"model.{path}"
+
+
+FOUR = "layers.2.self_attn.o_proj.weight"
+
+
+@pytest.fixture
+def chosen(built: tiny.Build, tmp_path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Codes of one matrix, of which some are three steps off, and the forms of a part that has others in INT8."""
+    part = built.parts["layers_02_03"]
+    codes, scale, _ = to_integers(PartWeights(part, built.source)[FOUR], form("int4").levels)
+    codes[0, :5] = torch.where(codes[0, :5] > 0, codes[0, :5] - 3, codes[0, :5] + 3)
+    forms = dict.fromkeys(matrices(part.shapes), "int8") | {FOUR: "int4"}
+    return {f"{FOUR}.int4.codes": codes.to(torch.int8).numpy(), f"{FOUR}.int4.scale": scale.numpy()}, forms
+
+
+def kept(
+    built: tiny.Build,
+    codes: dict[str, np.ndarray],
+    forms: dict[str, str],
+    folder: Path,
+    converted: dict[str, np.ndarray] | None = None,
+    as_forms: dict[str, str] | None = None,
+) -> dict[str, tuple[float, str]]:
+    """What is measured of a package made of some codes and forms, where others may have been chosen."""
+    part = built.parts["layers_02_03"]
+    write_codes(folder / "chosen.safetensors", codes)
+    write_codes(folder / "converted.safetensors", converted or codes)
+    package = folder / "p.mlpackage"
+    convert_stamped(part, built.source, as_forms or forms, package, codes=folder / "converted.safetensors")
+    held = PackageWeights(package, part, codes=Codes(folder / "chosen.safetensors", part, forms))
+    return {row.name: (row.value, row.detail) for row in weights_kept(held, built.source)}
+
+
+def test_chosen_codes_may_be_further_away_and_nothing_else(
+    built: tiny.Build, chosen: tuple[dict[str, np.ndarray], dict[str, str]], tmp_path: Path
+) -> None:
+    rows = kept(built, *chosen, tmp_path)
+    assert rows["weight_steps"][0] <= 1 and FOUR not in rows["weight_steps"][1]
+    assert rows["codes_differ"] == (0, "")
+    assert 2 < rows["code_steps"][0] < 4 and rows["code_steps"][1] == f"model.{FOUR}"
+
+
+@pytest.mark.parametrize("path", [NORM, PROJECTION])
+def test_beside_chosen_codes_the_others_are_still_rounded(
+    path: str,
+    built: tiny.Build,
+    chosen: tuple[dict[str, np.ndarray], dict[str, str]],
+    original: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A norm, or a matrix in INT8, of the part whose codes are up to eight steps away."""
+    spoilt = original | {path: original[path] * 1.01 if path == NORM else original[path] + 0.01}
+    monkeypatch.setattr(rounding, "block", lambda tensor, source: spoilt[tensor.path])
+    steps, where = kept(built, *chosen, tmp_path)["weight_steps"]
+    assert steps > 1 and where == f"model.{path}"
+
+
+@pytest.mark.parametrize("what", ["codes", "scale"])
+def test_one_number_that_nobody_chose_is_counted(
+    what: str, built: tiny.Build, chosen: tuple[dict[str, np.ndarray], dict[str, str]], tmp_path: Path
+) -> None:
+    codes, forms = chosen
+    other = {name: values.copy() for name, values in codes.items()}
+    other[f"{FOUR}.int4.{what}"].flat[7] += 1
+    assert kept(built, codes, forms, tmp_path, other)["codes_differ"] == (1, FOUR)
+
+
+def test_what_has_another_form_than_was_chosen_differs_everywhere(
+    built: tiny.Build, chosen: tuple[dict[str, np.ndarray], dict[str, str]], tmp_path: Path
+) -> None:
+    codes, forms = chosen
+    rounded = forms | {FOUR: "fp16"}
+    rows = kept(built, codes, forms, tmp_path, codes, rounded)
+    assert rows["codes_differ"] == (codes[f"{FOUR}.int4.codes"].size, FOUR)
