@@ -30,6 +30,7 @@ from shardmill import plan
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.quantize import to_integers
 from shardmill.convert.weights import PartWeights
+from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8, form, matrices, stored_bytes
 from shardmill.gates.held import HeldWeights
 from shardmill.gates.stored import Stored
@@ -127,10 +128,13 @@ def variants(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> It
     files = [case.build / "sensitivity" / f"{part.name}.json" for part in case.parts]
     costs = [json.loads(file.read_text())["matrices"] for file in files]
     for name, budget in budgets:
-        found = searched(case.parts, costs, budget, allowed)
-        if found:
-            forms = {path: found["forms"].get(path, INT8) for path in paths}
-            yield Variant(f"search: {name}", forms, as_codes(forms), found["estimate"]["perplexity"])
+        try:
+            found = searched(case.parts, costs, budget, allowed)
+        except ConfigError as error:
+            print(error)
+            continue
+        forms = {path: found["forms"].get(path, INT8) for path in paths}
+        yield Variant(f"search: {name}", forms, as_codes(forms), found["estimate"]["perplexity"])
 
 
 def bytes_of(case: Case, forms: Mapping[str, str]) -> int:

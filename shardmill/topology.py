@@ -132,10 +132,12 @@ def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
 
 def misfits(config: Config, a: Architecture) -> list[str]:
     """How the config contradicts the model, or the model the Neural Engine."""
-    rows = _matrix_rows(config, a)
+    rows = _matrix_rows(a, config.head.slices)
     problems = list(recipes.misfits(config.convert.recipe, rows))
     if config.convert.precision == recipes.SEARCH:
         problems += recipes.unfit(config.convert.search.forms, rows)
+        whole = _matrix_rows(a, slices=1)
+        problems += recipes.unreachable(vars(config.convert.budget), config.convert.search.forms, whole)
     if a.ends is not None or problems:
         return problems
     ranges, count, width = config.topology, config.head.slices, a.graph.head_dim
@@ -168,10 +170,9 @@ def _ring_of(config: Config, a: Architecture, slots: int) -> int:
     return window_slots(a.window, config.tokens.max, slots)
 
 
-def _matrix_rows(config: Config, a: Architecture) -> dict[str, Shape]:
+def _matrix_rows(a: Architecture, slices: int | str) -> dict[str, Shape]:
     """The constants of all programs, of the LM head those of a slice, as far as it is known how many there are."""
-    count = config.head.slices
-    rows = a.vocab // (count if count != "auto" else 1)
+    rows = a.vocab // (slices if isinstance(slices, int) else 1)
     whole = with_experts(a, routed=False) if a.graph.experts else a
     return constants(program_form(whole)) | ({} if a.ends else constants(Form("head", a.graph, rows=rows)))
 

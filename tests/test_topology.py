@@ -231,6 +231,26 @@ def test_forms_of_which_none_fits_a_matrix_are_refused() -> None:
     assert re.match(r"convert.search.forms: palette4/7: none of them fits layers\.0\.\S+, \[\d+, \d+\]; add int8", text)
 
 
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        ({"bits_per_weight": 4.001}, r"convert\.budget\.bits_per_weight: 4\.001 is less .*: with int4 it is 4\.004"),
+        (
+            {"bytes_per_token": 10**9},
+            r"convert\.budget\.bytes_per_token: 1000000000 is less than .*: with int4 it is 1920\d+ at least",
+        ),
+    ],
+)
+def test_a_budget_out_of_reach_is_told_before_anything_is_calibrated(budget: dict[str, float], told: str) -> None:
+    """By the smallest form of each matrix and the whole head, however many slices it has."""
+    convert = {"precision": "search", "search": {"forms": ["int4"]}, "calibration": {"text": "t"}}
+    for head in ({}, {"slices": 8}):
+        assert re.match(told, refusal(PHI, convert=convert | {"budget": budget}, head=head))
+    ((name, limit),) = budget.items()
+    enough = {name: limit * 1.01 if name == "bits_per_weight" else 2 * limit}
+    assert topology.misfits(settings(convert=convert | {"budget": enough}), PHI) == []
+
+
 def test_groups_that_fit_the_head_but_not_its_slices_are_refused(tmp_path: Path) -> None:
     """How many slices there are is known only once they are proposed: 64 divides 200,064 rows, and not 50,016."""
     recipe_file = tmp_path / "recipe.json"

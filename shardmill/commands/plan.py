@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmill.commands.inspect import size
+from shardmill.forms.recipe import SEARCH
 from shardmill.models.calls import FIXED, RANGE
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def render(found: Preview) -> Iterator[str | Table]:
             yield f"experts: {found.expert_groups or 'dense'}"
         yield f"head.slices: {found.head_slices}"
     yield _programs(found)
-    yield f"weights: {found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
+    most = "at most " if found.weights == SEARCH else ""  # it takes what the search leaves of it
+    yield f"weights: {most}{found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
     yield f"host: embedding table of {size(found.table_bytes)}"
     if found.buckets:
         yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"
@@ -119,7 +121,7 @@ def _pass(found: Preview) -> str:
         counts = " or ".join(map(str, found.widths)) + (" (a function each)" if found.shapes == FIXED else "")
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(found.programs)} dispatches; "
-        f"a pass of one token reads {size(found.bytes_per_token)}"
+        f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}"
     )
 
 

@@ -10,7 +10,7 @@ from shardmill.config.convert import Budget, Search
 from shardmill.config.model import Config
 from shardmill.config.sections import Head, Program, Source, Tokens
 from shardmill.errors import ConfigError
-from shardmill.forms.form import NAMES, form, is_form
+from shardmill.forms.form import INT4, NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, local
 from shardmill.models.calls import ENUMERATED, FIXED, GRAPH, ONE
@@ -91,11 +91,15 @@ def _topology_problems(config: Config) -> list[str]:
 
 def _recipe_problems(config: Config, root: Path) -> list[str]:
     """A recipe that there is none of, or that does not read as one."""
-    precision = config.convert.precision
+    precision, own = config.convert.precision, (root / "build" / config.model).resolve()
+    if precision not in RULES and (root / precision).resolve().is_relative_to(own):
+        return [f"convert.precision: {precision} is what this build makes; copy it to a place of its own"]
     try:
-        recipe(precision if precision in RULES else str(root / precision))
+        found = recipe(precision if precision in RULES else str(root / precision))
     except ConfigError as error:
         return [str(error)]
+    if config.convert.calibration and precision != SEARCH and INT4 not in (found.default, *found.matrices.values()):
+        return [f"convert.calibration: chooses codes of int4, a form that {precision} gives no matrix; leave it out"]
     return []
 
 

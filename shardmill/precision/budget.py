@@ -11,7 +11,7 @@ import numpy as np
 
 from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, matrices, misfit, stored_bytes
-from shardmill.forms.recipe import RULES
+from shardmill.forms.recipe import RULES, amount
 from shardmill.plan import Part
 from shardmill.precision.search import Choice, Table, best, front, smallest, summed
 
@@ -49,6 +49,15 @@ class Case:
         most = limit - self.fixed if name == "bytes_per_token" else limit * self.numbers / 8 - self.kept
         return best(self.losses, self.sizes, most)
 
+    def least(self, name: str) -> tuple[float, float]:
+        """The smallest budget of a kind that some forms keep to, and how much of it the search does not choose."""
+        if name == "perplexity":
+            return math.exp(sum(min(row.values()) for row in self.losses.values())), 1.0
+        size = sum(min(row.values()) for row in self.sizes.values())
+        if name == "bytes_per_token":
+            return size + self.fixed, self.fixed
+        return 8 * (size + self.kept) / self.numbers, 8 * self.kept / self.numbers
+
     def described(self, choice: Choice) -> Row:
         """What is foreseen of a choice."""
         bits = 8 * (choice.size + self.kept) / self.numbers
@@ -62,8 +71,8 @@ def searched(
     budget: Mapping[str, float],
     forms: Sequence[str] = USUAL,
     points: int = 0,
-) -> Row | None:
-    """The forms with the least loss, or the fewest bytes, that keep to a budget; None if none do.
+) -> Row:
+    """The forms with the least loss, or the fewest bytes, that keep to a budget.
 
     Args:
         parts: of layers and heads.
@@ -74,12 +83,18 @@ def searched(
         points: how many sets of forms along the front are to be described for a measurement.
 
     Raises:
-        ConfigError: a matrix can have none of the forms.
+        ConfigError: no forms keep to the budget, or a matrix can have none of the forms.
     """
     case = _case(parts, costs, forms)
     chosen = case.chosen(budget)
     if chosen is None:
-        return None
+        ((name, limit),) = budget.items()
+        least, given = case.least(name)
+        beside = f", {amount(name, given)} of it for vectors and for experts, which stay in int8"
+        raise ConfigError(
+            f"convert.budget.{name}: no forms keep to {amount(name, limit)}: with {', '.join(forms)} it is "
+            f"{amount(name, least)} at least{'' if name == 'perplexity' else beside}"
+        )
     found: dict[str, Any] = {"budget": dict(budget), "forms": chosen.forms, "estimate": case.described(chosen)}
     found["front"] = [case.described(choice) for choice in front(case.losses, case.sizes, POINTS)]
     found |= {"costs": case.losses, "sizes": case.sizes}

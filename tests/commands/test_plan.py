@@ -47,6 +47,16 @@ def test_the_demo_is_shown_as_a_table() -> None:
     assert len([line for line in said.stdout.splitlines() if line.startswith(("  layers_", "  head_"))]) == 8
 
 
+def test_what_a_search_leaves_is_at_most_what_is_planned(tmp_path: Path) -> None:
+    """Its forms are known once it has searched."""
+    file, convert = tmp_path / "a.yaml", {"precision": "search", "calibration": {"text": "resources/demo/config.json"}}
+    content = {"model": "m", "source": {"path": "resources/demo"}, "context": 128}
+    file.write_text(yaml.safe_dump(content | {"convert": convert | {"budget": {"perplexity": 1.03}}}))
+    said = CliRunner().invoke(cli.app, ["plan", str(file)])
+    assert said.exit_code == 0
+    assert "weights: at most 8." in said.stdout and "a pass of one token reads at most " in said.stdout
+
+
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_what_can_t_be_built_ends_with_a_line_and_an_exit_code(tmp_path: Path, more: list[str]) -> None:
     """After the plan as it stands, so that a person sees which part it is."""

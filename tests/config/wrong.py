@@ -109,6 +109,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"convert": {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"bits_per_weight": 3.0}}},
         "convert.budget.bits_per_weight: 3 is less than any form has; int4 is least",
     ),
+    "a recipe that the build itself makes": (
+        {"convert": {"precision": "build/x/../m/precision.json"}},
+        "convert.precision: build/x/../m/precision.json is what this build makes; copy it to a place of its own",
+    ),
+    "calibration of nothing": (
+        {"convert": {"precision": "int8", "calibration": {"text": "a.txt"}}},
+        "convert.calibration: chooses codes of int4, a form that int8 gives no matrix; leave it out",
+    ),
     "windows of a token": (
         {"convert": {"precision": "int4", "calibration": {"text": "a.txt", "window": 1}}},
         "convert.calibration.window: input should be greater than or equal to 8, is 1",

@@ -74,8 +74,9 @@ def test_what_is_no_json_and_what_is_not_there(tmp_path: Path) -> None:
 def test_names_that_the_model_does_not_have_are_told(tmp_path: Path) -> None:
     found = recipe(written(tmp_path, matrices={"layers.7.mlp.down_proj.weight": "int4", ROUTER: "int8", HEAD: "fp16"}))
     first, second = misfits(found, SHAPES)
-    assert first.startswith(f"convert.precision: {ROUTER} is no matrix of this model; it stays in fp16;")
-    assert second.startswith("convert.precision: layers.7.mlp.down_proj.weight is no matrix of this model;")
+    assert first.startswith(f"convert.precision: {ROUTER} is no matrix of this model; it stays in fp16")
+    beginning = "convert.precision: layers.7.mlp.down_proj.weight is no matrix of this model; there is "
+    assert second.startswith(f"{beginning}{PROJECTION}, and ")
 
 
 def test_groups_that_do_not_divide_are_told(tmp_path: Path) -> None:

@@ -151,9 +151,9 @@ def test_too_short_a_text_is_refused_by_its_name(root: Path) -> None:
 
 def test_a_budget_that_no_forms_keep_is_refused(root: Path) -> None:
     with pytest.raises(
-        Exception, match=r"convert\.budget: no forms keep to \{'bytes_per_token': 1000\}; int4, int8 can't"
+        Exception, match=r"convert\.budget\.perplexity: no forms keep to 1\.0000001: with int4, int8 it is 1\."
     ):
-        driver.run(root, settings(budget={"bytes_per_token": 1000}))
+        driver.run(root, settings(budget={"perplexity": 1.0000001}))
 
 
 def test_a_build_without_calibration_has_no_such_steps(root: Path) -> None:

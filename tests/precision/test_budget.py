@@ -33,9 +33,7 @@ def costs() -> list[dict[str, Any]]:
 
 
 def found(budget: dict[str, float], *forms: str, points: int = 0) -> dict[str, Any]:
-    result = searched(parts(), costs(), budget, forms or ("int4", "int8"), points)
-    assert result is not None
-    return dict(result)
+    return dict(searched(parts(), costs(), budget, forms or ("int4", "int8"), points))
 
 
 def test_what_a_form_costs_is_in_proportion_to_its_error() -> None:
@@ -60,7 +58,6 @@ def test_a_form_is_not_taken_for_matrices_that_it_does_not_fit() -> None:
         {"perplexity": 2.0},
         ("int8", "palette4/48"),
     )
-    assert result is not None
     assert result["forms"]["lm_head.weight"] == "palette4/48"
     assert {name for path, name in result["forms"].items() if path.startswith("layers")} == {"int8"}
 
@@ -115,3 +112,17 @@ def test_budgets_count_what_the_search_does_not_choose(name: str, limit: float) 
     numbers = sum(rows[0] * rows[1] for rows in shapes.values() if len(rows) == 2)
     assert every["estimate"]["bits_per_weight"] == pytest.approx(8 * (size - 2 * 64) / numbers)
     assert 0.93 * limit < every["estimate"]["bytes" if name == "bytes_per_token" else name] <= limit
+
+
+@pytest.mark.parametrize("name", ["bits_per_weight", "bytes_per_token", "perplexity"])
+def test_a_budget_that_no_forms_keep_says_what_they_reach(name: str) -> None:
+    """Which they do reach, if that is asked for."""
+    tight = {"bits_per_weight": 0.1, "bytes_per_token": 1.0, "perplexity": 1 + 1e-9}[name]
+    with pytest.raises(
+        ConfigError, match=rf"convert\.budget\.{name}: no forms keep to .*: with int4, int8 it is "
+    ) as error:
+        found({name: tight})
+    reached = float(str(error.value).split(" it is ")[1].split()[0])
+    assert found({name: reached * (1 + 1e-6)})["estimate"]
+    with pytest.raises(ConfigError):
+        found({name: 1 + (reached - 1) / 2})

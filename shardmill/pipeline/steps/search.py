@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from shardmill import plan
-from shardmill.errors import ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
@@ -29,10 +28,8 @@ def task(parts: list[Path], costs: list[Artifact], settings: Mapping[str, Any] |
         from shardmill.precision.budget import searched
 
         pieces = [plan.load_part(part) for part in parts]
-        found = searched(pieces, [read_json(cost.path)["matrices"] for cost in costs], limits, forms, points)
-        if found is None:
-            raise ConfigError(f"convert.budget: no forms keep to {limits}; {', '.join(forms)} can't")
-        write_json(made["chosen"], found)
+        rows = [read_json(cost.path)["matrices"] for cost in costs]
+        write_json(made["chosen"], searched(pieces, rows, limits, forms, points))
 
     inputs = {
         "parts": digest([plan.load_part(part).content for part in parts]),
