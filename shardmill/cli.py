@@ -42,6 +42,7 @@ from shardmill.commands import (
     verify,
     warm,
     why,
+    why_quality,
 )
 from shardmill.printable import one_line
 
@@ -130,6 +131,7 @@ COMMANDS = (
     rebuild.rebuild,
     diff.diff,
     why.why,
+    why_quality.why_quality,
     gc.gc,
     doctor.doctor,
     synth_checkpoint.synth_checkpoint,

@@ -45,8 +45,8 @@ MAY_USE: dict[str, set[str]] = {
     "device": {"checkpoint", "config", "evidence", "forms", "gates", "lane", "models", "pipeline", "runtime"},
     "doctor": {"checkpoint", "runtime"},
     "commands": {
-        "bench", "catalogue", "checkpoint", "config", "decode", "device", "doctor", "evidence", "gates", "models",
-        "pipeline", "plan", "precision", "release", "runtime", "serve",
+        "bench", "catalogue", "checkpoint", "config", "decode", "device", "doctor", "evidence", "forms", "gates",
+        "models", "pipeline", "plan", "precision", "release", "runtime", "serve",
     },
     "cli": {"commands"},
     "portable": set(),

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shardmill.convert.codes import CODES, LUT, SCALE, Codes
 from shardmill.convert.weights import PartWeights, block
+from shardmill.forms.form import matrices
 from shardmill.gates.stored import ROWS, Stored
 from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights
@@ -42,18 +44,41 @@ def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> tupl
     """
     worst, where, weights = 0.0, "", PartWeights(stored.part, source)
     for path in paths:
-        tensors, kept = weights.tensors[path], stored.stored(path)
-        original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
-        original = original.reshape(kept.values.shape)
-        for i, rows in enumerate(kept.rows()):
-            expected = original[i * ROWS : (i + 1) * ROWS].float()
-            step = kept.steps(expected, i * ROWS)
+        label = weights.tensors[path][0].label
+        for rows, expected, step in _blocks(stored.stored(path), weights, path, source):
             steps = float(rows.sub_(expected).abs_().div_(step).max())
             if math.isnan(steps):
-                return steps, tensors[0].label
+                return steps, label
             if steps > worst:
-                worst, where = steps, tensors[0].label
+                worst, where = steps, label
     return worst, where
+
+
+def kept_db(stored: PackageWeights, source: Path) -> dict[str, float]:
+    """How much of each matrix is kept: its signal over the noise of what is stored, in dB, by its path.
+
+    Args:
+        stored: the package's weights.
+        source: the checkpoint's folder.
+    """
+    weights, found = PartWeights(stored.part, source), {}
+    for path in matrices(stored.part.shapes):
+        signal = noise = 0.0
+        for rows, expected, _ in _blocks(stored.stored(path), weights, path, source):
+            signal += float(expected.square().sum(dtype=torch.float64))
+            noise += float(rows.sub_(expected).square_().sum(dtype=torch.float64))
+        found[path] = 10 * math.log10(signal / noise) if signal and noise else math.inf
+    return found
+
+
+def _blocks(kept: Stored, weights: PartWeights, path: str, source: Path) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows of a constant as they are stored, those of the checkpoint, and the quantisation step between them."""
+    tensors = weights.tensors[path]
+    original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
+    original = original.reshape(kept.values.shape)
+    for i, rows in enumerate(kept.rows()):
+        expected = original[i * ROWS : (i + 1) * ROWS].float()
+        yield rows, expected, kept.steps(expected, i * ROWS)
 
 
 def codes_differ(stored: PackageWeights, codes: Codes, paths: list[str]) -> tuple[int, str]:

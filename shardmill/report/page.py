@@ -8,11 +8,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from shardmill.forms.costly import costliest
 from shardmill.forms.recipe import called
 from shardmill.report import wording
 from shardmill.report.dag import drawings
 from shardmill.report.devices import devices
-from shardmill.report.forms import costliest, front_plot
+from shardmill.report.forms import front_plot
 from shardmill.report.forms import steps as front_steps
 from shardmill.report.gates import questions
 from shardmill.report.plots import plots

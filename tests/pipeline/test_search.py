@@ -13,7 +13,7 @@ import tiny
 from safetensors.numpy import load_file
 
 from shardmill import config, plan
-from shardmill.files import read_json
+from shardmill.files import read_json, write_json
 from shardmill.gates import limits
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline import dag, why
@@ -228,13 +228,16 @@ def test_the_usual_forms_leave_codes_as_they_were(root: Path) -> None:
 
 
 def test_a_part_in_int8_does_not_depend_on_codes(root: Path) -> None:
-    """Nor does one whose form has no codes in the file; another text leaves its package as it is."""
-    int8 = settings(precision="int8", budget=None, search={})
-    run(root, int8)
+    """Nor does its gate; another text leaves both as they are."""
+    write_json(root / "recipe.json", {"schema": 1, "default": "int8", "matrices": {"lm_head.weight": "int4"}})
+    mixed = settings(precision="recipe.json", budget=None, search={})
+    run(root, mixed)
     (root / "calibration.txt").write_text(tiny.sample_text() * 2)
-    worked = run(root, int8)
-    assert any(name.startswith("codes/") for name in worked)
-    assert not any(name.startswith("packages/") for name in worked)
+    worked = run(root, mixed)
+    assert any(name.startswith("codes/layers") for name in worked)
+    assert {name for name in worked if name.startswith(("packages/", "parity/layers"))} == {
+        f"packages/{part.name}" for part in parts_of(root / "build/tiny") if part.kind == "head"
+    }
 
 
 def test_why_foresees_points(root: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from report import sample
 from report.reading import section, words
-from shardmill.report.forms import costliest, steps
+from shardmill.forms.costly import costliest
+from shardmill.report.forms import steps
 from shardmill.report.page import render
 from shardmill.report.points import judged, points
 

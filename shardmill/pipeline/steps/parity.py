@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +60,15 @@ def task(
         from safetensors.torch import load_file
 
         from shardmill.convert.codes import Codes
+        from shardmill.gates.blame import furthest
         from shardmill.gates.weights import PackageWeights
 
         chosen = Codes(file.resolve(), piece, forms) if file else None
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
-        found = _measurements(bundle.path, piece, plan, load_file(states.path), source_folder(record), stored)
-        settle(f"parity {piece.name}", report(piece.name, found, judged), made["verdict"])
+        source = source_folder(record)
+        found = _measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
+        content = report(piece.name, found, judged, partial(furthest, [stored], source))
+        settle(f"parity {piece.name}", content, made["verdict"])
 
     inputs = {
         "part": digest(piece.content),
@@ -111,12 +115,21 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
 
 
-def report(name: str, found: Iterable[Measurement | NotRun], judged: Mapping[str, Any]) -> dict[str, Any]:
-    """What parity/P.json holds. `judged` says by which limits, see gates/limits.py; nothing by those of INT8."""
-    from shardmill.gates import parity, thresholds
+def report(
+    name: str, found: Iterable[Measurement | NotRun], judged: Mapping[str, Any], worst: Callable[[], str]
+) -> dict[str, Any]:
+    """What parity/P.json holds.
+
+    Args:
+        name: of the part.
+        found: what was measured.
+        judged: says by which limits, see gates/limits.py; nothing by those of INT8.
+        worst: names the matrix to look at where precision missed one.
+    """
+    from shardmill.gates import blame, parity, thresholds
 
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, thresholds.Measurement)]
-    gate = thresholds.compare(numbers, limits.of(judged))
+    gate = blame.named(thresholds.compare(numbers, limits.of(judged)), worst)
     skipped = {a.name: a.reason for a in answers if isinstance(a, thresholds.NotRun)}
     return {"part": name, "engine": machine.engine(), **judged, "gate": gate, "not_run": parity.not_run() | skipped}

@@ -12,6 +12,7 @@ from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
+from shardmill.forms.costly import costliest
 from shardmill.gates import limits
 from shardmill.pipeline.steps.parity import host_side, report
 from shardmill.pipeline.steps.reference import carry
@@ -49,7 +50,8 @@ def task(
         tools: what decides the result besides.
     """
     plan = read_json(summary)
-    held_to = read_json(chosen[0].path)["estimate"] if chosen else None
+    search = read_json(chosen[0].path) if chosen else None
+    held_to = search["estimate"] if search else None
     *pieces, embedding = [plans.load_part(part) for part in parts]
     followed, numbers = recipes.read(read_json(recipe), recipe.name), Counter[str]()
     for piece in pieces:
@@ -59,7 +61,9 @@ def task(
     judged |= {"budget": limits.budget(held_to["perplexity"])} if held_to else {}
 
     def work(made: Mapping[str, Path]) -> None:
+        from shardmill.gates.blame import furthest
         from shardmill.gates.table import table_parity
+        from shardmill.gates.weights import PackageWeights
         from shardmill.runtime.manifest import in_place
 
         paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
@@ -73,7 +77,14 @@ def task(
                 manifest, {p.name: (p, paths[p.name]) for p in pieces}, embedding, plan, source, states.path
             )
         whole = table_parity(embedding, source, table.path)
-        settle("parity stack", report("stack", chain([whole], found), judged), made["verdict"])
+
+        def worst() -> str:
+            if search:
+                first = costliest(search)[0]
+                return f"{first.path}, in {first.form}, was foreseen to cost most, {first.nats:.2g} nat"
+            return furthest((PackageWeights(paths[p.name], p, plan["prefix"]) for p in pieces), source)
+
+        settle("parity stack", report("stack", chain([whole], found), judged, worst), made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}

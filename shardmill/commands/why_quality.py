@@ -1,0 +1,97 @@
+"""`shardmill why-quality`: which matrices cost a build its quality, and what more bits of them would buy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardmill.commands.inspect import size
+from shardmill.forms.costly import WORST, costliest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RIGHT = {"nat", "of all", "saves", "for", "dB"}
+
+
+def why_quality(
+    build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")],
+) -> None:
+    """Say which matrices cost a build its quality: as its search measured it, else by how far they were rounded."""
+    from rich.console import Console
+
+    from shardmill.errors import ShardmillError
+    from shardmill.files import read_json
+
+    if not (build / "plan.json").is_file():
+        raise ShardmillError(f"{build}: holds no plan.json; name a model's build folder")
+    console = Console()
+    for line in _measured(build):
+        console.print(line, highlight=False, soft_wrap=True)
+    search = build / "search.json"
+    console.print(_searched(read_json(search)) if search.is_file() else _rounded(build))
+
+
+def _measured(build: Path) -> Iterator[str]:
+    """What the gate of the whole stack measured, passed or not."""
+    from shardmill.files import read_json
+    from shardmill.gates.thresholds import COST
+    from shardmill.pipeline.verdict import failed
+
+    verdict = build / "parity/stack.json"
+    file = next((file for file in (verdict, failed(verdict)) if file.is_file()), None)
+    if file is None:
+        yield "the whole has not been measured yet"
+        return
+    for row in read_json(file)["gate"]:
+        if row["question"] == COST:
+            yield f"{row['name']} {float(row['value']):.4g}, must be {row['threshold']}: {row['meaning']}"
+
+
+def _searched(search: Mapping[str, Any]) -> Table:
+    """What each matrix was foreseen to cost in the form that was chosen, and in the next with more bits."""
+    table = _table("matrix", "form", "nat", "of all", "saves", "for")
+    for one in costliest(search):
+        more = (f"{one.saves:.2g}", size(one.takes)) if one.takes else ("", "")
+        table.add_row(one.path, one.form, f"{one.nats:.2g}", f"{one.share:.1%}", *more)
+    return table
+
+
+def _rounded(build: Path) -> Table:
+    """The matrices that are stored furthest from the checkpoint's."""
+    from shardmill.files import read_json
+    from shardmill.forms import recipe
+    from shardmill.gates.rounding import kept_db
+    from shardmill.gates.weights import PackageWeights
+    from shardmill.pipeline.task import source_folder
+    from shardmill.plan import load_part
+
+    content, source = read_json(build / "plan.json"), source_folder(build / "source.receipt.json")
+    chosen = recipe.read(read_json(build / "precision.json"), "precision.json")
+    kept: dict[str, tuple[float, str]] = {}  # of a matrix in several programs, the one that lost most
+    for row in content["parts"]:
+        part = load_part(build / f"parts/{row['name']}.json")
+        if part.kind != "embedding":
+            stored = PackageWeights(build / f"packages/{part.name}.mlpackage", part, content["prefix"])
+            forms = part.forms(chosen)
+            for path, db in kept_db(stored, source).items():
+                name = part.in_model(path)
+                kept[name] = min(kept.get(name, (math.inf, "")), (db, forms[path]))
+    table = _table("matrix", "form", "dB")
+    for path, (db, form) in sorted(kept.items(), key=lambda item: item[1][0])[:WORST]:
+        table.add_row(path, form, f"{db:.1f}")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, justify="right" if column in RIGHT else "left", overflow="fold")
+    return table
