@@ -20,7 +20,7 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.hub_errors import explained, understood
-from shardmill.checkpoint.hub_limits import SMALL_BYTES, SMALL_SECONDS, BoundedFile, use_client, within
+from shardmill.checkpoint.hub_limits import SMALL_BYTES, SMALL_SECONDS, TEXT_BYTES, BoundedFile, use_client, within
 from shardmill.checkpoint.hub_listing import HubAccess, RemoteFile, list_files, pinned, resolved
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.progress import reporting
@@ -48,6 +48,8 @@ def download(
         texts = [listing[name] for name in text_files(listing)]
         for file in texts:
             _check_small(repo, file)
+        if (size := sum(file.size for file in texts)) > TEXT_BYTES:
+            raise CheckpointError(f"{repo}: its text files have {size} bytes; together they may have {TEXT_BYTES}")
         _check_space(folder, texts)
         for file in texts:
             within(SMALL_SECONDS, partial(_bring, repo, file, snapshot, access), f"{repo}: {file.name}")

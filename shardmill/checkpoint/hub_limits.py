@@ -20,6 +20,8 @@ from shardmill.errors import CheckpointError
 SMALL_SECONDS = 300.0  # for one listing or one text file
 LONGEST_WAIT = 60  # seconds that a hub may ask us to wait before a retry
 SMALL_BYTES = 64_000_000  # of a listing or a text file; the largest tokenizers in use have 35 MB
+MOST_FILES = 20_000  # that a repository may list
+TEXT_BYTES = 512_000_000  # of all text files of a repository together
 
 _Result = TypeVar("_Result")
 

@@ -6,6 +6,7 @@ Ids become names of files in the cache, so each must be what it claims to be: 40
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants
@@ -13,7 +14,7 @@ from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache, write_t
 from huggingface_hub.hf_api import RepoFile
 
 from shardmill.checkpoint.hub_errors import understood
-from shardmill.checkpoint.hub_limits import SMALL_SECONDS, use_client, within
+from shardmill.checkpoint.hub_limits import MOST_FILES, SMALL_SECONDS, use_client, within
 from shardmill.checkpoint.paths import check_name
 from shardmill.errors import CheckpointError
 
@@ -95,7 +96,10 @@ def list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[
 
 def _asked(repo: str, commit: str, access: HubAccess) -> list[RepoFile]:
     tree = access.api.list_repo_tree(repo, recursive=True, revision=commit)
-    return [entry for entry in tree if isinstance(entry, RepoFile)]
+    found = [entry for entry in islice(tree, MOST_FILES + 1) if isinstance(entry, RepoFile)]
+    if len(found) > MOST_FILES:
+        raise CheckpointError(f"{repo}: the hub lists more than {MOST_FILES} files; choose a repository of one model")
+    return found
 
 
 def _checked(files: Iterable[RemoteFile], repo: str) -> dict[str, RemoteFile]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -12,6 +14,9 @@ from shardmill.pipeline.remote import Refused, Remote
 from shardmill.pipeline.task import Work
 
 log = logging.getLogger(__name__)
+SILENT = ".remote-silent"  # in the store here: when a job last waited for the other in vain
+LONG = 5.0  # seconds without an answer
+PAUSE = 300.0  # seconds in which nobody asks again: a build may have a thousand jobs
 
 
 class Answer(Enum):
@@ -34,7 +39,11 @@ def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Ans
     """
     if shared is None:
         return Answer.UNASKED
-    key, pool = entry.name, entry.parent / blobs.FOLDER
+    key, pool, mark = entry.name, entry.parent / blobs.FOLDER, entry.parent / SILENT
+    if 0 <= (ago := time.time() - _written(mark)) < PAUSE:
+        log.info("remote store: not asked, as it was silent %.0f s ago", ago)
+        return Answer.SILENT
+    began = time.monotonic()
     try:
         files = remote.find(shared, key)
         if files is None:
@@ -45,9 +54,20 @@ def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Ans
         return Answer.REFUSED
     except Exception as error:  # whatever a file system raises: the work can be done here
         log.warning("remote store: entry %s can't be had: %s; made here instead", key[:12], remote.why(error))
+        if time.monotonic() - began > LONG:
+            with contextlib.suppress(OSError):  # another user's store
+                mark.touch()
         return Answer.SILENT
     log.info("taken from the remote store")
     return Answer.TAKEN
+
+
+def _written(file: Path) -> float:
+    """When a file was written last; long ago if there is none."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def offer(shared: Remote | None, entry: Path, files: Mapping[str, str], answer: Answer) -> None:

@@ -86,6 +86,8 @@ def hold_store(store: Path) -> None:
 def _opened(build: str, name: str) -> TextIO:
     folder = Path(build)
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / name).exists() and not (folder / name).is_file():
+        raise ShardmillError(f"{folder / name}: not a regular file, so nothing can be locked by it; remove it")
     return open(folder / name, "a+")
 
 

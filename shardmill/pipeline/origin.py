@@ -62,6 +62,8 @@ def lay_out(folder: Path) -> None:
         ShardmillError: something of that name is there.
     """
     root = workflow_root()
+    if folder.exists() and not folder.is_dir():
+        raise ShardmillError(f"{folder}: is there already, and no folder; choose another name")
     there = [name for name in PARTS if (folder / name).exists()]
     if there:
         raise ShardmillError(f"{folder / there[0]}: is there already; choose another folder, or remove it")

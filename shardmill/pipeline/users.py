@@ -1,12 +1,14 @@
 """Which builds use a store. Several checkouts, on several machines, may share one by a link, and none knows of others.
 
 Each folder of builds has a file in `<store>/users/` that says where it is. A folder of this machine that is gone, or
-whose store is another by now, no longer counts; of one of another machine, that this one can't see, nobody knows.
+whose store is another by now, no longer counts; of one of another machine, that this one can't see, or on a disk that
+seems not to be mounted, nobody knows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
 
+log = logging.getLogger(__name__)
 USERS = "users"
 
 
@@ -39,18 +42,39 @@ def users(store: Path) -> list[Path]:
 
 def _others(store: Path) -> Iterator[Path]:
     for file in sorted(path for path in (store / USERS).glob("*") if path.is_file()):
-        path, inode, host = (*file.read_bytes().split(b"\0"), b"", b"")[:3]
-        builds = Path(os.fsdecode(path))
+        builds, inode, host = _read(file)
         try:
-            used, same = _is_used_by(builds, store), builds.stat().st_ino == int(inode or 0)
+            used, same = _is_used_by(builds, store), builds.stat().st_ino == inode
         except FileNotFoundError:
             used = same = False
         except OSError as error:
             raise _unseen(store, builds, f"can't be read ({error.strerror})", file) from error
-        if not same and host.decode() != platform.node():
-            raise _unseen(store, builds, f"of {host.decode() or 'another machine'} can't be seen from here", file)
+        if not same and host != platform.node():
+            raise _unseen(store, builds, f"of {host or 'another machine'} can't be seen from here", file)
+        if not builds.exists():
+            if (place := _empty_place(builds)) is not None:
+                raise _unseen(store, builds, f"is gone with all that was in {place}, where a disk may be missing", file)
+            log.warning("%s used this store and is gone; if it was moved, build or collect there first", builds)
         if used:
             yield builds
+
+
+def _read(file: Path) -> tuple[Path, int, str]:
+    """The folder, its inode and its machine's name, of a file in `users/`. Raises ShardmillError for a damaged one."""
+    path, inode, host = (*file.read_bytes().split(b"\0"), b"", b"")[:3]
+    try:
+        return Path(os.fsdecode(path)), int(inode or 0), host.decode()
+    except ValueError as error:
+        what = (
+            "damaged, so which build it stands for is not known; remove it, and build again wherever the store is used"
+        )
+        raise ShardmillError(f"{file}: {what}") from error
+
+
+def _empty_place(builds: Path) -> Path | None:
+    """The folder above one that is gone, if it is empty: so is the place where a disk is not mounted."""
+    place = next(parent for parent in builds.parents if parent.exists())
+    return place if place.is_dir() and not any(place.iterdir()) else None
 
 
 def _is_used_by(builds: Path, store: Path) -> bool:

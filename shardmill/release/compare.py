@@ -11,6 +11,7 @@ from typing import Any
 from shardmill.attest.packages import versions
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import verdicts
@@ -172,10 +173,13 @@ def _bytes(side: Side) -> Values:
 
 
 def _verdicts(side: Side) -> Values:
-    found = {}
+    found: dict[str, Any] = {}
     for name, _ in verdicts(steps_of(side.statement)):
-        for row in read_json(side.build / name)["gate"]:
-            found[f"{name.removesuffix('.json')}.{row['name']} (must be {row['threshold']})"] = row["value"]
+        try:
+            rows = [(row["name"], row["threshold"], row["value"]) for row in read_json(side.build / name)["gate"]]
+        except (LookupError, TypeError) as error:
+            raise ShardmillError(f"{side.build / name}: is no verdict of a gate; build again") from error
+        found |= {f"{name.removesuffix('.json')}.{row} (must be {limit})": value for row, limit, value in rows}
     return found
 
 

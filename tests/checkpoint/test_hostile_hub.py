@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardmill.checkpoint import hub as download
-from shardmill.checkpoint import hub_limits
+from shardmill.checkpoint import hub_limits, hub_listing
 
 from .hub_case import Case
 from .hub_server import COMMIT, REPO, entry
@@ -182,3 +182,15 @@ def test_a_short_wait_is_granted(case: Case, monkeypatch: pytest.MonkeyPatch) ->
     case.fetch()
     assert waits == [6.0]
     assert (case.dest / TEXT).read_bytes() == two_file_checkpoint()[TEXT]
+
+
+def test_a_listing_without_end_is_refused(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_listing, "MOST_FILES", len(case.hub.files) - 1)
+    assert f"lists more than {len(case.hub.files) - 1} files" in case.refused()
+
+
+def test_many_small_texts_are_not_a_little(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have as much as one may; together they would fill the disk."""
+    monkeypatch.setattr(download, "TEXT_BYTES", 10)
+    assert "its text files have " in case.refused()
+    assert not list(case.cache_dir.rglob("blobs/*"))

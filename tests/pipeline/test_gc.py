@@ -20,6 +20,7 @@ from shardmill.convert.template import cache
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import gc, lock
 from shardmill.pipeline.store import TEMPLATES, Store
+from shardmill.pipeline.users import register
 
 
 @pytest.fixture
@@ -133,6 +134,7 @@ def sharing(builds: Path, tmp_path: Path) -> Path:
     """Another checkout's builds, with the same store by a link, and an entry that only they use."""
     other = tmp_path / "other" / "build"
     other.mkdir(parents=True)
+    (other.parent / "Snakefile").touch()
     (other / ".store").symlink_to(builds / ".store")
     Outcome(other / "three").perform(Store(other / ".store"), params={"only": "here"})
     return other
@@ -155,6 +157,35 @@ def test_a_checkout_that_no_longer_uses_the_store_keeps_nothing(builds: Path, sh
         (sharing / ".store").mkdir()
     assert gc.collect(builds).entries == 2
     assert not kept(builds, params={"only": "here"})
+
+
+def test_a_checkout_on_a_disk_that_is_not_there_is_not_forgotten(
+    builds: Path, sharing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty folder is in its place, as where a disk is mounted. One that was moved or removed is told."""
+    disk = tmp_path / "disk"
+    (disk / "checkout").mkdir(parents=True)
+    moved = disk / "checkout/build"
+    noted(builds, sharing).unlink()
+    sharing.rename(moved)
+    register(moved / ".store")
+    aside = (disk / "checkout").rename(tmp_path / "aside")
+    with pytest.raises(ShardmillError, match=rf"is gone with all that was in {disk}, where a disk may be missing"):
+        gc.collect(builds)
+    (disk / "another").mkdir()
+    gc.collect(builds, dry=True)
+    assert f"{moved} used this store and is gone; if it was moved, build or collect there first" in caplog.text
+    aside.rename(disk / "checkout")
+    gc.collect(builds)
+    assert kept(builds, params={"only": "here"})
+
+
+@pytest.mark.parametrize("content", [b"/a/b\0x\0host", b"/a/b\0\xff1\0host", b"/a/b\0001\0\xff\xfe"])
+def test_a_note_that_is_damaged_stops_it(builds: Path, content: bytes) -> None:
+    (builds / ".store/users").mkdir(exist_ok=True)
+    (builds / ".store/users/0").write_bytes(content)
+    with pytest.raises(ShardmillError, match="users/0: damaged, so which build it stands for is not known"):
+        gc.collect(builds)
 
 
 def noted(builds: Path, sharing: Path) -> Path:

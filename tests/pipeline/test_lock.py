@@ -130,3 +130,9 @@ def test_locks_are_taken_as_nfs_grants_them(tmp_path: Path, monkeypatch: pytest.
         pass
     lock.hold_store(tmp_path / "store")
     assert asked == {os.O_RDONLY, os.O_WRONLY}
+
+
+def test_what_is_no_file_locks_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(ShardmillError, match=r"\.lock: not a regular file, so nothing can be locked by it; remove it"):
+        lock.hold_lock(str(tmp_path))

@@ -109,6 +109,14 @@ MANIFESTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a file more": (lambda text: files(text, **{"more.json": DATA}), "more.json is no output of this step"),
     "a way out": (lambda text: files(text, **{"folder.mlpackage/../../x": DATA}), "is no output of this step"),
     "the root": (lambda text: files(text, **{"/x": DATA}), "/x is no output of this step"),
+    "a name that none can have": (
+        lambda text: files(text, **{f"folder.mlpackage/{'x' * 256}": DATA}),
+        "is no output of this step",
+    ),
+    "a name that ends early": (
+        lambda text: files(text, **{"folder.mlpackage/a\0b": DATA}),
+        "is no output of this step",
+    ),
     "an output less": (lambda text: files(text, **{"file.json": None}), "file.json is not in it"),
 }
 
@@ -304,6 +312,30 @@ def test_a_bucket_that_is_silent_is_soon_given_up(
         answer = exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
     assert answer is exchange.Answer.SILENT and time.monotonic() - began < 10
     assert "Read timeout" in caplog.text
+
+
+def test_who_waited_in_vain_spares_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A build may have a thousand jobs. Where an error came soon, the next one asks again; after a while all do."""
+    asked = []
+
+    def silent(*_: object) -> None:
+        asked.append(1)
+        raise TimeoutError("no answer")
+
+    def ask() -> exchange.Answer:
+        return exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+
+    monkeypatch.setattr(remote, "find", silent)
+    caplog.set_level(logging.INFO)
+    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 2
+    monkeypatch.setattr(exchange, "LONG", -1.0)
+    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 3
+    assert "not asked, as it was silent 0 s ago" in caplog.text
+    os.utime(tmp_path / exchange.SILENT, (time.time() - exchange.PAUSE - 1,) * 2)
+    ask()
+    assert len(asked) == 4
 
 
 @pytest.mark.parametrize(("url", "message"), [("nonsense://x", "nonsense"), ("gs://x/y", "gcsfs")])

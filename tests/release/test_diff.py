@@ -123,3 +123,13 @@ def test_measured_figures_differ_as_well(first: Path, second: Path) -> None:
         (build / "benchmark/speed.json").write_text(json.dumps({"pass_seconds": {"1": seconds}}))
     found = [each for each in compare(Side(first), Side(second)) if each.kind == "figure"]
     assert [(each.name, each.before, each.after) for each in found] == [("pass_seconds.1", 0.5, 0.25)]
+
+
+@pytest.mark.parametrize("content", ["{}", "null", '{"gate": [{}]}', '{"gate": [null]}', '{"gate": 7}'])
+def test_a_verdict_that_is_none_is_named(first: Path, tmp_path: Path, content: str) -> None:
+    other = tmp_path / "tiny"
+    shutil.copytree(first, other, symlinks=True)
+    (other / "parity/stack.json").unlink()
+    (other / "parity/stack.json").write_text(content)
+    code, said = run("diff", first, other)
+    assert code == 1 and "parity/stack.json: is no verdict of a gate; build again" in said and said.count("\n") == 1
