@@ -6,27 +6,20 @@ import hashlib
 import logging
 import os
 import shutil
-import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-import tiny
 from stored import Made, Outcome, entry, never, write_both
 
-from shardmill import config
-from shardmill.errors import ShardmillError
 from shardmill.files import dumps, parse_json, sealed
-from shardmill.pipeline import exchange, remote, why
+from shardmill.pipeline import remote
 from shardmill.pipeline.remote import Remote
 from shardmill.pipeline.store import Store
 
-from . import driver
-from .bucket import SECRET, bucket
-from .project import Project
+from .bucket import bucket
 
 DATA = hashlib.sha256(b"\x00\x01").hexdigest()  # of the folder's file
 
@@ -267,158 +260,3 @@ def test_what_rots_here_is_taken_from_there(folder: Remote, tmp_path: Path) -> N
     weights.write_bytes(b"rotten" + bytes(1 << 16))
     assert here.perform(mine, never) is False
     assert (here.outputs["folder"] / "weights").read_bytes() == bytes(1 << 16)
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({remote.URL: "sftp://me:hunter2@host/x"}, "password"),
-        ({remote.URL: "abfs://x/y?sig=hunter2"}, "token"),
-        ({remote.URL: "https://hunter2@host/x"}, "token"),
-        ({remote.URL: "https://host/x#hunter2"}, "token"),
-        ({remote.URL: "simplecache::s3://me:hunter2@b/x"}, "token"),
-        ({remote.URL: "s3:/bucket/folder"}, "no URL such as s3://bucket/folder"),
-        ({remote.URL: "s3//bucket"}, "no URL such as"),
-        ({remote.URL: "bucket/folder"}, "no URL such as"),
-        ({remote.URL: "file://folder"}, "no URL such as"),
-        ({remote.URL: "memory://x"}, "each process' own"),
-        ({remote.URL: "http://["}, "Invalid IPv6 URL"),
-        ({remote.URL: "s3://b/x", remote.MODE: "hunter2"}, "neither 'read' nor 'read-write'"),
-    ],
-)
-def test_an_environment_that_makes_no_sense_is_refused(variables: dict[str, str], message: str) -> None:
-    with pytest.raises(ShardmillError, match=message) as refused:
-        remote.configured(variables)
-    assert remote.MODE in variables or "hunter2" not in str(refused.value)
-
-
-def test_the_environment_names_the_store() -> None:
-    assert remote.configured({}) is None
-    assert remote.configured({remote.URL: "s3://b/x"}) == Remote("s3://b/x")
-    assert remote.configured({remote.URL: "sftp://me@h/x", remote.MODE: "read"}) == Remote("sftp://me@h/x", False)
-
-
-def test_a_bucket_that_is_silent_is_soon_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each layer below asks again for itself: all of their tries together end in seconds."""
-    settings = remote.PATIENCE["s3"]["config_kwargs"] | {"read_timeout": 0.5}
-    monkeypatch.setattr(remote, "PATIENCE", {"s3": {"config_kwargs": settings}})
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-        began = time.monotonic()
-        answer = exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
-    assert answer is exchange.Answer.SILENT and time.monotonic() - began < 10
-    assert "Read timeout" in caplog.text
-
-
-def test_who_waited_in_vain_spares_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A build may have a thousand jobs. Where an error came soon, the next one asks again; after a while all do."""
-    asked = []
-
-    def silent(*_: object) -> None:
-        asked.append(1)
-        raise TimeoutError("no answer")
-
-    def ask() -> exchange.Answer:
-        return exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
-
-    monkeypatch.setattr(remote, "find", silent)
-    caplog.set_level(logging.INFO)
-    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 2
-    monkeypatch.setattr(exchange, "LONG", -1.0)
-    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 3
-    assert "not asked, as it was silent 0 s ago" in caplog.text
-    os.utime(tmp_path / exchange.SILENT, (time.time() - exchange.PAUSE - 1,) * 2)
-    ask()
-    assert len(asked) == 4
-
-
-@pytest.mark.parametrize(("url", "message"), [("nonsense://x", "nonsense"), ("gs://x/y", "gcsfs")])
-def test_a_store_that_nothing_here_can_open_is_refused(url: str, message: str) -> None:
-    with pytest.raises(ShardmillError, match=f"{remote.URL}: .*{message}"):
-        remote.check(Remote(url))
-    remote.check(Remote("file:///tmp"))
-
-
-def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every job whose result is kept is taken, as `why` foretells; records are alike, and none has the credentials."""
-    made, foreseen = {}, {}
-    for name in ("first", "second"):
-        root = tmp_path / name
-        root.mkdir()
-        monkeypatch.chdir(root)
-        tiny.write_checkpoint(root / "checkpoint", layers=2)
-        (root / "text.txt").write_text(tiny.sample_text())
-        content = tiny.settings("checkpoint", topology=[[0, 2]], parity={"text": "text.txt", "positions": 8})
-        left = (*driver.AFTER, "reference", "parity", "parity_stack", "manifest")
-        store = Store(root / "build/.store", shared=Remote(f"{s3}/machines"))
-        found = why.forecast(config.parse(content), root / "build/tiny", store)
-        foreseen[name] = {verdict.step for verdict in found if verdict.status == "taken"}
-        made[name] = driver.run(root, content, left, Remote(f"{s3}/machines"))
-    assert len(made["first"]) == 3 + 3 * 3 and made["second"] == []
-    assert foreseen == {"first": set(), "second": set(made["first"])}
-    first, second = (
-        {
-            file.relative_to(root): file.read_bytes()
-            for root in (tmp_path / name / "build/tiny",)
-            for file in root.rglob("*")
-            if file.is_file()
-        }
-        for name in made
-    )
-    assert first == second
-    everything = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert not [file for file in everything if SECRET.encode() in file.read_bytes()]
-
-
-def test_of_a_damaged_or_silent_store_why_foresees_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It says so in one line, of a silent one only once, and goes on without."""
-    monkeypatch.chdir(tmp_path)
-    tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
-    (tmp_path / "text.txt").write_text(tiny.sample_text())
-    content = tiny.settings(
-        "checkpoint", topology=[[0, 2]], parity={"text": "text.txt"}, benchmark={"text": "text.txt"}
-    )
-    store = Store(tmp_path / "build/.store", shared=Remote(f"file://{tmp_path}/remote"))
-    parsed, build = config.parse(content), tmp_path / "build/tiny"
-    asked: list[str] = []
-
-    def statuses(find: Callable[..., object]) -> set[str]:
-        monkeypatch.setattr(remote, "find", lambda shared, key: asked.append(key) or find(shared, key))
-        return {verdict.status for verdict in why.forecast(parsed, build, store)}
-
-    def refuse(*_: object) -> None:
-        raise remote.Refused("it is damaged")
-
-    def fail(*_: object) -> None:
-        raise ConnectionError("no route to host")
-
-    assert statuses(refuse) == {"works", "depends"}
-    assert caplog.text.count("would be refused: it is damaged") == len(asked) > 3
-    asked.clear()
-    assert statuses(fail) == {"works", "depends"}
-    assert caplog.text.count("can't be asked: no route to host") == len(asked) == 1
-
-
-@pytest.mark.pipeline
-def test_snakemake_shares_what_it_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment names the store for every job; one that nothing can open ends the run before the first."""
-    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
-    target = "build/tiny/embedding.receipt.json"
-    mine, theirs = (Project(tmp_path / name).create(checkpoint) for name in ("mine", "theirs"))
-    monkeypatch.setenv(remote.URL, "nonsense://x")
-    refused = mine.run(target)
-    assert refused.returncode == 1 and not list(mine.build.rglob("*.log"))
-    assert [line for line in refused.stdout.splitlines() if line.startswith(f"shardmill: {remote.URL}: ")]
-    monkeypatch.setenv(remote.URL, f"file://{tmp_path}/remote")
-    for project, word in ((mine, "INFO worked: not made before"), (theirs, "INFO taken from the remote store")):
-        assert project.run(target).returncode == 0
-        assert [word in (project.build / f"logs/{job}.log").read_text() for job in ("split", "embedding")] == [True] * 2
-    assert (mine.folder / target).read_bytes() == (theirs.folder / target).read_bytes()

@@ -1,0 +1,54 @@
+"""A remote store that does not answer holds up one job, not each of a build."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from shardmill.pipeline import exchange, remote
+from shardmill.pipeline.remote import Remote
+
+
+def test_a_bucket_that_is_silent_is_soon_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each layer below asks again for itself: all of their tries together end in seconds."""
+    settings = remote.PATIENCE["s3"]["config_kwargs"] | {"read_timeout": 0.5}
+    monkeypatch.setattr(remote, "PATIENCE", {"s3": {"config_kwargs": settings}})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+        began = time.monotonic()
+        answer = exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+    assert answer is exchange.Answer.SILENT and time.monotonic() - began < 10
+    assert "Read timeout" in caplog.text
+
+
+def test_who_waited_in_vain_spares_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A build may have a thousand jobs. Where an error came soon, the next one asks again; after a while all do."""
+    asked = []
+
+    def silent(*_: object) -> None:
+        asked.append(1)
+        raise TimeoutError("no answer")
+
+    def ask() -> exchange.Answer:
+        return exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+
+    monkeypatch.setattr(remote, "find", silent)
+    caplog.set_level(logging.INFO)
+    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 2
+    monkeypatch.setattr(exchange, "LONG", -1.0)
+    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 3
+    assert "not asked, as it was silent 0 s ago" in caplog.text
+    os.utime(tmp_path / exchange.SILENT, (time.time() - exchange.PAUSE - 1,) * 2)
+    ask()
+    assert len(asked) == 4

@@ -1,0 +1,103 @@
+"""Whole builds that share a remote store: what one machine built, another takes, as `why` foretells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+
+from shardmill import config
+from shardmill.pipeline import remote, why
+from shardmill.pipeline.remote import Remote
+from shardmill.pipeline.store import Store
+
+from . import driver
+from .bucket import SECRET, bucket
+from .project import Project
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with bucket() as url:
+        yield url
+
+
+def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job whose result is kept is taken, as `why` foretells; records are alike, and none has the credentials."""
+    made, foreseen = {}, {}
+    for name in ("first", "second"):
+        root = tmp_path / name
+        root.mkdir()
+        monkeypatch.chdir(root)
+        tiny.write_checkpoint(root / "checkpoint", layers=2)
+        (root / "text.txt").write_text(tiny.sample_text())
+        content = tiny.settings("checkpoint", topology=[[0, 2]], parity={"text": "text.txt", "positions": 8})
+        left = (*driver.AFTER, "reference", "parity", "parity_stack", "manifest")
+        store = Store(root / "build/.store", shared=Remote(f"{s3}/machines"))
+        found = why.forecast(config.parse(content), root / "build/tiny", store)
+        foreseen[name] = {verdict.step for verdict in found if verdict.status == "taken"}
+        made[name] = driver.run(root, content, left, Remote(f"{s3}/machines"))
+    assert len(made["first"]) == 3 + 3 * 3 and made["second"] == []
+    assert foreseen == {"first": set(), "second": set(made["first"])}
+    first, second = (
+        {
+            file.relative_to(root): file.read_bytes()
+            for root in (tmp_path / name / "build/tiny",)
+            for file in root.rglob("*")
+            if file.is_file()
+        }
+        for name in made
+    )
+    assert first == second
+    everything = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [file for file in everything if SECRET.encode() in file.read_bytes()]
+
+
+def test_of_a_damaged_or_silent_store_why_foresees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so in one line, of a silent one only once, and goes on without."""
+    monkeypatch.chdir(tmp_path)
+    tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
+    (tmp_path / "text.txt").write_text(tiny.sample_text())
+    content = tiny.settings(
+        "checkpoint", topology=[[0, 2]], parity={"text": "text.txt"}, benchmark={"text": "text.txt"}
+    )
+    store = Store(tmp_path / "build/.store", shared=Remote(f"file://{tmp_path}/remote"))
+    parsed, build = config.parse(content), tmp_path / "build/tiny"
+    asked: list[str] = []
+
+    def statuses(find: Callable[..., object]) -> set[str]:
+        monkeypatch.setattr(remote, "find", lambda shared, key: asked.append(key) or find(shared, key))
+        return {verdict.status for verdict in why.forecast(parsed, build, store)}
+
+    def refuse(*_: object) -> None:
+        raise remote.Refused("it is damaged")
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("no route to host")
+
+    assert statuses(refuse) == {"works", "depends"}
+    assert caplog.text.count("would be refused: it is damaged") == len(asked) > 3
+    asked.clear()
+    assert statuses(fail) == {"works", "depends"}
+    assert caplog.text.count("can't be asked: no route to host") == len(asked) == 1
+
+
+@pytest.mark.pipeline
+def test_snakemake_shares_what_it_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names the store for every job; one that nothing can open ends the run before the first."""
+    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
+    target = "build/tiny/embedding.receipt.json"
+    mine, theirs = (Project(tmp_path / name).create(checkpoint) for name in ("mine", "theirs"))
+    monkeypatch.setenv(remote.URL, "nonsense://x")
+    refused = mine.run(target)
+    assert refused.returncode == 1 and not list(mine.build.rglob("*.log"))
+    assert [line for line in refused.stdout.splitlines() if line.startswith(f"shardmill: {remote.URL}: ")]
+    monkeypatch.setenv(remote.URL, f"file://{tmp_path}/remote")
+    for project, word in ((mine, "INFO worked: not made before"), (theirs, "INFO taken from the remote store")):
+        assert project.run(target).returncode == 0
+        assert [word in (project.build / f"logs/{job}.log").read_text() for job in ("split", "embedding")] == [True] * 2
+    assert (mine.folder / target).read_bytes() == (theirs.folder / target).read_bytes()
