@@ -26,6 +26,7 @@ def why_quality(
 
     from shardmill.errors import ShardmillError
     from shardmill.files import read_json
+    from shardmill.quiet import quiet_coremltools
 
     if not (build / "plan.json").is_file():
         raise ShardmillError(f"{build}: holds no plan.json; name a model's build folder")
@@ -33,7 +34,8 @@ def why_quality(
     for line in _measured(build):
         console.print(line, highlight=False, soft_wrap=True)
     search = build / "search.json"
-    console.print(_searched(read_json(search)) if search.is_file() else _rounded(build))
+    with quiet_coremltools():
+        console.print(_searched(read_json(search)) if search.is_file() else _rounded(build))
 
 
 def _measured(build: Path) -> Iterator[str]:
