@@ -7,6 +7,7 @@ comes at once.
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated, Any
 
@@ -48,6 +49,10 @@ from shardmill.printable import one_line
 
 HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
 INTERRUPTED = "shardmill: interrupted"
+OF_THE_PLACE = {  # errors that whoever named a file or a folder can mend
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT,
+    errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG,
+}  # fmt: skip
 HINT = "(unexpected; `shardmill --traceback ...` shows where)"
 
 
@@ -81,8 +86,8 @@ def _described(error: Exception) -> str:
     text = one_line(error)
     if _is_expected(error):
         return text
-    if isinstance(error, PermissionError) and error.filename:
-        return one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.errno in OF_THE_PLACE and error.filename:
+        return one_line(f"{error.filename2 or error.filename}: {error.strerror}")
     return f"{type(error).__name__}: {text} {HINT}" if text else f"{type(error).__name__} {HINT}"
 
 

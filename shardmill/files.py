@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -85,8 +86,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
     """A record that was written sealed. Raises UnreadableError where a single bit of it is another."""
     content = read_json(path)
     try:
-        whole = sealed(content) == content and dumps(content) == path.read_text(encoding="utf-8")
-    except (ValueError, AttributeError):
+        whole = sealed(content) == content and dumps(content).encode() == regular.read_bytes(path)
+    except (ValueError, AttributeError, RecursionError):
         whole = False
     if not whole:
         raise UnreadableError(f"{path}: can't be read (damaged: not what was written); remove it and build again")
@@ -116,11 +117,16 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace(new: Path, target: Path, aside: Path) -> None:
-    """Renames `new` to `target`; a folder there, over which nothing can be renamed, waits aside meanwhile."""
+    """Renames `new` to `target`; a folder there, over which nothing can be renamed, waits aside meanwhile.
+
+    Raises OSError where a file would take the place of a folder with all that is in it, or of a device or a pipe.
+    """
+    new.lstat()  # nothing made: what is there stays
+    if target.exists() and not target.is_symlink() and not target.is_file() and not (target.is_dir() and new.is_dir()):
+        raise OSError(errno.EEXIST, "is there, and is no file that another could take the place of", str(target))
     if not target.is_dir() or target.is_symlink():
         os.replace(new, target)
         return
-    new.lstat()  # nothing made: the old folder stays
     target.rename(aside)
     try:
         os.replace(new, target)

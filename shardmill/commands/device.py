@@ -41,7 +41,10 @@ def kit(
 
     content = write_kit(builds, output)
     names = ", ".join(variant["name"] for variant in content["variants"])
-    typer.echo(f"{output}: {names}; {output.stat().st_size / 1e6:.1f} MB. On the Mac: unzip it, python3 measure.py")
+    typer.echo(
+        one_line(f"{output}: {names}")
+        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac: unzip it, python3 measure.py"
+    )
 
 
 @app.command("import")
@@ -94,8 +97,10 @@ def forecast(
 ) -> None:
     """Foresee what passes take on systems that builds were measured on, by bytes, operations and dispatches."""
     from shardmill.device.forecast import forecast as foreseen
+    from shardmill.quiet import quiet_coremltools
 
-    rows = foreseen(builds or _builds())
+    with quiet_coremltools():
+        rows = foreseen(builds or _builds())
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -152,13 +157,20 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
             passes += [f"T={width} in {slots} slots: {ms:.2f}" for width, ms in found.items()]
         table.add_row(
             str(row["place"] or "none"),
-            Path(row["build"]).name,
-            ", ".join([form["shapes"], *_apart(form), f"{form['programs']} programs", form["precision"]]),
+            _cell(Path(row["build"]).name),
+            _cell(", ".join([form["shapes"], *_apart(form), f"{form['programs']} programs", form["precision"]])),
             "\n".join(passes),
             "" if row["first_load_seconds"] is None else f"{row['first_load_seconds']:.1f} s",
-            row["trouble"],
+            _cell(row["trouble"]),
         )
     return table
+
+
+def _cell(text: str) -> str:
+    """A text from a file in a table: no escapes for the terminal, and no markup."""
+    from rich.markup import escape
+
+    return escape(one_line(text))
 
 
 def _apart(form: dict[str, Any]) -> list[str]:

@@ -37,7 +37,9 @@ def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Eviden
         names = ", ".join(map(str, builds)) or "no build"
         raise ShardmillError(f"{file}: its programs ({', '.join(content['variants'])}) are not those of {names}")
     for _, target, _ in found:
-        if target.exists() and target.read_bytes() != file.read_bytes():
+        if target.parent.exists() and not target.parent.is_dir():
+            raise ShardmillError(f"{target.parent}: is no folder, so no evidence can lie there; remove it")
+        if target.is_dir() or (target.exists() and target.read_bytes() != file.read_bytes()):
             raise ShardmillError(f"{target} holds another run on that chip and system; remove it to take this one")
     for _, target, _ in found:
         with replacing(target) as temporary:

@@ -22,6 +22,7 @@ from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.lane.kit import FORMAT, KIT
 from shardmill.machine import is_portable
 from shardmill.pipeline.subjects import check_files
+from shardmill.printable import printable
 from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest
 
@@ -56,6 +57,8 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
     """
     if not is_portable():
         raise ShardmillError("a kit needs results in fp32, which Core ML does not give: make it on Linux")
+    if target.is_dir():
+        raise ShardmillError(f"{target}: is a folder; name the file to write")
     names = [build.resolve().name for build in builds]
     for name in names:
         if names.count(name) > 1:
@@ -68,6 +71,10 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
         check_files(manifest, build)
         files |= _packages(name, build, manifest)
         variants += _variants(name, build, manifest, arrays)
+    called = [variant["name"] for variant in variants]
+    for name in called:
+        if called.count(name) > 1:  # a build's folder may be called as another build is in a shorter context
+            raise ShardmillError(f"two of the variants are called {printable(name)}: rename the folder of a build")
     files |= {f"arrays/{key}.npy": content for key, content in arrays.files.items()}
     content = {
         "format": FORMAT,

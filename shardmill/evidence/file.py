@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError, UnreadableError
+from shardmill.evidence.shape import faults
 from shardmill.files import load_json, read_sealed
-from shardmill.lane.results import FORMAT, KIND, STATUSES
+from shardmill.lane.results import KIND
 
 Json = Mapping[str, Any]
 FOLDER = "evidence"
 COREML = "coreml"
-HEADER = {"format": int, "kind": str, "kit": str, "machine": dict, "engine": dict, "variants": dict}
-MACHINE = {"chip": str, "os": str, "system": str, "build": str, "memory_bytes": int, "python": str, "packages": dict}
-VARIANT = {"model": str, "source": dict, "described": dict, "artifacts": dict, "measurements": dict}
-LINE = {"status": str, "value": dict, "timing": dict, "detail": str}
+LONGEST = 100  # characters of a file's name; what else there is to tell systems apart is hashed
 TROUBLE = ("wrong", "refused", "crashed", "timeout")
 
 
@@ -114,8 +113,11 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         content = read_sealed(path)
     except UnreadableError as error:
-        raise ShardmillError(f"{path}: no result.json of measure.py, or not as that wrote it") from error
-    for problem in _faults(content):
+        why = "" if path.is_file() else f" ({error.__cause__})"
+        raise ShardmillError(
+            f"{path}: no result.json of measure.py, or not as that wrote it{why}; take the one that it wrote, again"
+        ) from error
+    for problem in faults(content):
         raise ShardmillError(f"{path}: no result.json of measure.py that this shardmill reads: {problem}")
     return content
 
@@ -142,30 +144,11 @@ def _system_of(content: Json) -> str:
 
 def file_name(content: Json) -> str:
     """The name of a result among a build's evidence: by chip and system."""
-    return re.sub(r"[^a-z0-9.]+", "-", _system_of(content).lower()).strip("-") + ".json"
-
-
-def _faults(content: Json) -> Iterator[str]:
-    """What keeps JSON from being a result."""
-    yield from _wrong(content, HEADER, "")
-    if content["format"] != FORMAT or content["kind"] != KIND:
-        yield f"it is not of the kind '{KIND}', format {FORMAT}"
-    yield from _wrong(content["machine"], MACHINE, "machine.")
-    yield from _wrong(content["engine"], {"name": str}, "engine.")
-    for name, variant in content["variants"].items():
-        yield from _wrong(variant, VARIANT, f"variants.{name}.")
-        if not isinstance(variant["described"].get("widths"), list):
-            yield f"variants.{name}.described.widths is not there or not of its type"
-        for key, line in variant["measurements"].items():
-            yield from _wrong(line, LINE, f"{name}/{key}: ")
-            if line["status"] not in STATUSES:
-                yield f"{name}/{key}: no status is called {line['status']!r}"
-
-
-def _wrong(content: Any, kinds: Mapping[str, type], where: str) -> Iterator[str]:
-    for key, kind in kinds.items():
-        if not isinstance(content, Mapping) or not isinstance(content.get(key), kind):
-            yield f"{where}{key} is not there or not of its type"
+    system = _system_of(content)
+    plain = re.sub(r"[^a-z0-9.]+", "-", system.lower()).strip("-")
+    if system.isascii() and len(plain) <= LONGEST:
+        return f"{plain}.json"
+    return f"{plain[:LONGEST]}-{hashlib.sha256(system.encode()).hexdigest()[:8]}.json"
 
 
 def _is_trouble(key: str, line: Json) -> bool:

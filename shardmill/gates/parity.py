@@ -83,14 +83,14 @@ class Runner:
             if p.slots:
                 program.move(p.slots)
                 host.resize(p.slots)
-            given = host.arrays(p.positions, p.positions)
+            given = host.arrays(p.places, p.positions)
             given["x"] = rows[list(p.tokens)].T[None, :, :, None] * scale  # [1, d, T, 1]
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T / scale  # [T, d]
             outputs = outputs if outputs.size else np.zeros((len(rows), result.shape[1]), np.float32)
             outputs[list(p.positions[: p.kept])] = result[: p.kept]
-        return outputs, self.states(program, len(rows))
+        return outputs, self.states(program, len(rows), passes[-1].offset)
 
-    def states(self, program: Program, used: int) -> dict[str, Floats]:
+    def states(self, program: Program, used: int, offset: int = 0) -> dict[str, Floats]:
         """What the states hold of the first `used` positions; of a ring, of the last ones that it still holds."""
         found = {}
         for name in caches(self.part.form):
@@ -101,7 +101,7 @@ class Runner:
             elif (slots := values.shape[2]) == self.runtime["window_slots"]:
                 found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]
             else:
-                found[name] = values[0, :, :used]
+                found[name] = values[0, :, offset : offset + used]
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 REJECTED, MOVING = "rejected drafts", "moving between contexts"  # ways in which drafts are wrong
 
@@ -16,6 +17,12 @@ class Pass:
     positions: tuple[int, ...]
     kept: int
     slots: int = 0  # of the context in which it is fed, 0 for the whole
+    offset: int = 0  # of the slots, which else are the positions
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The slots that the tokens go into."""
+        return tuple(position + self.offset for position in self.positions)
 
 
 def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
@@ -59,7 +66,7 @@ def with_padding(length: int, width: int) -> Iterator[Pass]:
 def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence[int]) -> dict[str, list[Pass]]:
     """Passes of every width in each shorter context, and passes that move from one context to the next, by name.
 
-    The latter have wrong drafts, which are carried along and must stay hidden.
+    Some of the latter have wrong drafts, which are carried along and must stay hidden; others fill a context first.
 
     Args:
         count: tokens of the sequence; of those a shorter context gets as many as it holds.
@@ -73,7 +80,25 @@ def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence
         f"context of {slots}": [replace(p, slots=slots) for p in cut(min(count, slots), widths)]
         for slots in lengths[:-1]
     }
-    return ways | {MOVING: list(_moving(count, verify, lengths))}
+    ends = {f"over the end of {a} slots": _over_the_end(count, widths, a, b) for a, b in pairwise(lengths)}
+    return ways | {MOVING: list(_moving(count, verify, lengths))} | ends
+
+
+def _over_the_end(count: int, widths: Sequence[int], slots: int, following: int) -> list[Pass]:
+    """Half of the tokens in the last slots of a context, the rest in the next one, behind them.
+
+    A context may have many times the slots that a test has tokens: without these passes none of its last ones would
+    ever be written, or carried along.
+    """
+    before = min(slots, (count + 1) // 2)
+    after = min(count - before, following - slots)
+    first = [replace(p, slots=slots, offset=slots - before) for p in cut(before, widths)]
+    second = [
+        replace(p, positions=moved, tokens=moved, slots=following, offset=slots - before)
+        for p in cut(after, widths)
+        for moved in (tuple(position + before for position in p.positions),)
+    ]
+    return [*first, *second]
 
 
 def _moving(count: int, verify: int, lengths: Sequence[int]) -> Iterator[Pass]:

@@ -35,13 +35,13 @@ POSITIONS = 32  # whose distributions are compared at a time: with a large vocab
 
 
 def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
-    """Logits [n, vocab] of a sequence that is fed in the given passes, each token into the slot of its position."""
+    """Logits [n, vocab] of a sequence that is fed in the given passes, each token into its slot."""
     engine.reset()
     logits = np.zeros((len(tokens), engine.vocab), np.float32)
     for p in passes:
         if p.slots:
             engine.fit(p.slots)
-        rows = engine.forward([tokens[i] for i in p.tokens], p.positions, p.positions)
+        rows = engine.forward([tokens[i] for i in p.tokens], p.places, p.positions)
         logits[list(p.positions[: p.kept])] = rows[: p.kept]
     return logits
 

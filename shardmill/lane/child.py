@@ -5,10 +5,12 @@ It may die at any moment: nothing that it knows is lost but the measurement that
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import math
 import os
+import shutil
 import sys
 import threading
 import time
@@ -22,6 +24,8 @@ from shardmill.lane.kit import read_kit
 from shardmill.lane.measurements import compile_program, first_load, parity, residency, speed, warm_load
 from shardmill.lane.whole import energy, load_all, passes
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LEAST_FREE = 1 << 20  # bytes; with less, nothing can be compiled
 HEARTBEAT = 0.5  # seconds between looks at the parent
 MEASURES: dict[str, Callable[[Job, int], Found]] = {
     "compile": compile_program,
@@ -77,7 +81,15 @@ def _measured(job: Job, key: str) -> dict[str, Any]:
         return {"status": "not_run", "value": {}, "timing": {}, "detail": str(error)}
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return {"status": "refused", "value": {}, "timing": {}, "detail": f"{job.stage_name}: {first}"[:500]}
+        status = "not_run" if _is_full(error, job.work) else "refused"
+        return {"status": status, "value": {}, "timing": {}, "detail": f"{job.stage_name}: {first}"[:500]}
+
+
+def _is_full(error: BaseException, folder: Path) -> bool:
+    """Whether the disk is what failed, of which libraries may tell in a text only, or in none."""
+    told = isinstance(error, OSError) and error.errno in FULL
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return told or any(os.strerror(code) in str(error) for code in FULL) or shutil.disk_usage(there).free < LEAST_FREE
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

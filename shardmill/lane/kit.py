@@ -79,6 +79,10 @@ def read_kit(folder: Path) -> Kit:
         raise LaneError(f"{folder / KIT} can't be read ({error}); unpack the kit again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise LaneError(f"{folder / KIT} is not of format {FORMAT}; unpack the kit again")
+    variants = content.get("variants")
+    named = isinstance(variants, list) and all(isinstance(one, dict) and "name" in one for one in variants)
+    if not named or not isinstance(content.get("files"), dict):
+        raise LaneError(f"{folder / KIT} does not name variants and files; unpack the kit again")
     return Kit(folder, hashlib.sha256(raw).hexdigest(), content)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from shardmill.lane.system import identity
 from shardmill.lane.watch import Watch
 
 LIMIT = 1800.0  # seconds; the longest first load that anyone has published took 23 minutes
+LONGEST = 7 * 86400.0  # seconds that anybody may wait for one measurement
 PASSES = 30
 
 
@@ -38,9 +40,33 @@ def main(script: Path, arguments: Sequence[str] | None = None) -> int:
     except LaneError as error:
         print(f"measure.py: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        where = error.filename2 or error.filename or options.out or script.parent
+        print(f"measure.py: {where}: {error.strerror}; {_remedy(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nmeasure.py: stopped; the same command goes on from here", file=sys.stderr)
         return 130
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some of the disk; the same command goes on from here"
+    if isinstance(error, PermissionError):
+        return "give it back to yourself (sudo chown -R $USER FOLDER), or name another folder with --out"
+    return "name another folder with --out"
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {LONGEST:.0f} seconds")
+    return float(text)
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Measures the programs of this kit on this machine. Stopped or killed, it goes on where it was.",
     )
     parser.add_argument("--out", type=Path, help="folder for results and compiled programs; default: beside measure.py")
-    parser.add_argument("--timeout", type=float, default=LIMIT, help="seconds that one measurement may take")
-    parser.add_argument("--passes", type=int, default=PASSES, help="passes that a speed is the median of")
+    parser.add_argument("--timeout", type=_seconds, default=LIMIT, help="seconds that one measurement may take")
+    parser.add_argument("--passes", type=_count, default=PASSES, help="passes that a speed is the median of")
     parser.add_argument("--engine", help="module to install where there is no Core ML, e.g. portable_coreml")
     parser.add_argument("--no-bisect", action="store_true", help="don't look for the operation that fails to load")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
@@ -70,6 +96,9 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     header = {"kit": kit.digest, "machine": identity(), "engine": {"name": options.engine or "coreml"}}
     results = Results(out / "results.jsonl", header)
+    if results.damaged:
+        places = ", ".join(map(str, results.damaged))
+        print(f"{results.path}: damaged in line {places}; what stood there is measured again", flush=True)
     run = Run(
         kit=kit,
         results=results,
@@ -91,7 +120,7 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
 def _closing(kit: Kit, results: Results, file: Path) -> str:
     """What was found, in some lines."""
     found = [f"{key}: {record['status']}: {record['detail']}" for key, record in _troubles(results)]
-    counts = ", ".join(f"{_count(results, status)} {status}" for status in STATUSES if _count(results, status))
+    counts = ", ".join(f"{_number(results, status)} {status}" for status in STATUSES if _number(results, status))
     names = " and ".join(kit.variants)
     return "\n".join([*found, f"{names}: {counts}", f"{file}: send this file back"])
 
@@ -100,5 +129,5 @@ def _troubles(results: Results) -> Iterable[tuple[str, dict[str, str]]]:
     return ((key, record) for key, record in results.records.items() if record["status"] not in ("ok", "not_run"))
 
 
-def _count(results: Results, status: str) -> int:
+def _number(results: Results, status: str) -> int:
     return sum(record["status"] == status for record in results.records.values())

@@ -1,11 +1,12 @@
 """The results as they come: one line for each finished measurement, on disk before the next begins.
 
 The first line says what is measured where; a run goes on only with the lines of the same kit on the same system. A
-line that a killed run left half written is cut off.
+line that a killed run left half written is cut off; one that was damaged later stays, is told, and counts for nothing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -25,15 +26,21 @@ class Results:
     """A file of lines, and what they say by key."""
 
     def __init__(self, path: Path, header: Record) -> None:
-        """Opens it, or begins it. Raises LaneError where it is another kit's or another system's."""
+        """Opens it, or begins it. Raises LaneError where it is another's, or another run is writing to it."""
         self.path, self.header = path, json.loads(json.dumps(header))
         self.records: dict[str, Record] = {}
+        self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaneError(f"another run is writing to {path}; wait for it or stop it") from None
         lines = _whole_lines(path)
         if lines and lines[0] != self.header:
             raise LaneError(f"{path} is of another kit, engine or system; move it away and start again")
-        finished = (line for line in lines[1:] if line["status"] != NOT_RUN)  # root may measure what a user may not
+        self.damaged = [place for place, line in enumerate(lines[1:], 2) if not _is_record(line)]
+        # What was not run is tried again: root may measure what a user may not, and a disk may have room by now.
+        finished = (line for line in lines[1:] if _is_record(line) and line["status"] != NOT_RUN)
         self.records |= {line["key"]: line for line in finished}
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
         if not lines:
             self._write(self.header)
 
@@ -52,23 +59,33 @@ class Results:
         os.fsync(self._file.fileno())
 
 
-def _whole_lines(path: Path) -> list[Record]:
-    """The lines that were written to their end; the file is cut off after them."""
-    if not path.exists():
-        return []
-    found, end = [], 0
+def _whole_lines(path: Path) -> list[Any]:
+    """What each line says that was written to its end, None for a damaged one; the file is cut off after them."""
     raw = path.read_bytes()
-    for line in raw.splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n"):
-                break
-            found.append(json.loads(line))
-        except (ValueError, RecursionError):
-            break
-        end += len(line)
+    end = raw.rfind(b"\n") + 1
     if end < len(raw):
         os.truncate(path, end)
-    return found
+    return [_parsed(line) for line in raw[:end].split(b"\n")[:-1]]
+
+
+def _parsed(line: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number of JSON")
+
+    try:
+        return json.loads(line, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_record(line: Any) -> bool:
+    """Whether a line is a measurement, as `add` takes them."""
+    kinds = {"key": str, "status": str, "value": dict, "timing": dict, "detail": str}
+    return (
+        isinstance(line, dict)
+        and all(isinstance(line.get(name), kind) for name, kind in kinds.items())
+        and line["status"] in STATUSES
+    )
 
 
 def write_result(path: Path, kit: Kit, results: Results) -> None:

@@ -26,8 +26,11 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 def write_durably(path: Path, text: str) -> None:
     """Writes a text that is there whole or not at all, also after the power fails."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(scratch, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    try:
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)

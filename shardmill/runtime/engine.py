@@ -84,11 +84,16 @@ class Engine:
         self._move(next(length for length in self.lengths if length >= slots))
 
     def _move(self, length: int) -> None:
-        """Goes on at another length with what is held."""
+        """Goes on at another length with what is held, or stays where it is if a part can't be loaded there."""
         if length == self.host.length:
             return
-        for part in self.layers:
-            part.program.move(length, keep=not self.host.is_empty)
+        try:
+            for part in self.layers:
+                part.program.move(length, keep=not self.host.is_empty)
+        except BaseException:
+            for part in self.layers:
+                part.program.move(self.host.length, keep=not self.host.is_empty)
+            raise
         self.host.resize(length)
 
     def forget(self, slots: Sequence[int]) -> None:

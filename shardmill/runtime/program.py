@@ -54,10 +54,10 @@ class Program:
                 held.resize(lengths[self.slots].kept)
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
         self.models: dict[str, Any] = {}
-        self._load()
+        self.state: Any = self._loaded(self.functions)
 
-    def _load(self) -> None:
-        """Loads the functions of the present length that are not loaded, and makes a state for them."""
+    def _loaded(self, functions: Functions | None) -> Any:
+        """Loads those functions of a length that are not loaded; states of zeros for them."""
         import coremltools as ct
 
         begins(self.name)
@@ -65,26 +65,22 @@ class Program:
             load = ct.models.CompiledMLModel if self.path.suffix == ".mlmodelc" else ct.models.MLModel
             units = ct.ComputeUnit[self.compute_units]
             with load_programs_as(self.precision):
-                for name in (name for name in self._present() if name not in self.models):
+                for name in (name for name in _names(functions) if name not in self.models):
                     path, function = located(self.path, name)
                     named = {"function_name": function} if function else {}
                     self.models[name] = load(str(path), compute_units=units, **named)
-            self.state: Any = self._made_state()
+            return self._made_state(functions)
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ShardmillError(f"{self.path} can't be loaded: {first}") from error
 
-    def _present(self) -> list[str]:
-        """The functions of the present length."""
-        return list(dict.fromkeys(self.functions.names.values() if self.functions else [""]))
-
-    def _made_state(self) -> Any:
-        """States of zeros, which all functions of the present length take."""
-        return self.models[self._present()[0]].make_state() if self.stateful else None
+    def _made_state(self, functions: Functions | None) -> Any:
+        """States of zeros, which all functions of a length take."""
+        return self.models[_names(functions)[0]].make_state() if self.stateful else None
 
     def renew(self) -> None:
         """Begins with states of zeros, or with caches of zeros."""
-        self.state = self._made_state()
+        self.state = self._made_state(self.functions)
         if self.held:
             self.held.forget()
 
@@ -96,13 +92,13 @@ class Program:
             keep: whether what was kept goes along, as far as both lengths reach, or is not needed any more.
 
         Raises:
-            ShardmillError: where Core ML can't load the functions of that length.
+            ShardmillError: where Core ML can't load the functions of that length; then it is at the one that it was.
         """
         if slots == self.slots or not self.lengths:
             return
         before, found = self.state, self.lengths[slots]
+        self.state = self._loaded(found.functions)
         self.slots, self.functions = slots, found.functions
-        self._load()
         if self.held:
             self.held.resize(found.kept)
         for name in found.kept if self.stateful and keep else ():
@@ -141,3 +137,8 @@ class Program:
         with self.around():
             outputs: dict[str, Any] = self.models[function].predict({**caches, **inputs}, state=self.state)
         return outputs
+
+
+def _names(functions: Functions | None) -> list[str]:
+    """What a length's functions are called; "" is a program's only one."""
+    return list(dict.fromkeys(functions.names.values() if functions else [""]))

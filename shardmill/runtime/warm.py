@@ -9,6 +9,7 @@ there the note only says what was loaded.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ from shardmill.errors import UnreadableError
 from shardmill.files import digest, read_json, write_json
 from shardmill.runtime.engine import load_program
 from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
                 _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
                 seconds = time.perf_counter() - start
                 spent, loaded = spent + seconds, loaded + sizes[place]
-                write_json(note, {**_known(note), key: part["name"]})
+                _note_down(note, {**_known(note), key: part["name"]})
             todo = sum(size for other, size in zip(parts, sizes, strict=True) if _identity(other) not in known)
             left = spent * max(todo - loaded, 0) / loaded if loaded else 0.0
             yield Warmed(part["name"], place + 1, len(parts), seconds, left)
@@ -110,6 +113,13 @@ def _known(note: Path) -> dict[str, str]:
     except UnreadableError:
         return {}
     return dict(found) if isinstance(found, dict) else {}
+
+
+def _note_down(note: Path, known: Mapping[str, str]) -> None:
+    try:
+        write_json(note, known)
+    except OSError as error:  # what was loaded is loaded all the same
+        log.warning("%s: can't be written (%s); the next run loads all programs again", note, error.strerror)
 
 
 def _note() -> Path:

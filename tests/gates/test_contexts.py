@@ -46,7 +46,8 @@ def test_every_context_and_every_move_is_measured(runner: Runner) -> None:
     """Of the states too, where a context holds the whole text."""
     found = measured(runner)
     ways = {"context of 32", "context of 48", "state, context of 48", MOVING, f"state, {MOVING}"}
-    assert ways <= found.keys() and "state, context of 32" not in found
+    ends = {f"over the end of {slots} slots" for slots in CONTEXTS}
+    assert ways | ends <= found.keys() and "state, context of 32" not in found
     assert all(passed for _, passed in found.values())
 
 
@@ -54,7 +55,39 @@ def test_a_prefix_that_is_left_behind_fails(runner: Runner, monkeypatch: pytest.
     for module in (held, program):
         monkeypatch.setattr(module, "carried", lambda before, into: into)
     found = measured(runner)
-    assert {name for name, (_, passed) in found.items() if not passed} == {MOVING, f"state, {MOVING}"}
+    failed = {name for name, (_, passed) in found.items() if not passed}
+    assert {MOVING, f"state, {MOVING}"} <= failed and "over the end of 32 slots" in failed
+    assert all(MOVING in name or "over the end" in name for name in failed)
+
+
+@pytest.mark.parametrize("rows", [POSITIONS // 2, 31])
+def test_rows_that_are_left_behind_fail_wherever_they_are(
+    runner: Runner, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a context that is longer than the tested text, the last slots too: here only the first rows are carried."""
+    for module in (held, program):
+        carried = module.carried
+
+        def some(before: Any, into: Any, carried: Any = carried) -> Any:
+            fresh = np.array(into)
+            found = np.array(carried(before, into))
+            found[:, :, rows:] = fresh[:, :, rows:]
+            return found
+
+        monkeypatch.setattr(module, "carried", some)
+    assert not measured(runner)["over the end of 32 slots"][1]
+
+
+def test_slots_that_a_move_forgets_fail(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the last one alone."""
+    resize = Host.resize
+
+    def wrong(host: Host, length: int) -> None:
+        host.held[31 if length > host.length else length :][:1] = np.iinfo(np.int64).max
+        resize(host, length)
+
+    monkeypatch.setattr(Host, "resize", wrong)
+    assert not measured(runner)["over the end of 32 slots"][1]
 
 
 def test_drafts_that_come_to_light_by_a_move_fail(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,8 @@ def test_most_drafted_tokens_are_wrong() -> None:
 def test_every_context_is_fed_and_moved_to_with_room_for_each_pass(count: int) -> None:
     """A text that fits into the first of them moves all the same."""
     ways = at_lengths(count, (1, 4, 16), 4, (32, 48, 128))
-    assert list(ways) == ["context of 32", "context of 48", "moving between contexts"]
+    ends = {slots: f"over the end of {slots} slots" for slots in (32, 48)}
+    assert list(ways) == ["context of 32", "context of 48", "moving between contexts", *ends.values()]
     for slots in (32, 48):
         passes = ways[f"context of {slots}"]
         assert {p.slots for p in passes} == {slots} and kept(passes) == list(range(min(count, slots)))
@@ -92,4 +93,8 @@ def test_every_context_is_fed_and_moved_to_with_room_for_each_pass(count: int) -
     assert [*dict.fromkeys(p.slots for p in moving)] == [32, 48, 128]
     assert kept(moving) == list(range(count)) and all(p.positions[-1] < p.slots for p in moving)
     assert any(p.tokens != p.positions for p in moving)
+    for slots, name in ends.items():
+        assert {slots - 1, slots} <= {place for p in ways[name] for place in p.places}
+        assert all(p.places[-1] < p.slots and (p.slots == slots) == (p.places[0] < slots) for p in ways[name])
+        assert kept(ways[name]) == list(range(len(kept(ways[name])))) and len(kept(ways[name])) >= min(count, 16)
     assert at_lengths(count, (1, 4), 4, (128,)) == {}

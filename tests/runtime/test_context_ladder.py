@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import program_forms
@@ -12,8 +13,10 @@ from models import tiny_families
 from shardmill import decode
 from shardmill.decode import DRAFTERS, Session, create_drafter
 from shardmill.decode.policies import AlwaysDraft
+from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.program import Program
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 NEW, SEED = 26, 11
@@ -103,7 +106,7 @@ def test_functions_of_a_length_are_loaded_when_it_is_first_needed(ladder: Ladder
         part = engine.layers[0].program
         engine.reset()
         part.models.clear()
-        part._load()
+        part.state = part._loaded(part.functions)
         assert [*part.models] == ["c40_t1", "c40_t4"]
         engine.forward([1], [39], [0])
         assert [*part.models] == ["c40_t1", "c40_t4"]
@@ -129,3 +132,33 @@ def test_what_moves_is_seen_and_what_is_given_up_is_not(ladder: Ladder) -> None:
         assert engine.host.length == CONTEXT
         for mine, theirs in zip(rows[1], rows[0], strict=True):
             assert np.linalg.norm(mine - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+def test_a_length_that_can_t_be_loaded_leaves_the_engine_where_it_was(
+    ladder: Ladder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it held: a device may lack the memory for a while. A part before the one that fails goes back, too."""
+    text = ladder.prompts[0]
+    for engine in ladder.engines.values():
+        last, loaded = engine.layers[-1].program, Program._loaded
+
+        def failing(self: Program, functions: Any, last: Program = last, loaded: Any = loaded) -> Any:
+            if self is last and functions is not last.functions:
+                raise ShardmillError("no memory")
+            return loaded(self, functions)
+
+        engine.reset()
+        engine.forward(text[:4], range(4), range(4))
+        with monkeypatch.context() as patch:
+            patch.setattr(Program, "_loaded", failing)
+            with pytest.raises(ShardmillError, match="no memory"):
+                engine.fit(CONTEXT)
+        assert {part.program.slots for part in engine.layers} == {engine.host.length} == {40}
+        found = [engine.forward([text[4]], [4], [4])]
+        engine.fit(CONTEXT)
+        found.append(engine.forward([text[5]], [5], [5]))
+        ladder.whole.reset()
+        ladder.whole.forward(text[:4], range(4), range(4))
+        for place, logits in zip((4, 5), found, strict=True):
+            expected = ladder.whole.forward([text[place]], [place], [place])
+            assert np.linalg.norm(logits - expected) <= 1e-5 * np.linalg.norm(expected)
