@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.errors import UnreadableError
-from shardmill.files import digest, dumps, read_json, replacing, write_json
+from shardmill.files import digest, dumps, read_json, replacing, write_json, write_text
 
 
 def test_equal_content_has_one_spelling() -> None:
@@ -85,3 +85,18 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     for name in ("fifo", "folder", "absent", "device"):
         with pytest.raises(UnreadableError, match=f"{name}: can't be read"):
             read_json(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_file_takes_the_place_of_files_only(tmp_path: Path, kind: str) -> None:
+    """A folder would be gone with all that is in it."""
+    target = tmp_path / "target"
+    if kind == "folder":
+        target.mkdir()
+        (target / "precious").touch()
+    else:
+        os.mkfifo(target)
+    with pytest.raises(OSError, match="is no file that another could take the place of"):
+        write_text(target, "text")
+    assert (target / "precious").exists() if kind == "folder" else target.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
