@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -83,9 +83,10 @@ def rank(
         return
     from rich.console import Console
 
+    called = _called(rows)
     for system, own in groupby(rows, key=lambda row: (row["system"], row["source"])):
         typer.echo(one_line(f"{system[0]}: {system[1].partition('@')[0]}"))
-        Console().print(_table(own))
+        Console().print(_table(own, called))
 
 
 @app.command()
@@ -104,10 +105,11 @@ def forecast(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
+    called = _called(rows)
     for row in rows:
         ms, known = row["forecast_ms"], row["measured_ms"]
         beside = f", measured {known:.2f} ms ({ms / known - 1:+.0%})" if known else ", not measured"
-        name = Path(row["build"]).name
+        name = called[row["build"]]
         typer.echo(one_line(f"{row['system']}: {name} at T={row['width']}: forecast {ms:.2f} ms{beside}"))
     if not rows:
         typer.echo("nothing was measured: `shardmill device kit` and `shardmill device import` come first")
@@ -141,11 +143,28 @@ def ways(
 
 
 def _builds() -> list[Path]:
-    """Finished builds of this folder."""
-    return sorted(file.parent for file in Path("build").glob("*/model.json"))
+    """Finished builds of this folder; one that is damaged is told, and is no reason to leave out the others."""
+    from shardmill.errors import ShardmillError
+    from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+    found = []
+    for file in sorted(Path("build").glob("*/model.json")):
+        try:
+            read_manifest(file.parent, COMPLETE)
+            found.append(file.parent)
+        except ShardmillError as error:
+            typer.echo(one_line(f"left out: {error}"), err=True)
+    return found
 
 
-def _table(rows: Iterable[dict[str, Any]]) -> Table:
+def _called(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """What to call each row's build: its folder's name, or the whole path where two have one name."""
+    paths = {row["build"] for row in rows}
+    names = Counter(Path(path).name for path in paths)
+    return {path: one_line(path if names[Path(path).name] > 1 else Path(path).name) for path in paths}
+
+
+def _table(rows: Iterable[dict[str, Any]], called: Mapping[str, str]) -> Table:
     """Builds of one checkpoint on one system."""
     from rich.table import Table
 
@@ -157,7 +176,7 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
             passes += [f"T={width} in {slots} slots: {ms:.2f}" for width, ms in found.items()]
         table.add_row(
             str(row["place"] or "none"),
-            _cell(Path(row["build"]).name),
+            _cell(called[row["build"]]),
             _cell(", ".join([form["shapes"], *_apart(form), f"{form['programs']} programs", form["precision"]])),
             "\n".join(passes),
             "" if row["first_load_seconds"] is None else f"{row['first_load_seconds']:.1f} s",

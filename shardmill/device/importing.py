@@ -34,7 +34,9 @@ def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Eviden
         if evidence is not None:
             found.append((build, target, evidence))
     if not found:
-        names = ", ".join(map(str, builds)) or "no build"
+        if not builds:
+            raise ShardmillError(f"{file}: there is no finished build here; name the one that it is of")
+        names = ", ".join(map(str, builds))
         raise ShardmillError(f"{file}: its programs ({', '.join(content['variants'])}) are not those of {names}")
     for _, target, _ in found:
         if target.parent.exists() and not target.parent.is_dir():

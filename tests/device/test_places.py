@@ -76,3 +76,29 @@ def test_what_is_warm_is_warm_without_a_note(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert [one.seconds is not None for one in warm.warm(build, "fp16")]
     assert "can't be written" in caplog.text and "the next run loads all programs again" in caplog.text
+
+
+def test_two_builds_of_one_name_are_told_apart(kit: Path, build: Path, tmp_path: Path) -> None:
+    measured(kit)
+    content = json.loads((kit / "result.json").read_text())
+    write_json(tmp_path / "result.json", sealed(content | {"engine": {"name": "coreml"}}))
+    both = [Path(shutil.copytree(build, tmp_path / name / "model")) for name in ("one", "two")]
+    import_result(tmp_path / "result.json", both)
+    for command in ("forecast", "rank"):
+        said = runner.invoke(app, ["device", command, *map(str, both)], env={"COLUMNS": "400"})
+        assert said.exit_code == 0 and all(str(path) in said.stdout for path in both), said.stdout
+
+
+def test_a_damaged_build_is_left_out_and_told(
+    kit: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(kit)
+    monkeypatch.chdir(tmp_path)
+    said = runner.invoke(app, ["device", "import", str(kit / "result.json")])
+    assert said.exit_code == 1 and "there is no finished build here; name the one that it is of" in said.stderr
+    shutil.copytree(build, tmp_path / "build/sound")
+    (tmp_path / "build/broken").mkdir()
+    (tmp_path / "build/broken/model.json").write_text("{")
+    said = runner.invoke(app, ["device", "import", str(kit / "result.json")])
+    assert said.exit_code == 0 and "build/sound/evidence/" in said.stdout
+    assert said.stderr.startswith("left out: build/broken/model.json") and said.stderr.count("\n") == 1
