@@ -16,7 +16,7 @@ def named(rows: Iterable[Mapping[str, Any]], worst: Callable[[], str]) -> list[d
     """A verdict's rows, of which the first that missed what precision may cost names the worst matrix.
 
     Args:
-        rows: of `thresholds.compare`.
+        rows: of `measurement.compare`.
         worst: says which that is; called only if there is such a row.
     """
     found = [dict(row) for row in rows]

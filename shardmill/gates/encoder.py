@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 
 from shardmill.gates.encoder_reference import EncoderReference, passages
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import psnr, relative_error
 from shardmill.gates.rounding import weights_kept
-from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED

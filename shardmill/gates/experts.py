@@ -16,7 +16,7 @@ from portable_coreml.files.model import pick_function
 from portable_coreml.program import Op
 from torch import Tensor
 
-from shardmill.gates.thresholds import Measurement
+from shardmill.gates.measurement import Measurement
 from shardmill.runtime.functions import located
 
 # Scores that are closer than this share of the largest are as good as equal to an engine that rounds so.

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from shardmill.gates.measurement import Measurement
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import psnr, relative_error, width_measure
@@ -20,7 +21,6 @@ from shardmill.gates.passes import compared_widths, cut
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
-from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats

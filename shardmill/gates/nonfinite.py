@@ -18,7 +18,7 @@ from portable_coreml.files.load import load_model
 from torch import Tensor
 
 from shardmill.gates.fp16_range import layer_of
-from shardmill.gates.thresholds import Measurement
+from shardmill.gates.measurement import Measurement
 from shardmill.machine import is_portable
 from shardmill.models.calls import BUNDLE
 from shardmill.runtime.engine import Engine

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from shardmill.gates import experts, routed
 from shardmill.gates.edges import at_end
+from shardmill.gates.measurement import Measurement
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, compared_widths, cut, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.rounding import weights_kept
-from shardmill.gates.thresholds import THRESHOLDS, Measurement
+from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardmill.gates.thresholds import Measurement
+from shardmill.gates.measurement import Measurement
 from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
 from shardmill.lane.plan import planned
 from shardmill.machine import is_portable

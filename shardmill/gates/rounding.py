@@ -13,8 +13,8 @@ from torch import Tensor
 from shardmill.convert.codes import CODES, LUT, SCALE, Codes
 from shardmill.convert.weights import PartWeights, block
 from shardmill.forms.form import matrices
+from shardmill.gates.measurement import Measurement
 from shardmill.gates.stored import ROWS, Stored
-from shardmill.gates.thresholds import Measurement
 from shardmill.gates.weights import PackageWeights
 
 

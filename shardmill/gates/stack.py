@@ -15,13 +15,13 @@ from torch.nn.functional import kl_div, log_softmax
 
 from shardmill.convert.weights import read
 from shardmill.gates.held import held_weights, transformers_name
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, at_lengths, cut, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.speculation import mismatches
-from shardmill.gates.thresholds import Measurement, NotRun
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats

@@ -15,8 +15,8 @@ import torch
 from shardmill.checkpoint.headers import TensorInfo, read_header
 from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import GateError
+from shardmill.gates.measurement import Measurement
 from shardmill.gates.stored import ROWS, Stored
-from shardmill.gates.thresholds import Measurement
 from shardmill.models.sources import turned
 from shardmill.plan import Part, Tensor
 

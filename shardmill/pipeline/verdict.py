@@ -33,16 +33,16 @@ def settle(gate: str, content: Mapping[str, Any], made: Path) -> None:
 
     Args:
         gate: its name, for the error line.
-        content: the verdict; its `gate` are rows of thresholds.compare.
+        content: the verdict; its `gate` are rows of measurement.compare.
         made: the path to write to.
 
     Raises:
         Missed: a number missed its threshold.
     """
-    from shardmill.gates import thresholds
+    from shardmill.gates import measurement
 
     try:
-        thresholds.demand(gate, content["gate"])
+        measurement.demand(gate, content["gate"])
     except GateError as error:
         rows = [row | {"value": row["value"] if math.isfinite(row["value"]) else str(row["value"])}
                 for row in content["gate"]]  # fmt: skip

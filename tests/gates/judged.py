@@ -12,7 +12,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from shardmill.gates import group, parity, reference, stack, thresholds
+from shardmill.gates import group, measurement, parity, reference, stack
 from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline.steps.reference import carry
@@ -23,10 +23,10 @@ POSITIONS = 24
 Rows = list[dict[str, Any]]
 
 
-def judge(gate: str, measurements: Iterable[thresholds.Measurement | thresholds.NotRun]) -> Rows:
+def judge(gate: str, measurements: Iterable[measurement.Measurement | measurement.NotRun]) -> Rows:
     """What a gate's file holds of the measurements. Raises GateError naming each number that missed its threshold."""
-    rows = thresholds.compare(m for m in measurements if isinstance(m, thresholds.Measurement))
-    thresholds.demand(gate, rows)
+    rows = measurement.compare(m for m in measurements if isinstance(m, measurement.Measurement))
+    measurement.demand(gate, rows)
     return rows
 
 

@@ -10,9 +10,9 @@ import pytest
 import tiny
 
 from shardmill.convert.stamped import convert_stamped
+from shardmill.gates.measurement import compare
 from shardmill.gates.parity import Runner, width_measurements
 from shardmill.gates.passes import MOVING, cut
-from shardmill.gates.thresholds import compare
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Host
 from shardmill.runtime import held, program

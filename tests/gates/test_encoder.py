@@ -16,7 +16,7 @@ from models import tiny_encoders
 
 from shardmill.errors import GateError
 from shardmill.gates import encoder as gates
-from shardmill.gates import thresholds
+from shardmill.gates import measurement
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.weights import PackageWeights
@@ -52,7 +52,7 @@ class Made:
         weights, output = checkpoint_weights(self.source), self.known[f"output_{bucket}"]
         stored = self.stored(bucket)
         found = gates.encoder_parity(made, self.reference(), TOKENS, output, self.source, stored, weights)
-        return thresholds.compare(found)
+        return measurement.compare(found)
 
     def stack(self, encoder: type[Encoder] = Encoder) -> list[dict[str, Any]]:
         """The rows of the stack's verdict."""
@@ -62,7 +62,7 @@ class Made:
             return encoder(manifest, self.folder)
 
         found = gates.stack_parity(load, self.reference(), self.stored(16), self.plan, self.known)
-        return thresholds.compare(one for one in found if isinstance(one, thresholds.Measurement))
+        return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
 
 @pytest.fixture(scope="module", params=[("modernbert", LABEL), ("bert", CLASSIFY), ("bert", EMBED)], ids=str)
@@ -90,7 +90,7 @@ def build(folder: Path, model_type: str, task: str) -> Made:
 
 def test_a_right_build_passes(made: Made) -> None:
     rows = [*made.part(16), *made.part(64), *made.stack()]
-    thresholds.demand("encoder", rows)
+    measurement.demand("encoder", rows)
     expected = {"weight_steps", "program_error", "padding_error", "packing_error", "psnr", "bucket_error"}
     by_task = {
         LABEL: {"label_mismatches", "label_kl", "label_agreement", "span_agreement"},
@@ -154,4 +154,4 @@ def test_another_checkpoint_is_found(labelling: Made) -> None:
     other = replace(labelling, plan=labelling.plan | {"band": labelling.plan["band"] - 1})
     assert "program_error" in missed(other.part(64))
     with pytest.raises(GateError, match="program_error"):
-        thresholds.demand("encoder", other.part(64))
+        measurement.demand("encoder", other.part(64))

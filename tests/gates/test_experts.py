@@ -11,7 +11,7 @@ import tiny
 import torch
 from models import tiny_families
 
-from shardmill.gates import experts, thresholds
+from shardmill.gates import experts, measurement, thresholds
 from shardmill.gates.experts import Choices
 
 from . import judged
@@ -48,7 +48,7 @@ def test_a_program_that_takes_another_expert_too_is_told(mixed: tiny.Build, tmp_
         judged.part(mixed, FIRST, package)
 
 
-def measured(found: Choices, indices: list[torch.Tensor]) -> thresholds.Measurement:
+def measured(found: Choices, indices: list[torch.Tensor]) -> measurement.Measurement:
     """What the gate says of choices in fp32."""
     return experts.agreement("experts_agreement", experts.compared(found, indices, "fp32"))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardmill.gates.limits import COSTS, FEW, FOUR, SIX, bits, budget, of, table
-from shardmill.gates.thresholds import COST, THRESHOLDS, Measurement, compare
+from shardmill.gates.measurement import Measurement, compare
+from shardmill.gates.thresholds import COST, THRESHOLDS
 
 
 def test_int8_and_fp16_are_judged_by_the_table() -> None:

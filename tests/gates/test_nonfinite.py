@@ -13,8 +13,8 @@ import pytest
 import tiny
 
 from shardmill.errors import GateError
+from shardmill.gates.measurement import Measurement
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.thresholds import Measurement
 from shardmill.models import host
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place

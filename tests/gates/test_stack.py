@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from shardmill.gates import stack
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.stack import POSITIONS, compared
-from shardmill.gates.thresholds import Measurement, NotRun
 
 VOCAB = 16
 

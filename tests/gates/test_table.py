@@ -16,9 +16,9 @@ from torch import Tensor
 from shardmill.convert.table import write_table
 from shardmill.errors import GateError
 from shardmill.gates import stored, table
+from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.table import table_parity
-from shardmill.gates.thresholds import Measurement
 from shardmill.runtime.table import read_tables
 
 

@@ -21,7 +21,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.table import write_table
 from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.gates import stack, thresholds
+from shardmill.gates import measurement, stack
 from shardmill.gates.reference import Reference
 from shardmill.gates.speculation import TurningDrafter, one_by_one
 from shardmill.machine import load_programs_as
@@ -93,8 +93,8 @@ def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_the_gates_of_the_stack_pass(shipped: Shipped) -> None:
     """Program error, widths and rejected drafts, within the limits by which builds are judged."""
     found = stack.program_and_widths(shipped.engine, shipped.stored(), tiny_families.tiny_text(24))
-    rows = thresholds.compare(found)
-    thresholds.demand("stack", rows)
+    rows = measurement.compare(found)
+    measurement.demand("stack", rows)
     assert {"program_error", "width_error", "rejected_draft_error", "argmax_mismatches"} <= {r["name"] for r in rows}
 
 

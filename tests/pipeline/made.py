@@ -11,7 +11,7 @@ from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import sealed, write_json
-from shardmill.gates.thresholds import Measurement, compare
+from shardmill.gates.measurement import Measurement, compare
 from shardmill.pipeline.perform import read_artifact
 from shardmill.pipeline.steps import manifest, provenance
 from shardmill.pipeline.store import Store

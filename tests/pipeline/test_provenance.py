@@ -22,7 +22,7 @@ from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, dumps, sealed, write_json
-from shardmill.gates.thresholds import Measurement, compare
+from shardmill.gates.measurement import Measurement, compare
 from shardmill.pipeline.provenance import Evidence, gate_statements, provenance
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]

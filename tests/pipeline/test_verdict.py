@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.errors import GateError
-from shardmill.gates.thresholds import Measurement, compare
+from shardmill.gates.measurement import Measurement, compare
 from shardmill.pipeline.perform import perform
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Action, Task

@@ -21,7 +21,7 @@ from shardmill.pipeline.verdict import settle
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardmill.gates.thresholds import Measurement, NotRun
+    from shardmill.gates.measurement import Measurement, NotRun
     from shardmill.gates.weights import PackageWeights
     from shardmill.plan import Part
 
@@ -126,10 +126,10 @@ def report(
         judged: says by which limits, see gates/limits.py; nothing by those of INT8.
         worst: names the matrix to look at where precision missed one.
     """
-    from shardmill.gates import blame, parity, thresholds
+    from shardmill.gates import blame, measurement, parity
 
     answers = list(found)
-    numbers = [a for a in answers if isinstance(a, thresholds.Measurement)]
-    gate = blame.named(thresholds.compare(numbers, limits.of(judged)), worst)
-    skipped = {a.name: a.reason for a in answers if isinstance(a, thresholds.NotRun)}
+    numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
+    gate = blame.named(measurement.compare(numbers, limits.of(judged)), worst)
+    skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
     return {"part": name, "engine": machine.engine(), **judged, "gate": gate, "not_run": parity.not_run() | skipped}

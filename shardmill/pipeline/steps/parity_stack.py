@@ -20,7 +20,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
 
 if TYPE_CHECKING:
-    from shardmill.gates.thresholds import Measurement, NotRun
+    from shardmill.gates.measurement import Measurement, NotRun
 
 
 def task(

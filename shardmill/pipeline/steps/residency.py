@@ -25,11 +25,11 @@ def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
     piece, engine = plan.load_part(part), machine.engine()
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.gates import residency, thresholds
+        from shardmill.gates import measurement, residency
 
         named, encodes = piece.calls.by_name, piece.kind == ENCODER
         rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, encodes, named)
-        gate = thresholds.compare(residency.measurements(rows, findings))
+        gate = measurement.compare(residency.measurements(rows, findings))
         content = {
             "part": piece.name,
             "engine": engine,

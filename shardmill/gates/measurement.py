@@ -1,0 +1,66 @@
+"""What a gate measured, held against the thresholds: the rows of a verdict, and a line for those that missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardmill.errors import GateError
+from shardmill.gates.thresholds import THRESHOLDS, Threshold
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number that a gate measured; `name` is a key of THRESHOLDS."""
+
+    name: str
+    value: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A number that could not be measured or would mean nothing, with the reason."""
+
+    name: str
+    reason: str
+
+
+def compare(
+    measurements: Iterable[Measurement], thresholds: Mapping[str, Threshold] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of a verdict, passed or not: each number with its threshold and meaning.
+
+    Args:
+        measurements: the numbers.
+        thresholds: those to hold them against; the table if there are none, see gates/limits.py.
+    """
+    rows = []
+    for m in measurements:
+        threshold = (thresholds or THRESHOLDS)[m.name]
+        sign = ">=" if threshold.at_least else "<="
+        rows.append({**asdict(m), "threshold": f"{sign} {threshold.limit:g}", "passed": threshold.holds(m.value)})
+        rows[-1] |= {"question": threshold.question, "meaning": threshold.meaning}
+    return rows
+
+
+def demand(gate: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Raises GateError, which names each number that missed its threshold, unless all passed."""
+    missed = [row for row in rows if not row["passed"]]
+    if missed:
+        raise GateError(f"{gate}: {'; '.join(map(describe, missed))}")
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """Says what a number is and what it must be."""
+    detail = f" ({row['detail']})" if row["detail"] else ""
+    return f"{row['name']} is {_told(row['value'], row['threshold'])}, must be {row['threshold']}{detail}"
+
+
+def _told(value: float, threshold: str) -> str:
+    """A number in as many digits as put it on its side of the limit: 1.0101 where 1.01 is allowed."""
+    limit = float(threshold.split()[-1])
+    tries = (f"{value:.{digits}g}" for digits in range(3, 17))
+    sided = (text for text in tries if (float(text) > limit, float(text) < limit) == (value > limit, value < limit))
+    return next(sided, f"{value:.3g}")
