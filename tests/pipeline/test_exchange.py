@@ -26,7 +26,8 @@ def test_a_bucket_that_is_silent_is_soon_given_up(
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
         began = time.monotonic()
         answer = exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
-    assert answer is exchange.Answer.SILENT and time.monotonic() - began < 10
+    assert answer is exchange.Answer.SILENT
+    assert time.monotonic() - began < 60  # it is eight minutes with each layer as it comes
     assert "Read timeout" in caplog.text
 
 
