@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from shardmill.lane.system import identity
 from shardmill.lane.watch import Watch
 
 LIMIT = 1800.0  # seconds; the longest first load that anyone has published took 23 minutes
+WRITTEN = ("results.jsonl", "result.json", "log.txt", "work")
 LONGEST = 7 * 86400.0  # seconds that anybody may wait for one measurement
 PASSES = 30
 
@@ -108,13 +110,26 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
         passes=options.passes,
     )
     progress = Progress(kit, results)
-    measure(run, progress)
-    write_result(out / "result.json", kit, results)
-    if not options.no_bisect:
-        bisect(run, progress)
+    try:
+        measure(run, progress)
         write_result(out / "result.json", kit, results)
+        if not options.no_bisect:
+            bisect(run, progress)
+            write_result(out / "result.json", kit, results)
+    finally:
+        _give_back([out / name for name in WRITTEN])
     print(_closing(kit, results, out / "result.json"))
     return 0
+
+
+def _give_back(paths: Iterable[Path]) -> None:
+    """Makes what root wrote theirs who called sudo: the next run may be without it."""
+    user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    if os.geteuid() or not user or not group:
+        return
+    for top in paths:
+        for path in [top, *top.rglob("*")] if top.exists() else []:
+            os.chown(path, int(user), int(group), follow_symlinks=False)
 
 
 def _closing(kit: Kit, results: Results, file: Path) -> str:

@@ -64,6 +64,16 @@ def test_two_runs_do_not_share_a_file(kit: Path) -> None:
     assert measured(kit)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_sudo_measured_is_the_user_s(kit: Path) -> None:
+    """Who measures energy with sudo goes on without it."""
+    measured(kit, SUDO_UID="12345", SUDO_GID="23456")
+    for name in ("results.jsonl", "result.json", "work"):
+        state = (kit / name).stat()
+        assert (state.st_uid, state.st_gid) == (12345, 23456), name
+    assert (kit / "kit.json").stat().st_uid == 0
+
+
 @pytest.mark.parametrize("option", ["--passes=0", "--passes=x", "--timeout=0", "--timeout=nan", "--timeout=1e12"])
 def test_options_that_make_no_sense_measure_nothing(kit: Path, option: str) -> None:
     done = run(kit, option)
