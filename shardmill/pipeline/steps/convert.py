@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill import plan
-from shardmill.checkpoint.headers import read_header
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
+from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
@@ -51,10 +51,3 @@ def task(
     inputs = {"part": digest(piece.content)} | ({"codes": codes[0].sha256} if file else {})
     params = {"method": method, "forms": forms if len({*forms.values()}) > 1 else "".join({*forms.values()})}
     return Task(work, Action("convert", inputs, params, **tools))
-
-
-def has_codes(file: Path, forms: Mapping[str, str]) -> bool:
-    """Whether a file has codes of a matrix in the form that it is to have; INT8 for one is always rounded."""
-    real = file.resolve()  # whoever foresees what is to be done looks at a link to it
-    held = {info.name for info in read_header(real.parent, real.name)}
-    return any(f"{path}.{name}.codes" in held for path, name in forms.items())

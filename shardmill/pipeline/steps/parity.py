@@ -13,7 +13,7 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import limits
 from shardmill.models import ENCODER
-from shardmill.pipeline.steps.convert import has_codes
+from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import settle
