@@ -53,7 +53,7 @@ class Codes:
             if path in self.tensors:
                 expected[path] = (HALF, shape)
             elif self.names(path):
-                expected |= _expected(self.stem(path), shape, forms.get(path, FP16))
+                expected |= _expected(self._stem(path), shape, forms.get(path, FP16))
         for name, (dtype, shape) in expected.items():
             held = self.tensors.get(name)
             if held is None or (held.dtype, held.shape) != (dtype, shape):
@@ -64,9 +64,9 @@ class Codes:
 
     def names(self, path: str) -> bool:
         """Whether a constant has values or codes of its own here."""
-        return path in self.tensors or f"{self.stem(path)}.{CODES}" in self.tensors
+        return path in self.tensors or f"{self._stem(path)}.{CODES}" in self.tensors
 
-    def stem(self, path: str) -> str:
+    def _stem(self, path: str) -> str:
         """How the names of a matrix' codes begin."""
         return f"{path}.{self.forms.get(path, FP16)}"
 
@@ -93,9 +93,9 @@ class Codes:
         if not self.names(path):
             return []
         least, most = (-wanted.levels - 1, wanted.levels) if wanted.kind == "int" else (0, 2**wanted.bits - 1)
-        beside = self.tensors[f"{self.stem(path)}.{SCALE if wanted.kind == 'int' else LUT}"]
+        beside = self.tensors[f"{self._stem(path)}.{SCALE if wanted.kind == 'int' else LUT}"]
         return [
-            Made(self.tensors[f"{self.stem(path)}.{CODES}"], self.folder, places[0], wanted.bits, least, most),
+            Made(self.tensors[f"{self._stem(path)}.{CODES}"], self.folder, places[0], wanted.bits, least, most),
             Made(beside, self.folder, places[1], 16),
         ]
 

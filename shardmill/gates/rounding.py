@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.convert.codes import CODES, LUT, SCALE, Codes
 from shardmill.convert.weights import PartWeights, block
 from shardmill.forms.form import matrices
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.stored import ROWS, Stored
-from shardmill.gates.weights import PackageWeights
+from shardmill.gates.weights import Chosen, PackageWeights
 
 
 def weights_kept(stored: PackageWeights, source: Path) -> Iterator[Measurement]:
@@ -25,11 +23,12 @@ def weights_kept(stored: PackageWeights, source: Path) -> Iterator[Measurement]:
         stored: the package's weights.
         source: the checkpoint's folder.
     """
-    chosen = [path for path in stored.part.shapes if stored.codes and stored.codes.names(path)]
-    yield Measurement("weight_steps", *weight_steps(stored, source, [p for p in stored.part.shapes if p not in chosen]))
-    if stored.codes and chosen:
-        yield Measurement("codes_differ", *codes_differ(stored, stored.codes, chosen))
-        yield Measurement("code_steps", *weight_steps(stored, source, chosen))
+    chosen = stored.chosen
+    given = [path for path in stored.part.shapes if chosen and chosen.named(path)]
+    yield Measurement("weight_steps", *weight_steps(stored, source, [p for p in stored.part.shapes if p not in given]))
+    if chosen and given:
+        yield Measurement("codes_differ", *codes_differ(stored, chosen, given))
+        yield Measurement("code_steps", *weight_steps(stored, source, given))
 
 
 def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> tuple[float, str]:
@@ -81,25 +80,17 @@ def _blocks(kept: Stored, weights: PartWeights, path: str, source: Path) -> Iter
         yield rows, expected, kept.steps(expected, i * ROWS)
 
 
-def codes_differ(stored: PackageWeights, codes: Codes, paths: list[str]) -> tuple[int, str]:
+def codes_differ(stored: PackageWeights, chosen: Chosen, paths: list[str]) -> tuple[int, str]:
     """How many stored codes and scales are others than a quantiser's, and the constant that has the most of them."""
-    found = {path: _different(stored.stored(path), codes, path) for path in paths}
+    found = {path: _different(stored.stored(path), chosen.of(path)) for path in paths}
     worst = max(found, key=lambda path: found[path])
     return sum(found.values()), worst if found[worst] else ""
 
 
-def _different(kept: Stored, codes: Codes, path: str) -> int:
+def _different(kept: Stored, theirs: Mapping[str, Tensor]) -> int:
     """The same of one constant. What has another form than it was to have differs in each of its numbers."""
-    parts = {path: kept.values} if not kept.coded else {f"{codes.stem(path)}.{CODES}": kept.values}
-    if kept.scale is not None:
-        parts[f"{codes.stem(path)}.{SCALE}"] = kept.scale.flatten()
-    if kept.tables is not None:
-        parts[f"{codes.stem(path)}.{LUT}"] = kept.tables
-    differ = 0
-    for name, mine in parts.items():
-        values = codes.values(name)
-        if values is None:
-            return kept.values.numel()
-        theirs = torch.from_numpy(np.array(values)).reshape(mine.shape)
-        differ += int((theirs != mine.to(theirs.dtype)).sum())
-    return differ
+    mine = {"codes" if kept.coded else "": kept.values, "scale": kept.scale, "lut": kept.tables}
+    held = {name: values for name, values in mine.items() if values is not None}
+    if held.keys() != theirs.keys():
+        return kept.values.numel()
+    return sum(int((theirs[name].reshape(v.shape) != v.to(theirs[name].dtype)).sum()) for name, v in held.items())

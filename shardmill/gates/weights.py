@@ -7,36 +7,68 @@ test.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-from shardmill.convert.codes import Codes
 from shardmill.convert.package import MODEL_FILE, load_spec
 from shardmill.errors import GateError
+from shardmill.forms.form import FP16
 from shardmill.gates.held import HeldWeights
 from shardmill.gates.stored import Stored
 from shardmill.models.contract import stem
 from shardmill.plan import Part
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """What a quantiser decided on.
+
+    Attributes:
+        file: with codes, scales and tables, as convert/codes.py describes it.
+        forms: of the part's matrices, by their paths.
+    """
+
+    file: Path
+    forms: Mapping[str, str]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Of the file's tensors."""
+        with safe_open(self.file, "pt") as held:
+            return frozenset(held.keys())
+
+    def named(self, path: str) -> dict[str, str]:
+        """The names of a constant's tensors by what they are: codes, scale or lut; "" for values that are no codes."""
+        own = {what: f"{path}.{self.forms.get(path, FP16)}.{what}" for what in ("codes", "scale", "lut")} | {"": path}
+        return {what: name for what, name in own.items() if name in self.names}
+
+    def of(self, path: str) -> dict[str, Tensor]:
+        """The same tensors."""
+        with safe_open(self.file, "pt") as held:
+            return {what: held.get_tensor(name) for what, name in self.named(path).items()}
+
+
 class PackageWeights(HeldWeights):
     """The constants of a package that hold a part's tensors."""
 
-    def __init__(self, package: Path, part: Part, prefix: str = "model.", codes: Codes | None = None) -> None:
+    def __init__(self, package: Path, part: Part, prefix: str = "model.", chosen: Chosen | None = None) -> None:
         """Reads the program.
 
         Args:
             package: the .mlpackage.
             part: what it was made from.
             prefix: begins the checkpoint's names where transformers' begin with "model.".
-            codes: what a quantiser decided on, for the package to hold.
+            chosen: what a quantiser decided on, for the package to hold.
         """
         super().__init__(part, package.name, prefix)
-        self.codes = codes
+        self.chosen = chosen
         first, *others = map(_constants, load_spec(package).mlProgram.functions.values())
         self.package, self.ops = package, first
         for other in others:

@@ -13,7 +13,6 @@ import tiny
 import torch
 
 from shardmill.convert.code_writer import write_codes
-from shardmill.convert.codes import Codes
 from shardmill.convert.quantize import to_integers
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
@@ -21,7 +20,7 @@ from shardmill.forms.form import form, matrices
 from shardmill.gates import rounding
 from shardmill.gates.rounding import weight_steps, weights_kept
 from shardmill.gates.stored import Stored
-from shardmill.gates.weights import PackageWeights
+from shardmill.gates.weights import Chosen, PackageWeights
 from shardmill.models.architecture import Source
 
 from .test_weights import FORMS, NORM, NOWHERE, PROJECTION, block_rows, mixed, original, stored
@@ -142,7 +141,7 @@ def kept(
     write_codes(folder / "converted.safetensors", converted or codes)
     package = folder / "p.mlpackage"
     convert_stamped(part, built.source, as_forms or forms, package, codes=folder / "converted.safetensors")
-    held = PackageWeights(package, part, codes=Codes(folder / "chosen.safetensors", part, forms))
+    held = PackageWeights(package, part, chosen=Chosen(folder / "chosen.safetensors", forms))
     return {row.name: (row.value, row.detail) for row in weights_kept(held, built.source)}
 
 

@@ -59,11 +59,10 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
-        from shardmill.convert.codes import Codes
         from shardmill.gates.blame import furthest
-        from shardmill.gates.weights import PackageWeights
+        from shardmill.gates.weights import Chosen, PackageWeights
 
-        chosen = Codes(file.resolve(), piece, forms) if file else None
+        chosen = Chosen(file, forms) if file else None
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         source = source_folder(record)
         found = _measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
