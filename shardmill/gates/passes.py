@@ -92,13 +92,15 @@ def _over_the_end(count: int, widths: Sequence[int], slots: int, following: int)
     """
     before = min(slots, (count + 1) // 2)
     after = min(count - before, following - slots)
-    first = [replace(p, slots=slots, offset=slots - before) for p in cut(before, widths)]
-    second = [
-        replace(p, positions=moved, tokens=moved, slots=following, offset=slots - before)
-        for p in cut(after, widths)
-        for moved in (tuple(position + before for position in p.positions),)
-    ]
-    return [*first, *second]
+    filling = [replace(p, slots=slots) for p in cut(before, widths)]
+    behind = [_later(replace(p, slots=following), before) for p in cut(after, widths)]
+    return [replace(p, offset=slots - before) for p in (*filling, *behind)]
+
+
+def _later(one: Pass, by: int) -> Pass:
+    """The same pass of tokens so many further on."""
+    span = tuple(position + by for position in one.positions)
+    return replace(one, tokens=span, positions=span)
 
 
 def _moving(count: int, verify: int, lengths: Sequence[int]) -> Iterator[Pass]:

@@ -14,7 +14,7 @@ from shardmill.pipeline.remote import Refused, Remote
 from shardmill.pipeline.task import Work
 
 log = logging.getLogger(__name__)
-SILENT = ".remote-silent"  # in the store here: when a job last waited for the other in vain
+MARK = ".remote-silent"  # in the store here: when a job last waited for the other in vain
 LONG = 5.0  # seconds without an answer
 PAUSE = 300.0  # seconds in which nobody asks again: a build may have a thousand jobs
 
@@ -39,13 +39,14 @@ def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Ans
     """
     if shared is None:
         return Answer.UNASKED
-    key, pool, mark = entry.name, entry.parent / blobs.FOLDER, entry.parent / SILENT
+    key, pool, mark = entry.name, entry.parent / blobs.FOLDER, entry.parent / MARK
     if 0 <= (ago := time.time() - _written(mark)) < PAUSE:
         log.info("remote store: not asked, as it was silent %.0f s ago", ago)
         return Answer.SILENT
-    began = time.monotonic()
+    began, answered = time.monotonic(), False
     try:
         files = remote.find(shared, key)
+        answered = True
         if files is None:
             return Answer.NONE
         fill(lambda made: remote.bring(shared, files, made, pool))
@@ -54,7 +55,7 @@ def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Ans
         return Answer.REFUSED
     except Exception as error:  # whatever a file system raises: the work can be done here
         log.warning("remote store: entry %s can't be had: %s; made here instead", key[:12], remote.why(error))
-        if time.monotonic() - began > LONG:
+        if not answered and time.monotonic() - began > LONG:
             with contextlib.suppress(OSError):  # another user's store
                 mark.touch()
         return Answer.SILENT

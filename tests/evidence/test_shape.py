@@ -58,15 +58,11 @@ def test_the_same_without_a_change_is_read(tmp_path: Path) -> None:
 )
 def test_what_nobody_could_compute_with_is_refused(tmp_path: Path, place: tuple[str, ...], value: Any) -> None:
     """Its place is told, in one line, and the value is not spread over the terminal."""
-    file = tmp_path / "result.json"
-    try:
-        write(file, changed(place, value))
-    except ValueError:  # a number that this Python writes nowhere
-        pytest.skip("can't be written")
+    file = write(tmp_path / "result.json", changed(place, value))
     with pytest.raises(ShardmillError, match=r"no result\.json of measure\.py") as error:
         read_result(file)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
-    assert place[1] in str(error.value) if len(place) > 1 else place[0] in str(error.value)
+    assert ".".join(place) in str(error.value)
 
 
 def test_what_went_wrong_needs_no_figures(tmp_path: Path) -> None:

@@ -50,6 +50,18 @@ def test_who_waited_in_vain_spares_the_others(
     monkeypatch.setattr(exchange, "LONG", -1.0)
     assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 3
     assert "not asked, as it was silent 0 s ago" in caplog.text
-    os.utime(tmp_path / exchange.SILENT, (time.time() - exchange.PAUSE - 1,) * 2)
+    os.utime(tmp_path / exchange.MARK, (time.time() - exchange.PAUSE - 1,) * 2)
     ask()
     assert len(asked) == 4
+
+
+def test_a_download_that_breaks_off_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it took: the store answers, and the next job may be luckier."""
+
+    def breaks(work: object) -> None:
+        raise ConnectionError("reset by peer")
+
+    monkeypatch.setattr(remote, "find", lambda *_: {"file": "a" * 64})
+    monkeypatch.setattr(exchange, "LONG", -1.0)
+    assert exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), breaks) is exchange.Answer.SILENT
+    assert not (tmp_path / exchange.MARK).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,19 +52,11 @@ def task(
     """
     plan = read_json(summary)
     search = read_json(chosen[0].path) if chosen else None
-    held_to = search["estimate"] if search else None
     *pieces, embedding = [plans.load_part(part) for part in parts]
-    followed, numbers = recipes.read(read_json(recipe), recipe.name), Counter[str]()
-    for piece in pieces:
-        numbers.update(followed.numbers(piece.named_shapes))
-    key = limits.bits(numbers, share=0 if held_to else limits.FEW)
-    judged: dict[str, Any] = {"limits": key} if key else {}
-    judged |= {"budget": limits.budget(held_to["perplexity"])} if held_to else {}
+    judged = _judged(pieces, recipes.read(read_json(recipe), recipe.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.gates.blame import furthest
         from shardmill.gates.table import table_parity
-        from shardmill.gates.weights import PackageWeights
         from shardmill.runtime.manifest import in_place
 
         paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
@@ -77,13 +70,7 @@ def task(
                 manifest, {p.name: (p, paths[p.name]) for p in pieces}, embedding, plan, source, states.path
             )
         whole = table_parity(embedding, source, table.path)
-
-        def worst() -> str:
-            if search:
-                first = costliest(search)[0]
-                return f"{first.path}, in {first.form}, was foreseen to cost most, {first.nats:.2g} nat"
-            return furthest((PackageWeights(paths[p.name], p, plan["prefix"]) for p in pieces), source)
-
+        worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
         settle("parity stack", report("stack", chain([whole], found), judged, worst), made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
@@ -93,6 +80,29 @@ def task(
     passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
     params = {**host_side(plan), **passes, "engine": engine, **judged}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})
+
+
+def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:
+    """By which limits: those of the forms of most weights, or where there was a search, what it foresaw."""
+    numbers = Counter[str]()
+    for piece in pieces:
+        numbers.update(followed.numbers(piece.named_shapes))
+    key = limits.bits(numbers, share=0 if search else limits.FEW)
+    budget = {"budget": limits.budget(search["estimate"]["perplexity"])} if search else {}
+    return ({"limits": key} if key else {}) | budget
+
+
+def _worst(
+    packed: Iterable[tuple[plans.Part, Path]], prefix: str, source: Path, search: Mapping[str, Any] | None
+) -> str:
+    """Names the matrix that was foreseen to cost most; without a search, the one that lost most of its numbers."""
+    from shardmill.gates.blame import furthest
+    from shardmill.gates.weights import PackageWeights
+
+    if search:
+        first = costliest(search)[0]
+        return f"{first.path}, in {first.form}, was foreseen to cost most, {first.nats:.2g} nat"
+    return furthest((PackageWeights(package, piece, prefix) for piece, package in packed), source)
 
 
 def _encoder(
