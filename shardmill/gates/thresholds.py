@@ -16,13 +16,14 @@ class Threshold:
     at_least: bool  # whether the limit is the least that a value may be, rather than the most
     meaning: str
     why: str
-    of: str = ""  # the kind of model that it is measured of; any if empty
+    of: str = ""  # the kind of model that it is measured of, CALIBRATED or MIXTURE; any if empty
 
     def holds(self, value: float) -> bool:
         """Whether `value` is within the limit; NaN never is."""
         return value >= self.limit if self.at_least else value <= self.limit
 
 
+CALIBRATED, MIXTURE = "calibrated", "mixture"  # builds with codes of a quantiser, and models with experts
 PROGRAM, WIDTHS, COST, PLACEMENT = "1 program", "2 widths", "3 cost", "residency"
 
 THRESHOLDS = {
@@ -39,6 +40,7 @@ THRESHOLDS = {
         False,
         "stored codes and scales that are others than those that a quantiser chose",
         "a package follows from the quantiser's file, bit for bit",
+        CALIBRATED,
     ),
     "code_steps": Threshold(
         PROGRAM,
@@ -46,6 +48,7 @@ THRESHOLDS = {
         False,
         "largest distance of a weight whose code a quantiser chose from the checkpoint's, in quantisation steps",
         "codes make up for each other's errors, and half a range is 7 steps of INT4 short",
+        CALIBRATED,
     ),
     "program_error": Threshold(
         PROGRAM,
@@ -68,6 +71,7 @@ THRESHOLDS = {
         True,
         "share of tokens and layers that take transformers' experts with the same dequantised weights, in fp32",
         "same weights, same arithmetic; choices between scores that are equal to fp32 are counted apart",
+        MIXTURE,
     ),
     "width_error": Threshold(
         WIDTHS,
@@ -122,6 +126,7 @@ THRESHOLDS = {
         True,
         "share of tokens and layers that take the same experts as shipped as with the original weights in fp32",
         "scores that are closer than fp16 tells apart are counted apart; what INT8 moves further down a part is not",
+        MIXTURE,
     ),
     "kl": Threshold(
         COST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardmill.gates.thresholds import COST, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS
+from shardmill.gates.thresholds import CALIBRATED, COST, MIXTURE, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS
 from shardmill.report.read import Build, Json
 
 
@@ -135,8 +135,10 @@ def questions(build: Build) -> tuple[Question, ...]:
 
 
 def _asked(key: str, build: Build) -> list[str]:
-    """The measures that the table of thresholds has for a question of the build's kind of model."""
-    kinds = ("", build.plan["kind"])
+    """The measures that the table of thresholds has for a question, as far as they mean something for the build."""
+    kinds = {"", build.plan["kind"]}
+    kinds |= {CALIBRATED} if build.settings["convert"].get("calibration") else set()
+    kinds |= {MIXTURE} if build.plan["architecture"]["graph"].get("experts") else set()
     return [name for name, known in THRESHOLDS.items() if known.question == key and known.of in kinds]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from html import unescape
@@ -87,6 +88,21 @@ def test_the_first_line_counts_gates_and_names_what_was_not_run(page: str) -> No
 def test_a_measure_that_nothing_reports_is_not_run_with_the_reason(page: str) -> None:
     """Core ML's fp16 measure has no place on an engine with fp32."""
     assert "not run ≤ 0.005 width_error answers the same question" in section(page, "gates")
+
+
+@pytest.mark.parametrize(
+    ("name", "convert", "experts"),
+    [("codes_differ", {"calibration": {"text": "a"}}, None), ("experts_agreement", {}, {"count": 4})],
+)
+def test_a_measure_is_missed_only_where_it_means_something(
+    name: str, convert: dict[str, Any], experts: dict[str, Any] | None
+) -> None:
+    """No Mac would measure codes that nobody chose, or experts that there are not."""
+    assert name not in words(render(sample.build()))
+    settings, plan = copy.deepcopy(sample.build().settings), copy.deepcopy(sample.build().plan)
+    settings["convert"] |= convert
+    plan["architecture"]["graph"]["experts"] = experts
+    assert re.search(rf"not run {name} No gate file", words(render(sample.build(settings=settings, plan=plan))))
 
 
 def test_what_a_gate_refused_is_not_run_with_its_reason() -> None:
