@@ -22,6 +22,7 @@ from portable_coreml.judge.placement.limits import (
 from shardmill.convert.blob import ALIGNMENT
 from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
+from shardmill.forms.budget import unreachable
 from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, Model, with_experts
@@ -137,7 +138,7 @@ def misfits(config: Config, a: Architecture) -> list[str]:
     if config.convert.precision == recipes.SEARCH:
         problems += recipes.unfit(config.convert.search.forms, rows)
         whole = _matrix_rows(a, slices=1)
-        problems += recipes.unreachable(vars(config.convert.budget), config.convert.search.forms, whole)
+        problems += unreachable(vars(config.convert.budget), config.convert.search.forms, whole)
     if a.ends is not None or problems:
         return problems
     ranges, count, width = config.topology, config.head.slices, a.graph.head_dim

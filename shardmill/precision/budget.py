@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from shardmill.errors import ConfigError
+from shardmill.forms.budget import amount
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, matrices, misfit, stored_bytes
-from shardmill.forms.recipe import RULES, amount
+from shardmill.forms.recipe import RULES
 from shardmill.plan import Part
 from shardmill.precision.search import Choice, Table, best, front, smallest, summed
 
