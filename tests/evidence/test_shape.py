@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from shardmill.errors import ShardmillError
@@ -18,7 +19,9 @@ from .results import PARTS, line, measurements, planned, result, write
 DESCRIBED, MEASURED = ("variants", "small", "described"), ("variants", "small", "measurements")
 PASS = (*MEASURED, "pass.T=1")
 PLAN = (*MEASURED, f"{PARTS[0]}/residency.T=1")
+PLAN_VALUE = (*PLAN, "value")
 HUGE = 10**400
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/device.schema.json").read_text())
 
 
 def changed(place: tuple[str, ...], value: Any) -> dict[str, Any]:
@@ -48,10 +51,10 @@ def test_the_same_without_a_change_is_read(tmp_path: Path) -> None:
         ((*DESCRIBED, "precision"), []),
         *((((*PASS, "timing")), {"ms": value}) for value in (-5.0, True, "1", [1], HUGE)),
         *((((*PASS, "value")), {"agree": value}) for value in (-1, "7", [])),
-        ((*PLAN, "value"), {"counts": {}, "rows": []}),
-        ((*PLAN, "value"), {"evidence": "measured"}),
-        *((((*PLAN, "value")), {"evidence": "measured", "rows": value}) for value in (3, [{}], [None])),
-        *((((*PLAN, "value")), {"evidence": "measured", "rows": [], "counts": v}) for v in ([1], {"ane": "x"})),
+        (PLAN_VALUE, {"counts": {}, "rows": []}),
+        (PLAN_VALUE, {"evidence": "measured"}),
+        *((PLAN_VALUE, {"evidence": "measured", "rows": value}) for value in (3, [{}], [None])),
+        *((PLAN_VALUE, {"evidence": "measured", "rows": [], "counts": v}) for v in ([1], {"ane": "x"})),
         (("machine", "chip"), {"a": 1}),
         (("variants",), {"small": 3}),
     ],
@@ -63,6 +66,9 @@ def test_what_nobody_could_compute_with_is_refused(tmp_path: Path, place: tuple[
         read_result(file)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
     assert ".".join(place) in str(error.value)
+    if place != PLAN_VALUE or value.get("evidence") and "rows" in value:  # a schema can't tie them to the key
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(changed(place, value), SCHEMA)
 
 
 def test_what_went_wrong_needs_no_figures(tmp_path: Path) -> None:
