@@ -142,6 +142,7 @@ rule original:
         receipt="build/{model}/measured/original.receipt.json",
     log:
         "build/{model}/logs/original.log",
+    priority: 3  # tells of a text that is too short before hours of other work
     conda:
         "../envs/shardmill.yaml"
     resources:

@@ -67,7 +67,10 @@ class Program:
     ] = "graph"
     contexts: Annotated[
         tuple[Positive, ...],
-        Field(description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed."),
+        Field(
+            max_length=8,  # every one is a function for each width, which a device compiles and the gates run
+            description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed.",
+        ),
     ] = ()
     bundles: Annotated[
         Literal["one", "each"],

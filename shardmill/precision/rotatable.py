@@ -74,9 +74,6 @@ def _layers(names: Collection[str]) -> list[dict[str, str]]:
         if not match or match[2] not in known:
             raise CheckpointError(f"tensor {name} belongs to a model that can't be rotated: see docs/precision.md")
         found.setdefault(int(match[1]), {})[name] = match[2]
-    for name in (TABLE, NORM):
-        if name not in names:
-            raise CheckpointError(f"no tensor {name}: a model without it can't be rotated")
     return [found[index] for index in sorted(found)]
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardmill.checkpoint.expect import wrong_dtypes
+from shardmill.checkpoint.expect import check_tensors, wrong_dtypes
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.checkpoint.layout import text_files, weight_files
@@ -59,6 +59,7 @@ def rotate(source: Path, dest: Path) -> float:
     heads, head = _heads(source), _head(source)
     try:
         made = groups(tensors, weights, heads, head)
+        check_tensors(tensors, _shapes(source), optional=(HEAD,) if head == TABLE else ())
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
     dest.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,11 @@ def _head(source: Path) -> str:
     """The tensor that is the LM head."""
     config: Any = load_hf_config(source)
     return TABLE if config.tie_word_embeddings else HEAD
+
+
+def _shapes(source: Path) -> dict[str, tuple[int, ...]]:
+    """What transformers' model of config.json has, by its names, which are the checkpoint's for what can be rotated."""
+    return {name: tuple(tensor.shape) for name, tensor in Reference(source, TOKENS).model.state_dict().items()}
 
 
 def _check_room(shapes: Iterable[tuple[int, ...]], folder: Path) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from shardmill import cli
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.convert.weights import read_info
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates.parity import relative_error
@@ -71,6 +72,19 @@ def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
     save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"{name} is F8_E4M3; only weights that are not quantised"):
         rotate(source, tmp_path / "rotated")
+
+
+@pytest.mark.parametrize("gone", ["lm_head.weight", "model.layers.1.input_layernorm.weight", "model.norm.weight"])
+def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(gone: str, tmp_path: Path) -> None:
+    source = write_tiny("llama", tmp_path / "source", tie_word_embeddings=False)
+    file = source / read_tensors(source)[gone].file
+    save_file({name: tensor for name, tensor in load_file(file).items() if name != gone}, file, {"format": "pt"})
+    index = source / INDEX_FILE
+    places = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": {name: place for name, place in places.items() if name != gone}}))
+    with pytest.raises(CheckpointError, match=f"1 missing \\({gone}\\)"):
+        rotate(source, tmp_path / "rotated")
+    assert not (tmp_path / "rotated").exists()
 
 
 def test_a_disk_without_room_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
