@@ -18,7 +18,7 @@ from shardmill.pipeline.scratch import PREFIX
 from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import TEMPLATES
 from shardmill.pipeline.table import STEPS
-from shardmill.pipeline.users import users
+from shardmill.pipeline.users import forget, users
 
 
 @dataclass(frozen=True)
@@ -107,5 +107,7 @@ def collect(builds: Path, dry: bool = False) -> Collected:
     freed = {state.st_ino: state.st_size for state in states if state.st_nlink <= links[state.st_ino]}
     for path in () if dry else paths:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    if not dry:
+        forget(builds / ".store")
     entries = sum(path.parent.name != blobs.FOLDER for path in paths)
     return Collected(entries, sum(freed.values()))

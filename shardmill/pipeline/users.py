@@ -37,10 +37,22 @@ def register(store: Path) -> None:
 
 def users(store: Path) -> list[Path]:
     """The folders of builds that use a store. Raises ShardmillError where one can't be seen from this machine."""
-    return sorted({store.parent.resolve(), *_others(store)})
+    notes = list(_notes(store))
+    for _, builds, _ in notes:
+        if not builds.exists():
+            log.warning("%s used this store and is gone; if it was moved, build or collect there first", builds)
+    return sorted({store.parent.resolve(), *(builds for _, builds, used in notes if used)})
 
 
-def _others(store: Path) -> Iterator[Path]:
+def forget(store: Path) -> None:
+    """Removes the notes of folders that no longer count. What they kept is gone, so they have nothing more to say."""
+    for file, _, used in _notes(store):
+        if not used:
+            file.unlink()
+
+
+def _notes(store: Path) -> Iterator[tuple[Path, Path, bool]]:
+    """Each file in `users/` with its folder of builds, and whether that still uses the store."""
     for file in sorted(path for path in (store / USERS).glob("*") if path.is_file()):
         builds, inode, host = _read(file)
         try:
@@ -51,12 +63,9 @@ def _others(store: Path) -> Iterator[Path]:
             raise _unseen(store, builds, f"can't be read ({error.strerror})", file) from error
         if not same and host != platform.node():
             raise _unseen(store, builds, f"of {host or 'another machine'} can't be seen from here", file)
-        if not builds.exists():
-            if (place := _empty_place(builds)) is not None:
-                raise _unseen(store, builds, f"is gone with all that was in {place}, where a disk may be missing", file)
-            log.warning("%s used this store and is gone; if it was moved, build or collect there first", builds)
-        if used:
-            yield builds
+        if not builds.exists() and (place := _empty_place(builds)) is not None:
+            raise _unseen(store, builds, f"is gone with all that was in {place}, where a disk may be missing", file)
+        yield file, builds, used
 
 
 def _read(file: Path) -> tuple[Path, int, str]:

@@ -155,8 +155,12 @@ def test_a_checkout_that_no_longer_uses_the_store_keeps_nothing(builds: Path, sh
     else:
         (sharing / ".store").unlink()
         (sharing / ".store").mkdir()
+    note = noted(builds, sharing)
+    gc.collect(builds, dry=True)
+    assert note.exists()
     assert gc.collect(builds).entries == 2
     assert not kept(builds, params={"only": "here"})
+    assert not note.exists()  # so that nothing is said of it again
 
 
 def test_a_checkout_on_a_disk_that_is_not_there_is_not_forgotten(
