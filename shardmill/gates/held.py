@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from shardmill.errors import GateError
 from shardmill.gates.naming import Weights
-from shardmill.gates.stored import Stored
-from shardmill.models.sources import put_back
+from shardmill.gates.stored import Stored, rows_at_once
+from shardmill.models.architecture import Source
+from shardmill.models.sources import MATRIX, put_back, undone
 from shardmill.plan import Part
 from shardmill.plan import Tensor as Constant
 
@@ -32,6 +34,7 @@ class HeldWeights(ABC):
         """
         self.part, self.name, self.prefix = part, name, prefix
         self.last: tuple[str, Tensor] | None = None  # experts that share a constant ask for it one after the other
+        self.kept: tuple[str, Stored] | None = None
 
     @abstractmethod
     def stored(self, path: str) -> Stored:
@@ -89,6 +92,33 @@ class HeldWeights(ABC):
         values = values.reshape(-1, values.shape[-1])
         return values[row : row + tensor.shape[0], column : column + tensor.shape[1]]
 
+    def matrix_rows(self, name: str) -> Iterator[Tensor]:
+        """The same as a call for a matrix, as blocks of rows, each maybe over the one before it.
+
+        Where rows of constants are rows of the matrix, no more of it is made at a time; else it is made whole.
+        """
+        made = sorted(self.made_of(name), key=_first_row)
+        ends = [0, *(_first_row(held) + held.shape[0] for held in made)]
+        if not made or not all(map(_keeps_rows, made)) or [*map(_first_row, made), made[0].stored[0]] != ends:
+            matrix = self(name)
+            yield from torch.split(matrix, rows_at_once(matrix.shape[1]))
+            return
+        for held in made:
+            (row, column), (count, width) = held.at, held.shape
+            stored = self._shared(held.path)
+            for rows in stored.rows(row, row + count, rows_at_once(stored.values.shape[1])):
+                yield undone(rows[:, column : column + width], held.source)
+
+    def _shared(self, path: str) -> Stored:
+        """A constant as it is stored; one that holds several matrices is kept until another is asked for."""
+        if self.kept is not None and self.kept[0] == path:
+            return self.kept[1]
+        self.kept = None  # one at a time
+        found = self.stored(path)
+        if sum(tensor.path == path for tensor in self.part.tensors) > 1:
+            self.kept = path, found
+        return found
+
     def magnitude(self, tensor: Constant) -> float:
         """What a block was divided by, which another constant holds."""
         if not tensor.source.magnitude:
@@ -108,6 +138,18 @@ class HeldWeights(ABC):
     def rows(self, path: str) -> Iterator[Tensor]:
         """The same, a block of rows at a time, each block over the one before it."""
         return self.stored(path).rows()
+
+
+def _keeps_rows(tensor: Constant) -> bool:
+    """Whether a block's rows are rows of its tensor, each number moved and multiplied at most."""
+    source, pace = tensor.source, tensor.source.rows[2] if tensor.source.rows else 1
+    plain = replace(source, tensor="", rows=None, add=0.0, times=1.0) == Source("")
+    return plain and pace == 1 and tensor.rows is None and len(tensor.stored) == len(tensor.shape) == MATRIX
+
+
+def _first_row(tensor: Constant) -> int:
+    """Of its tensor, that a block is made of."""
+    return tensor.source.rows[0] if tensor.source.rows else 0
 
 
 def held_weights(all_held: Sequence[HeldWeights]) -> tuple[Weights, Iterator[Tensor]]:

@@ -1,9 +1,9 @@
-"""The reference for parity: Hugging Face transformers' own forward pass, one layer's weights in memory at a time.
+"""The reference for parity: Hugging Face transformers' own forward pass, with few weights in memory at a time.
 
 Nothing here knows a family. The model is built without weights; hooks give each layer its own when it is called and
-take them away after it. Weights come from a callable, so the same code runs the original checkpoint (what did INT8 and
-fp16 cost?) and the weights dequantised from the packages (is the program the graph?). Everything is fp32, attention is
-transformers' eager.
+take them away after it; the matrices of linear layers come in blocks of rows, see by_rows.py. Weights come from a
+callable, so the same code runs the original checkpoint (what did INT8 and fp16 cost?) and the weights dequantised from
+the packages (is the program the graph?). Everything is fp32, attention is transformers' eager.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
-from shardmill.gates import routed
+from shardmill.gates import by_rows, routed
 from shardmill.gates.naming import Weights, loaded, origins
 from shardmill.gates.stand_ins import Blocks, Skipped, Unnormed
 from shardmill.models.hf_config import load_hf_config
@@ -43,6 +43,12 @@ def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
         )
 
     return weights
+
+
+def mapped_rows(weights: Weights, name: str) -> Iterator[Tensor]:
+    """A matrix in blocks of HEAD_ROWS rows, each mapped when it is asked for: what was read of the others is let go."""
+    for first in range(0, len(weights(name)), HEAD_ROWS):
+        yield weights(name)[first : first + HEAD_ROWS]
 
 
 class Reference:
@@ -192,6 +198,7 @@ class Reference:
 
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append(self._joined(result if isinstance(result, tuple) else (result,)))
+            by_rows.take_back(module)
             module.to("meta")
             self._give_back()
 
@@ -225,9 +232,10 @@ class Reference:
         return torch.cat([stream, carried], dim=1)
 
     def _load(self, module: nn.Module, prefix: str, weights: Weights) -> None:
-        """Assigns a module's weights, in fp32."""
-        found = {name: loaded(prefix + name, self.origins, weights) for name in module.state_dict()}
-        module.load_state_dict(found, assign=True)
+        """Assigns a module's weights, in fp32, but for the matrices of linear layers, which are fetched when used."""
+        names = module.state_dict().keys() - by_rows.lend(module, prefix, self.origins, weights)
+        found = {name: loaded(prefix + name, self.origins, weights) for name in sorted(names)}
+        module.load_state_dict(found, assign=True, strict=False)
 
     @contextmanager
     def _headed(self, head: Iterable[Tensor], weights: Weights, into: Tensor | None = None) -> Iterator[None]:

@@ -10,6 +10,12 @@ from torch import Tensor
 
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
 ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
+BLOCK = 1 << 22  # numbers of a matrix, of whatever width, that are fp32 at a time where that matters more: 17 MB
+
+
+def rows_at_once(columns: int) -> int:
+    """How many rows of a matrix make a block of BLOCK numbers; at least one."""
+    return max(1, BLOCK // columns)
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,21 @@ class Stored:
             found[i * ROWS : (i + 1) * ROWS] = rows
         return found
 
-    def rows(self) -> Iterator[Tensor]:
-        """It in fp32, ROWS rows at a time; the product with the scale is not rounded to fp16 again.
+    def rows(self, start: int = 0, stop: int | None = None, count: int = 0) -> Iterator[Tensor]:
+        """Its rows [start, stop) in fp32, `count` or ROWS at a time; the product with the scale is not rounded again.
 
         Each block overwrites the one before it: allocating a new one each time would fragment the heap.
         """
-        scratch = torch.empty(self.values[:ROWS].shape)
-        for first in range(0, len(self.values), ROWS):
-            kept = self.values[first : first + ROWS]
+        stop, count = len(self.values) if stop is None else stop, count or ROWS
+        scratch = torch.empty(self.values[:count].shape)
+        for first in range(start, stop, count):
+            kept = self.values[first : min(first + count, stop)]
             rows = scratch[: len(kept)]
             if self.tables is not None:
                 rows.copy_(self._tables(first, len(kept)).gather(1, kept.long()))
             else:
                 rows.copy_(kept)
-            yield rows if self.scale is None else rows.mul_(self.scale[first : first + ROWS])
+            yield rows if self.scale is None else rows.mul_(self.scale[first : first + len(kept)])
 
     def steps(self, expected: Tensor, first: int) -> Tensor:
         """How far the next representable number is from each expected one, at most.

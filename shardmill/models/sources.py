@@ -59,8 +59,10 @@ def adjusted(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: 
 
 
 def undone(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
-    """The checkpoint's rows, given those that `adjusted` made, before any were repeated."""
-    rows, vectors = rows * (size / source.times) - source.add, list(beside)
+    """The checkpoint's rows, given those that `adjusted` made, before any were repeated; maybe the very same."""
+    if (size, source.times, source.add) != (1.0, 1.0, 0.0):
+        rows = rows * (size / source.times) - source.add
+    vectors = list(beside)
     if source.by:
         rows = rows / vectors[-1].float()
     return rows - vectors[0].float() if source.plus else rows

@@ -95,7 +95,8 @@ def _digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
     """The product in integers, [out, n] in float32."""
     assert matrix.scale is not None
     integers = digits.integers
-    sums = torch._int_mm(matrix.values, integers.view(torch.int8).view(len(integers), -1))  # [out, 4 n]
+    digits_side_by_side = integers.flatten().view(torch.int8).view(len(integers), -1)  # [in, 4 n]
+    sums = torch._int_mm(matrix.values, digits_side_by_side)  # [out, 4 n]
     whole = torch.mv(sums.to(torch.float32).view(-1, 4), DIGITS).view(-1, integers.shape[1])  # [out, n]
     return whole.mul_(torch.exp2(digits.exponent)).mul_(matrix.scale)
 

@@ -71,6 +71,14 @@ def test_a_column_does_not_depend_on_the_others(way: str) -> None:
         assert torch.equal(products.product(m, x[:, :width], steady=steady), together[:, :width])
 
 
+def test_a_row_turned_into_a_column_is_one(way: str) -> None:
+    """Its memory is the same; torch takes any stride of an axis of size 1 for contiguous."""
+    m, x = matrix(), columns(1)
+    turned = x.flatten()[None].t()
+    assert turned.stride() == (1, IN) and turned.is_contiguous()
+    assert torch.equal(products.product(m, turned, steady=False), products.product(m, x, steady=False))
+
+
 def test_a_matrix_held_by_columns_gives_the_same(way: str) -> None:
     """As the weight of matmul(x, y) is: [in, out]."""
     m, x = matrix(), columns()

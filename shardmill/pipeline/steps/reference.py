@@ -53,9 +53,9 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         if plan["buckets"]:
             save_file({"tokens": torch.tensor(tokens), **_outputs(source, plan, tokens, weights)}, made["states"])
             return
-        table = weights("model.embed_tokens.weight")
-        head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
-        blocks = torch.split(head, reference.HEAD_ROWS)
+        table_name = "model.embed_tokens.weight"
+        table = weights(table_name)
+        blocks = reference.mapped_rows(weights, table_name if plan["architecture"]["tied"] else "lm_head.weight")
         model = reference.Reference(source, plan["context"], carry(plan))
         trace = model.run(tokens, lambda ids: table[ids], blocks, weights)
         trace["tokens"] = torch.tensor(tokens)
