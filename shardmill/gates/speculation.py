@@ -46,6 +46,7 @@ class TurningDrafter:
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """Counts a pass that did not accept exactly the drafts before the wrong one."""
         self.misjudged += accepted != self.right
+        self.right = 0  # a pass that has no room for drafts asks for none
 
     def finish(self) -> None:
         """Does nothing: there is nothing to release."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -114,7 +113,8 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
 
     found = compared(original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0]))  # nothing follows the last
     yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)
-    before, after = (math.exp(float(loss[:-1].mean())) for loss in (found.loss, found.shipped_loss))
+    # Unlike math.exp, torch's says inf of a program that is so broken.
+    before, after = (float(loss[:-1].double().mean().exp()) for loss in (found.loss, found.shipped_loss))
     if before < original.shape[1]:
         yield top1(found)
         yield Measurement("perplexity_ratio", after / before, f"{before:.4g} -> {after:.4g} on {len(tokens)} tokens")
@@ -149,9 +149,11 @@ def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
     return Compared(*map(torch.cat, zip(*rows, strict=True)))
 
 
-def top1(found: Compared) -> Measurement:
+def top1(found: Compared) -> Measurement | NotRun:
     """Agreement on the most likely token where the original's margin is clear."""
     clear = found.margin >= CLEAR_MARGIN
+    if not bool(clear.any()):
+        return NotRun("top1_agreement", "the original is decided at no position of this text")
     close = f"{int(found.agree[~clear].sum())} of {int((~clear).sum())} others agree"
     return Measurement(
         "top1_agreement", float(found.agree[clear].float().mean()), f"{int(clear.sum())} clear positions; {close}"

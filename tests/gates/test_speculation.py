@@ -26,6 +26,14 @@ def test_a_sound_loop_changes_nothing_and_meets_right_and_wrong_drafts() -> None
     assert 0 < accepted < drafted
 
 
+@pytest.mark.parametrize("verify", [1, 2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("slots", [32, 45, 46, 48, 64, 72, 256])
+def test_a_sound_loop_passes_whatever_it_may_draft(verify: int, slots: int) -> None:
+    """Near the end of the text or of the context a pass has no room for drafts, and asks for none."""
+    engine = ScriptedEngine(slots=slots, widths=range(1, verify + 1))
+    assert mismatches(engine, PROMPT)[0] == 0
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_wrong_loop_changes_the_text(monkeypatch: pytest.MonkeyPatch, loop: object) -> None:
     monkeypatch.setattr(verify, "accept", loop)

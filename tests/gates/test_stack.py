@@ -15,6 +15,7 @@ import torch
 from shardmill.gates import stack
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.stack import POSITIONS, compared
+from shardmill.gates.thresholds import THRESHOLDS
 
 VOCAB = 16
 
@@ -25,7 +26,9 @@ def logits(*rows: list[float]) -> torch.Tensor:
 
 def top1(original: torch.Tensor, shipped: torch.Tensor) -> Measurement:
     """Of logits alone: what follows them does not count."""
-    return stack.top1(compared(original, shipped, torch.zeros(len(original), dtype=torch.int64)))
+    found = stack.top1(compared(original, shipped, torch.zeros(len(original), dtype=torch.int64)))
+    assert isinstance(found, Measurement)
+    return found
 
 
 def test_distributions_are_compared_row_by_row_however_many_there_are() -> None:
@@ -52,7 +55,22 @@ def test_top1_counts_close_calls_apart() -> None:
 
 def test_a_margin_counts_from_a_tenth_of_a_nat() -> None:
     assert top1(logits([0.11, 0, -9]), logits([0, 0.11, -9])).value == 0
-    assert "0 clear positions" in top1(logits([0.09, 0, -9]), logits([0, 0.09, -9])).detail
+    close = logits([0.11, 0, -9], [0.09, 0, -9]), logits([0.11, 0, -9], [0, 0.09, -9])
+    assert top1(*close).detail == "1 clear positions; 0 of 1 others agree"
+
+
+def test_an_original_that_is_decided_nowhere_is_not_asked_for_top1() -> None:
+    """It would be the share of nothing, by which a sound program failed."""
+    found = stack.top1(compared(logits([0.09, 0, -9]), logits([0, 0.09, -9]), torch.tensor([0])))
+    assert isinstance(found, NotRun) and "decided at no position" in found.reason
+
+
+def test_a_program_that_is_utterly_wrong_is_told_so() -> None:
+    """A loss of over 709 nats has no perplexity in float64; the gate then fails by its name."""
+    rows = 4 * torch.eye(VOCAB).roll(1, 1)
+    answer = costs(rows, -2000 * torch.eye(VOCAB).roll(1, 1), list(range(VOCAB)))["perplexity_ratio"]
+    assert isinstance(answer, Measurement) and answer.value == torch.inf
+    assert not THRESHOLDS["perplexity_ratio"].holds(answer.value)
 
 
 class Known:
