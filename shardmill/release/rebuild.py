@@ -7,6 +7,7 @@ what would have to be installed or checked out.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, replacing
+from shardmill.pipeline import remote
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.fingerprint import model_type, needs_family, tools
 from shardmill.pipeline.origin import lay_out, workflow_root
@@ -79,6 +81,8 @@ def read_original(path: Path) -> Original:
 
     if path.is_dir():
         check_build(path)
+    elif path.name == "model.json":
+        raise ShardmillError(f"{path}: says nothing of how it was built; give the folder, {path.parent}")
     original = Original(read_provenance(path / ATTESTATION if path.is_dir() else path), path if path.is_dir() else None)
     if original.definition.get("buildType") != BUILD_TYPE:
         raise ShardmillError(f"{path}: of another build type than {BUILD_TYPE}; use the shardmill that it names")
@@ -126,25 +130,38 @@ def build_again(original: Original, out: Path, cores: int, source: Path | None) 
         source: where the checkpoint lies, for one that is on no hub.
 
     Raises:
-        ShardmillError: the checkpoint can't be had, or the build failed.
+        ShardmillError: the folder is the original's, the checkpoint can't be had, or the build failed.
     """
+    _check_apart(original, out)
     config = original.config
     if "repo" not in config["source"]:
         config["source"] = {"path": str(_checkpoint(original, source).resolve())}
     for key, file in _named_files(original).items():
         *sections, last = key.split(".")
         reduce(lambda found, section: found[section], sections, config)[last] = str(file.resolve())
-    if _here(config["benchmark"]["text"]) is None:
+    if "benchmark" in config and _here(config["benchmark"]["text"]) is None:
         del config["benchmark"]  # no subject depends on it
     if not (out / CONFIG).exists():  # else a build that broke off goes on
         lay_out(out)
     (out / CONFIG).write_text(yaml.safe_dump(config), encoding="utf-8")
     model = str(config["model"])
     command = [sys.executable, "-m", "snakemake", f"build/{model}/{ATTESTATION}"]
-    done = subprocess.run([*command, "--cores", str(cores), "--configfile", CONFIG], cwd=out, check=False)
+    command += ["--cores", str(cores), "--configfile", CONFIG]
+    # What a shared store has already would be taken from there, and nothing made again.
+    alone = {name: value for name, value in os.environ.items() if name not in (remote.URL, remote.MODE)}
+    done = subprocess.run(command, cwd=out, check=False, env=alone)
     if done.returncode:
         raise ShardmillError(f"{out}: the build failed; its logs lie in {out / 'build' / model / 'logs'}")
     return out / "build" / model
+
+
+def _check_apart(original: Original, out: Path) -> None:
+    """Raises ShardmillError for a folder that holds the original or lies in it: it would be compared with itself."""
+    if original.folder is None:
+        return
+    here, there = original.folder.resolve(), out.resolve()
+    if here.is_relative_to(there) or there.is_relative_to(here):
+        raise ShardmillError(f"{out}: the build that is to be made again is there; choose another folder with --out")
 
 
 def _checkpoint(original: Original, given: Path | None) -> Path:

@@ -201,6 +201,44 @@ def test_a_named_file_that_is_another_is_refused(build: Path, tmp_path: Path, mo
     assert found == {"parity.text": "parity.txt", "convert.precision": "recipe.json"}
 
 
+@pytest.mark.parametrize("out", [".", "..", "inside", "/"])
+def test_the_original_s_own_folder_is_no_place_for_another(
+    build: Path, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There every step would be found done, and the build be compared with itself."""
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("built"))
+    before = sorted(build.rglob("*"))
+    with pytest.raises(ShardmillError, match="the build that is to be made again is there; choose another folder"):
+        rebuild.build_again(read_original(build), build / out, 1, None)
+    assert sorted(build.rglob("*")) == before
+
+
+def test_nothing_is_taken_from_a_store_that_others_share(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has was made by somebody, maybe by who built the original: it would say nothing of this machine."""
+    seen: list[dict[str, str]] = []
+
+    def done(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+        seen.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setenv("SHARDMILL_REMOTE_STORE", "file:///somewhere")
+    monkeypatch.setenv("SHARDMILL_REMOTE_STORE_MODE", "read")
+    monkeypatch.setenv("KEPT", "yes")
+    monkeypatch.setattr(rebuild, "_checkpoint", lambda *_: tmp_path)
+    monkeypatch.setattr(rebuild, "_named_files", lambda *_: {})
+    monkeypatch.setattr(rebuild, "lay_out", Path.mkdir)
+    monkeypatch.setattr(subprocess, "run", done)
+    rebuild.build_again(read_original(build), tmp_path / "out", 1, None)
+    assert seen[0]["KEPT"] == "yes" and not any("REMOTE_STORE" in name for name in seen[0])
+
+
+def test_model_json_is_told_from_a_damaged_statement(build: Path) -> None:
+    with pytest.raises(ShardmillError, match=r"model\.json: says nothing of how it was built; give the folder"):
+        read_original(build / "model.json")
+
+
 @pytest.mark.pipeline
 def test_a_stranger_builds_the_same_bytes(tmp_path: Path, keys: Keys, others: Keys) -> None:
     """With another hash seed, number of cores, locale and time zone; then verify counts two."""
