@@ -38,7 +38,7 @@ rule parity:
     input:
         summary="build/{model}/plan.json",
         part="build/{model}/parts/{part}.json",
-        recipe="build/{model}/precision.json",
+        recipe=ancient("build/{model}/precision.json"),
         record=ancient("build/{model}/source.receipt.json"),
         beside=ancient(CHECKPOINT),
         states=ancient("build/{model}/reference.safetensors"),
@@ -46,6 +46,7 @@ rule parity:
         bundle=ancient(BUNDLE),
         codes=ancient(OF(sm.made_by, "codes")),
         waits=sm.together(
+            "build/{model}/precision.receipt.json",
             "build/{model}/reference.receipt.json",
             "build/{model}/packages/{part}.receipt.json",
             "build/{model}/compiled/{part}.receipt.json",
@@ -78,7 +79,7 @@ rule parity_stack:
     input:
         summary="build/{model}/plan.json",
         parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
-        recipe="build/{model}/precision.json",
+        recipe=ancient("build/{model}/precision.json"),
         record=ancient("build/{model}/source.receipt.json"),
         beside=ancient(CHECKPOINT),
         states=ancient("build/{model}/reference.safetensors"),
@@ -87,6 +88,7 @@ rule parity_stack:
         table=ancient("build/{model}/embedding.safetensors"),
         chosen=ancient(OF(sm.made_by, "search")),
         waits=sm.together(
+            "build/{model}/precision.receipt.json",
             "build/{model}/reference.receipt.json",
             PARTS("build/{model}/packages/{part}.receipt.json"),
             PARTS("build/{model}/compiled/{part}.receipt.json"),

@@ -29,11 +29,14 @@ rule embedding:
 rule convert:
     input:
         part="build/{model}/parts/{part}.json",
-        recipe="build/{model}/precision.json",
+        recipe=ancient("build/{model}/precision.json"),
         record=ancient("build/{model}/source.receipt.json"),
         beside=ancient(CHECKPOINT),
         codes=ancient(OF(sm.made_by, "codes")),
-        waits=OF(sm.receipts_of, "codes"),
+        waits=sm.together(
+            "build/{model}/precision.receipt.json",
+            OF(sm.receipts_of, "codes"),
+        ),
     output:
         package=sm.new_folder(PACKAGE),
         receipt="build/{model}/packages/{part}.receipt.json",

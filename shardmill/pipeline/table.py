@@ -169,8 +169,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "convert": Step(
         convert.task,
         makes={"package": PACKAGE},
-        reads={"part": PART, "recipe": RECIPE, "record": RECORD},
-        takes={"codes": dag.made_by("codes")},
+        reads={"part": PART, "record": RECORD},
+        takes={"recipe": RECIPE, "codes": dag.made_by("codes")},
         params={"method": lambda config: config.convert.method},
         needs={
             "stamped": Need(800, part=0.05, bucket=900_000),  # blocks of rows; samples of a bucket's size
@@ -206,8 +206,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "parity": Step(
         parity.task,
         makes={"verdict": "parity/{part}.json"},
-        reads={"summary": PLAN, "part": PART, "recipe": RECIPE, "record": RECORD},
-        takes={"states": STATES, "package": PACKAGE, "bundle": BUNDLE, "codes": dag.made_by("codes")},
+        reads={"summary": PLAN, "part": PART, "record": RECORD},
+        takes={"recipe": RECIPE, "states": STATES, "package": PACKAGE, "bundle": BUNDLE, "codes": dag.made_by("codes")},
         needs=Need(850, part=1.4, layer=3.5, expanded=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         lane=0.75,
@@ -216,8 +216,9 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "parity_stack": Step(
         parity_stack.task,
         makes={"verdict": "parity/stack.json"},
-        reads={"summary": PLAN, "parts": (PART, "parts/embedding.json"), "recipe": RECIPE, "record": RECORD},
+        reads={"summary": PLAN, "parts": (PART, "parts/embedding.json"), "record": RECORD},
         takes={
+            "recipe": RECIPE,
             "states": STATES,
             "packages": PACKAGE,
             "bundles": BUNDLE,

@@ -20,6 +20,7 @@ from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.config import Config
 from shardmill.files import write_json
 from shardmill.pipeline import dag, fingerprint, remote
+from shardmill.pipeline import store as stores
 from shardmill.pipeline.dag import Job
 from shardmill.pipeline.foreseen import foreseen
 from shardmill.pipeline.perform import arguments, describe
@@ -115,6 +116,8 @@ class _Walk:
         if step.on_the_side:
             with quiet_transformers(), quiet("shardmill"):
                 _made_in_place(task, outputs)
+            recorded = {name: stores.described(path) for name, path in outputs.items()}
+            write_receipt(self.known / receipt, task.action, recorded, outputs, task.notes)
         return Verdict(label, "works", self.store.reason(task.action, self.build / receipt))
 
     def label(self, job: Job) -> str:

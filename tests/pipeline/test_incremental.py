@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import tiny
 from safetensors.torch import load_file, save_file
 
 from shardmill import config
+from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
 from shardmill.pipeline import fingerprint, store, why
 from shardmill.pipeline.source_file import Module
@@ -235,6 +237,17 @@ def test_the_rule_of_thumb_leaves_the_head_alone(root: Path) -> None:
     assert "limits" not in read_json(root / "build/tiny/parity/head_0.json")
     found = read_json(root / "build/tiny/precision.json")
     assert found == {"schema": 1, "default": "int4", "matrices": {"lm_head.weight": "int8"}}
+
+
+def test_a_recipe_that_was_edited_in_the_build_is_not_followed(root: Path) -> None:
+    """It would loosen the gates too, while the config and provenance.json say otherwise."""
+    file = root / "build/tiny/precision.json"
+    file.unlink()  # it is a link to the store's
+    file.write_text(json.dumps({"schema": 1, "default": "int4", "matrices": {}}))
+    with pytest.raises(ShardmillError, match=r"precision\.json: not the bytes that were made; remove it and build"):
+        driver.run(root, settings(), leave_out={*driver.AFTER, "precision"})  # which nothing has changed for
+    file.unlink()
+    assert not driver.run(root, settings())
 
 
 def test_the_table_in_int8(root: Path) -> None:

@@ -147,11 +147,12 @@ def converting(folder: Path) -> tuple[Any, dict[str, Path], Path, Store]:
     """What the convert step says of a part, where its package and receipt go, and the store."""
     from shardmill.pipeline.perform import describe
     from shardmill.pipeline.steps import convert
+    from shardmill.pipeline.task import Artifact
 
     arguments = {
         "part": folder / "part.json",
         "record": folder / "source.receipt.json",
-        "recipe": folder / "precision.json",
+        "recipe": Artifact(folder / "precision.json", "recipe", {}),
         "codes": [],
         "method": "stamped",
     }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def task(
     summary: Path,
     part: Path,
-    recipe: Path,
+    recipe: Artifact,
     record: Path,
     states: Artifact,
     package: Artifact,
@@ -51,7 +51,7 @@ def task(
         tools: what decides the result besides.
     """
     piece, plan = plans.load_part(part), read_json(summary)
-    followed = recipes.read(read_json(recipe), recipe.name)
+    followed = recipes.read(read_json(recipe.path), recipe.path.name)
     forms, key = piece.forms(followed), limits.bits(followed.numbers(piece.named_shapes))
     judged = {"limits": key} if key else {}
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def task(
     summary: Path,
     parts: list[Path],
-    recipe: Path,
+    recipe: Artifact,
     record: Path,
     states: Artifact,
     packages: list[Artifact],
@@ -53,7 +53,7 @@ def task(
     plan = read_json(summary)
     search = read_json(chosen[0].path) if chosen else None
     *pieces, embedding = [plans.load_part(part) for part in parts]
-    judged = _judged(pieces, recipes.read(read_json(recipe), recipe.name), search)
+    judged = _judged(pieces, recipes.read(read_json(recipe.path), recipe.path.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates.table import table_parity

@@ -1,4 +1,4 @@
-"""precision: the form of each matrix, as data that conversion follows and a person can edit."""
+"""precision: the form of each matrix, as data that conversion follows."""
 
 from __future__ import annotations
 

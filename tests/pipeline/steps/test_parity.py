@@ -32,8 +32,9 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         artifacts = (Artifact(tmp_path, sha, {}) for sha in ("states", package, bundle))
         recipe = {"schema": 1, "default": default, "matrices": {"lm_head.weight": "int8"}}
         write_json(tmp_path / "recipe.json", recipe)
-        files = (tmp_path / name for name in ("plan.json", "part.json", "recipe.json", "record"))
-        task = parity.task(*files, *artifacts, [], {})
+        summary, piece, record = (tmp_path / name for name in ("plan.json", "part.json", "record"))
+        followed = Artifact(tmp_path / "recipe.json", "recipe", {})
+        task = parity.task(summary, piece, followed, record, *artifacts, [], {})
         assert task.action is not None
         return task.action.key
 
@@ -86,7 +87,7 @@ def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_th
         known = Artifact(tmp_path, "same", {})
         parts, record = [tmp_path / "embedding.json"], tmp_path / "record"
         write_json(tmp_path / "recipe.json", {"schema": 1, "default": "int8", "matrices": {}})
-        recipe = tmp_path / "recipe.json"
+        recipe = Artifact(tmp_path / "recipe.json", "recipe", {})
         task = parity_stack.task(tmp_path / "plan.json", parts, recipe, record, known, [], [], known, [], {})
         assert task.action is not None
         keys.add(task.action.key)
@@ -108,8 +109,8 @@ def test_a_stack_is_judged_by_the_forms_that_its_recipe_gives(
     paths = {path for name in names[:-1] for path in matrices(built.parts[name].shapes)}
     few = {path: "int4" for path in paths if path.endswith(ending)}
     for default, named in (("int8", few), ("int4", {path: few.get(path, "int8") for path in paths})):
-        recipe, known = tmp_path / "recipe.json", Artifact(tmp_path, "same", {})
-        write_json(recipe, {"schema": 1, "default": default, "matrices": named})
+        recipe, known = Artifact(tmp_path / "recipe.json", "recipe", {}), Artifact(tmp_path, "same", {})
+        write_json(recipe.path, {"schema": 1, "default": default, "matrices": named})
         files = [tmp_path / f"{name}.json" for name in names]
         task = parity_stack.task(
             tmp_path / "plan.json", files, recipe, tmp_path / "record", known, [], [], known, [], {}
