@@ -40,6 +40,21 @@ def check_tensors(
         )
 
 
+def check_tied(hashes: Mapping[str, str], head: str, table: str) -> None:
+    """Raises CheckpointError where the LM head is not the embedding table, though config.json ties them.
+
+    Args:
+        hashes: the sha256 of tensors.
+        head: the name of the one.
+        table: the name of the other.
+    """
+    if hashes[head] != hashes[table]:
+        raise CheckpointError(
+            f"tensor {head} is not the embedding table, though config.json ties them; transformers then computes with "
+            'both: write "tie_word_embeddings": false there, or take the tensor out'
+        )
+
+
 def wrong_dtypes(found: Mapping[str, TensorInfo]) -> list[str]:
     """The tensors in a dtype that no weight may have, each as "NAME is DTYPE"."""
     return [f"{name} is {info.dtype}" for name, info in sorted(found.items()) if info.dtype not in WEIGHT_DTYPES]

@@ -50,7 +50,11 @@ class Search:
         Field(min_length=1, description="Those that a matrix may have: fp16, int8, int4, palette4, palette6/16 say."),
     ] = (INT4, INT8)
     measured: Annotated[
-        Index, Field(description="Points of the front that are measured for the report, beside the choice; or 0: none.")
+        Index,
+        Field(
+            le=100,
+            description="How many points of the front are measured for the report, besides the choice; 0 for none.",
+        ),
     ] = 5
     windows: Annotated[
         Positive, Field(description="Windows that these are measured on, after the calibration's held ones.")

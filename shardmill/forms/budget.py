@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import ceil, floor, log10, prod
 
 from shardmill.forms.form import FP16, Shape, matrices, misfit, stored_bytes
 
@@ -11,6 +11,14 @@ from shardmill.forms.form import FP16, Shape, matrices, misfit, stored_bytes
 def amount(budget: str, value: float) -> str:
     """A budget's value as a person writes it."""
     return f"{value:.0f}" if budget == "bytes_per_token" else f"{value:.8g}"
+
+
+def at_least(budget: str, value: float) -> str:
+    """The same of the least that can be kept to: rounded up, so that a budget of it is no less."""
+    if budget == "bytes_per_token":
+        return f"{ceil(value)}"
+    text = amount(budget, value)
+    return text if float(text) >= value else amount(budget, value + 10.0 ** (floor(log10(value)) - 7))
 
 
 def unreachable(budget: Mapping[str, float | None], forms: Sequence[str], constants: Mapping[str, Shape]) -> list[str]:
@@ -30,7 +38,7 @@ def unreachable(budget: Mapping[str, float | None], forms: Sequence[str], consta
     reached = {"bits_per_weight": 8 * sum(least.values()) / numbers, "bytes_per_token": sum(least.values()) + others}
     return [
         f"convert.budget.{name}: {amount(name, limit)} is less than any forms reach: "
-        f"with {', '.join(forms)} it is {amount(name, reached[name])} at least"
+        f"with {', '.join(forms)} it is {at_least(name, reached[name])} at least"
         for name, limit in budget.items()
         if name in reached and limit is not None and limit < reached[name]
     ]

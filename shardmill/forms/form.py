@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 FP16, INT8, INT4 = "fp16", "int8", "int4"
 NAMES = "fp16, int8, int4, palette4, palette6, palette8, or a palette for each G output channels: palette4/G"
 MATRIX = 2  # axes of a constant that has a form; every other constant is fp16
-_NAME = re.compile(r"fp16|int[48]|palette([468])(?:/([1-9][0-9]*))?")
+_NAME = re.compile(r"fp16|int[48]|palette([468])(?:/([1-9][0-9]{0,8}))?")
 _HALF = 2  # bytes of an fp16 number
 
 

@@ -102,8 +102,8 @@ def read(content: Any, name: str) -> Recipe:
     """A recipe file's content, checked. Raises ConfigError with `name` in front."""
     if not isinstance(content, Mapping) or content.keys() != KEYS or not isinstance(content["matrices"], Mapping):
         raise ConfigError(f"{name}: no recipe; it has the keys schema, default and matrices, see docs/precision.md")
-    if content["schema"] != SCHEMA:
-        raise ConfigError(f"{name}: schema {content['schema']}, this shardmill reads {SCHEMA}")
+    if content["schema"] != SCHEMA or not isinstance(content["schema"], int):
+        raise ConfigError(f"{name}: schema {content['schema']!r}, this shardmill reads {SCHEMA}")
     for where, given in (("default", content["default"]), *content["matrices"].items()):
         try:
             form(given if isinstance(given, str) else repr(given))

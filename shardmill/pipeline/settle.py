@@ -114,6 +114,8 @@ def _key(config: Config) -> str:
             "tokens": config.tokens.max,  # which a ring may not hold
             "slices": config.head.slices,
             "precision": asdict(config.convert.recipe),
+            "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
+            "contexts": config.program.contexts,
             "code": _code(),
             "transformers": version("transformers"),
         }

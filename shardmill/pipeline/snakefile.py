@@ -98,8 +98,8 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
     """The models of the validated config; what is wrong with it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     try:
-        for file in workflow.configfiles:
-            read_yaml(Path(file))  # Snakemake has read it, but takes the last of a key given twice
+        # Snakemake has read them, but takes the last of a key given twice, and merges files.
+        _demand_one_model({os.path.relpath(file): read_yaml(Path(file)) for file in workflow.configfiles})
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
             return read_batch(config, name, _settled)
@@ -107,6 +107,14 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         return Batch({found.model: found})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
+
+
+def _demand_one_model(contents: Mapping[str, Any]) -> None:
+    """Raises ConfigError where files that would be merged to one config name several models."""
+    named = {name: each["model"] for name, each in contents.items() if isinstance(each, Mapping) and "model" in each}
+    if len({str(model) for model in named.values()}) > 1:
+        both = " and ".join(f"{file} ({model})" for file, model in named.items())
+        raise ConfigError(f"{both} are configs of different models; list them in one under batch:, see docs/batch.md")
 
 
 def _settled(content: Any, name: str) -> Config:
@@ -118,6 +126,8 @@ def _settled(content: Any, name: str) -> Config:
         return settle(found, name)
     except OSError as error:  # a folder that may not be entered, or a name that no file can have
         raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
+    except ValueError as error:  # a name with a character that no file's may have
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def file_problems(config: Config) -> list[str]:

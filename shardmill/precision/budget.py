@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from shardmill.errors import ConfigError
-from shardmill.forms.budget import amount
+from shardmill.forms.budget import amount, at_least
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, matrices, misfit, stored_bytes
 from shardmill.forms.recipe import RULES
 from shardmill.plan import Part
@@ -94,7 +95,7 @@ def searched(
         beside = f", {amount(name, given)} of it for vectors and for experts, which stay in int8"
         raise ConfigError(
             f"convert.budget.{name}: no forms keep to {amount(name, limit)}: with {', '.join(forms)} it is "
-            f"{amount(name, least)} at least{'' if name == 'perplexity' else beside}"
+            f"{at_least(name, least)} at least{'' if name == 'perplexity' else beside}"
         )
     found: dict[str, Any] = {"budget": dict(budget), "forms": chosen.forms, "estimate": case.described(chosen)}
     found["front"] = [case.described(choice) for choice in front(case.losses, case.sizes, POINTS)]
@@ -135,13 +136,16 @@ def _tables(
     """Nats and bytes by matrix and form, of the forms that fit."""
     losses: dict[str, dict[str, float]] = {}
     sizes: dict[str, dict[str, float]] = {}
+    known = [row for rows in costs for row in rows.values() if row["errors"][INT4]]
+    usual = median(max(row["kl"], 0.0) / row["errors"][INT4] for row in known) if known else 0.0
     for part, rows in zip(parts, costs, strict=True):
         for path, row in rows.items():
             fitting = [form for form in forms if not misfit(form, part.shapes[path])]
             loss, size = (table.setdefault(path, dict.fromkeys(fitting, 0.0)) for table in (losses, sizes))
             for form in loss:
-                share = row["errors"][form] / row["errors"][INT4] if row["errors"][INT4] else 0.0
-                loss[form] += max(row["kl"], 0.0) * share
+                exact = not row["errors"][INT4]  # a matrix that was INT4 before: what an error costs it is not known
+                rate = usual if exact else max(row["kl"], 0.0) / row["errors"][INT4]
+                loss[form] += rate * row["errors"][form]
                 size[form] += stored_bytes(form, part.shapes[path])
     return losses, sizes
 

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardmill.checkpoint.expect import check_tensors, wrong_dtypes
-from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.expect import check_tensors, check_tied, wrong_dtypes
+from shardmill.checkpoint.hashing import hash_file, scan_checkpoint
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import INDEX_FILE
@@ -60,6 +60,9 @@ def rotate(source: Path, dest: Path) -> float:
     try:
         made = groups(tensors, weights, heads, head)
         check_tensors(tensors, _shapes(source), optional=(HEAD,) if head == TABLE else ())
+        scan = scan_checkpoint(source, tensors)
+        if head == TABLE and HEAD in tensors:
+            check_tied(scan.tensors, HEAD, TABLE)
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
     dest.parent.mkdir(parents=True, exist_ok=True)

@@ -96,6 +96,19 @@ def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pyte
     assert len(kept()) == 6
 
 
+@pytest.mark.usefixtures("checkpoint")
+def test_a_budget_out_of_reach_is_refused_though_another_was_settled() -> None:
+    """Before any work, as where nothing is kept yet."""
+    search = {"precision": "search", "calibration": {"text": "text.txt"}}
+    settled(**OPEN | {"convert": search | {"budget": {"bytes_per_token": 10**9}}})
+    for changes in (
+        {"budget": {"bytes_per_token": 1}},
+        {"budget": {"perplexity": 2.0}, "search": {"forms": ["palette4/7"]}},
+    ):
+        with pytest.raises(ConfigError, match="convert"):
+            settled(**OPEN | {"convert": search | changes})
+
+
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"topology": 5, "slices": 1}'])
 @pytest.mark.usefixtures("checkpoint")
 def test_what_is_damaged_is_settled_again(damage: str) -> None:

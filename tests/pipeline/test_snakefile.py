@@ -123,6 +123,22 @@ def test_a_key_given_twice_ends_the_run(settings: dict[str, Any]) -> None:
         snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml"]))
 
 
+def test_two_configs_on_one_line_are_no_batch(settings: dict[str, Any]) -> None:
+    """Snakemake merges them to one, with keys of the first in the second; what names no model may be merged."""
+    for file, text in {"a.yaml": "model: a\n", "b.yaml": "model: b\n", "c.yaml": "context: 64\n"}.items():
+        Path(file).write_text(text)
+    said = r"a\.yaml \(a\) and b\.yaml \(b\) are configs of different models; list them in one under batch:"
+    with pytest.raises(SystemExit, match=said):
+        snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml", "b.yaml"]))
+    assert snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml", "c.yaml"]))
+
+
+def test_a_name_that_no_file_can_have_is_one_line(settings: dict[str, Any]) -> None:
+    for precision in ("\0", "palette4/" + "9" * 5000):
+        with pytest.raises(SystemExit, match="shardmill: a.yaml: "):
+            snakefile.checked(settings | {"convert": {"precision": precision}}, SimpleNamespace(configfiles=["a.yaml"]))
+
+
 def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[str, Any]) -> None:
     parsed = config.parse(settings)
     plain = snakefile.settings(parsed)

@@ -43,6 +43,17 @@ def test_what_a_form_costs_is_in_proportion_to_its_error() -> None:
     assert every["sizes"]["lm_head.weight"]["palette4"] == stored_bytes("palette4", (96, 64))
 
 
+def test_a_matrix_that_int4_holds_exactly_has_no_free_palettes() -> None:
+    """Its cost in INT4 says nothing of theirs, so an error of it is taken to cost what it costs the others."""
+    rows = costs()
+    path = "layers.0.q.weight"
+    rows[0][path] = {"kl": 0.0, "errors": ERRORS | {"int4": 0.0}}
+    result = searched(parts(), rows, {"bits_per_weight": 16.0}, ("int4", "int8", "palette4"))
+    cost = result["costs"][path]
+    assert cost["int4"] == 0 and 0 < cost["int8"] < cost["palette4"]
+    assert result["forms"][path] == "int4"
+
+
 def test_more_forms_never_cost_more_at_the_same_bytes() -> None:
     few = found({"bits_per_weight": 6.0})["estimate"]
     many = found({"bits_per_weight": 6.0}, "int4", "int8", "palette4", "palette6/16", "fp16")
@@ -123,6 +134,6 @@ def test_a_budget_that_no_forms_keep_says_what_they_reach(name: str) -> None:
     ) as error:
         found({name: tight})
     reached = float(str(error.value).split(" it is ")[1].split()[0])
-    assert found({name: reached * (1 + 1e-6)})["estimate"]
+    assert found({name: reached})["estimate"]
     with pytest.raises(ConfigError):
         found({name: 1 + (reached - 1) / 2})

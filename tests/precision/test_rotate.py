@@ -87,6 +87,23 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(gone: str, tmp_
     assert not (tmp_path / "rotated").exists()
 
 
+def test_a_head_that_is_not_the_tied_table_and_a_nan_are_refused_by_name(tmp_path: Path) -> None:
+    source = write_tiny("qwen2", tmp_path / "source", tie_word_embeddings=True)
+    table = "model.embed_tokens.weight"
+    file = source / read_tensors(source)[table].file
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": 2 * tensors[table]}, file, {"format": "pt"})
+    index = json.loads((source / INDEX_FILE).read_text())
+    index["weight_map"]["lm_head.weight"] = file.name
+    (source / INDEX_FILE).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is not the embedding table"):
+        rotate(source, tmp_path / "rotated")
+    nan = torch.full_like(tensors[table], torch.nan)
+    save_file({**tensors, table: nan, "lm_head.weight": nan.clone()}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"not every weight is finite: lm_head\.weight"):
+        rotate(source, tmp_path / "rotated")
+
+
 def test_a_disk_without_room_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy is fp32 and has an LM head of its own, so it is larger than what it is made from."""
     source = write_tiny("qwen2", tmp_path / "source", tie_word_embeddings=True)

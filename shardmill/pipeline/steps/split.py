@@ -34,6 +34,7 @@ DECIDING = (
 )  # keys of the config
 
 EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 def task(
@@ -69,7 +70,7 @@ def split(
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
     """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
     from shardmill import topology, traffic
-    from shardmill.checkpoint.expect import check_tensors
+    from shardmill.checkpoint.expect import check_tensors, check_tied
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import read_tensors
     from shardmill.models import family
@@ -91,7 +92,10 @@ def split(
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     drafts = plan.draft_parts(settings, model, tensors)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
-    scan = scan_checkpoint(source, wanted, hashes, threads)
+    copy = {HEAD: tensors[HEAD]} if HEAD in model.ignored and HEAD in tensors else {}
+    scan = scan_checkpoint(source, wanted | copy, hashes, threads)
+    if copy:
+        check_tied(scan.tensors, HEAD, model.prefix + EMBEDDING)
     parts = plan.with_hashes(drafts, scan.tensors)
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
     derived = {

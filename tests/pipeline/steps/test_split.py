@@ -97,6 +97,21 @@ def test_a_faulty_tensor_is_named(checkpoint: Path, tmp_path: Path, fault: str) 
     assert "\n" not in str(error.value)
 
 
+def test_a_head_beside_a_tied_table_is_the_table(checkpoint: Path, tmp_path: Path) -> None:
+    """transformers ties the two only where they are equal; where they are not, it is another model."""
+
+    def copied(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    def another(tensors: Tensors) -> None:
+        copied(tensors)
+        tensors["lm_head.weight"][-1, -1] += 1
+
+    assert list(split(rewritten(checkpoint, tmp_path / "same", copied))[0])
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is not the embedding table, though config\.json ties"):
+        split(rewritten(checkpoint, tmp_path / "other", another))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_weights_may_come_in_any_float_dtype(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     def change(tensors: Tensors) -> None:

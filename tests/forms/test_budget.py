@@ -1,0 +1,23 @@
+"""What a budget can be kept to at least is said so that it may be set to just that."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardmill.forms.budget import at_least, unreachable
+
+
+@pytest.mark.parametrize("value", [4.15972219, 4.159722201, 4.0, 0.123456789123, 15.99999999, 9.99999999999])
+def test_the_least_is_rounded_up(value: float) -> None:
+    said = float(at_least("bits_per_weight", value))
+    assert value <= said < value * (1 + 2e-7)
+    assert float(at_least("bytes_per_token", 1000 * value)) >= 1000 * value
+
+
+def test_what_a_refusal_names_is_not_refused() -> None:
+    constants = {"layers.0.q.weight": (7, 13), "layers.1.q.weight": (11, 3), "norm": (13,)}
+    for name in ("bits_per_weight", "bytes_per_token"):
+        (problem,) = unreachable({name: 0.5}, ("int4", "int8"), constants)
+        least = float(problem.split("it is ")[1].split()[0])
+        assert not unreachable({name: least}, ("int4", "int8"), constants)
+        assert unreachable({name: least * 0.999}, ("int4", "int8"), constants)
