@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from shardmill.forms.costly import WORST, costliest
 if TYPE_CHECKING:
     from rich.table import Table
 
+WIDE = 200  # columns where nobody looks at a terminal, so that no name is broken
 RIGHT = {"nat", "of all", "saves", "for", "dB"}
 
 
@@ -30,12 +32,19 @@ def why_quality(
 
     if not (build / "plan.json").is_file():
         raise ShardmillError(f"{build}: holds no plan.json; name a model's build folder")
-    console = Console()
-    for line in _measured(build):
-        console.print(line, highlight=False, soft_wrap=True)
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     search = build / "search.json"
-    with quiet_coremltools():
-        console.print(_searched(read_json(search)) if search.is_file() else _rounded(build))
+    try:
+        lines = list(_measured(build))
+        with quiet_coremltools():
+            table = _searched(read_json(search)) if search.is_file() else _rounded(build)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ShardmillError(
+            f"{build}: holds files that were changed; `shardmill verify {build}` names them"
+        ) from error
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(table)
 
 
 def _measured(build: Path) -> Iterator[str]:
@@ -64,7 +73,8 @@ def _searched(search: Mapping[str, Any]) -> Table:
 
 
 def _rounded(build: Path) -> Table:
-    """The matrices that are stored furthest from the checkpoint's."""
+    """The matrices that are stored furthest from the checkpoint's. Raises ShardmillError for what is not built yet."""
+    from shardmill.errors import ShardmillError
     from shardmill.files import read_json
     from shardmill.forms import recipe
     from shardmill.gates.rounding import kept_db
@@ -73,12 +83,16 @@ def _rounded(build: Path) -> Table:
     from shardmill.plan import load_part
 
     content, source = read_json(build / "plan.json"), source_folder(build / "source.receipt.json")
+    packages = {row["name"]: build / f"packages/{row['name']}.mlpackage" for row in content["parts"]}
+    needed = [package for name, package in packages.items() if name != "embedding"]
+    if gone := [path for path in (source / "config.json", *needed) if not path.exists()]:
+        raise ShardmillError(f"{gone[0]}: is not there (yet); build it first, whether its gate passes or not")
     chosen = recipe.read(read_json(build / "precision.json"), "precision.json")
     kept: dict[str, tuple[float, str]] = {}  # of a matrix in several programs, the one that lost most
     for row in content["parts"]:
         part = load_part(build / f"parts/{row['name']}.json")
         if part.kind != "embedding":
-            stored = PackageWeights(build / f"packages/{part.name}.mlpackage", part, content["prefix"])
+            stored = PackageWeights(packages[part.name], part, content["prefix"])
             forms = part.forms(chosen)
             for path, db in kept_db(stored, source).items():
                 name = part.in_model(path)

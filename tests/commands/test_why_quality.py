@@ -66,6 +66,27 @@ def test_of_a_search_it_says_what_was_foreseen(build: Path) -> None:
         (build / "search.json").unlink()
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", '{"forms": {"a": "int4"}, "costs": {}, "sizes": {}}'])
+def test_a_search_that_was_changed_is_one_line(build: Path, content: str) -> None:
+    (build / "search.json").write_text(content)
+    try:
+        said = CliRunner().invoke(cli.app, ["why-quality", str(build)])
+    finally:
+        (build / "search.json").unlink()
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert said.stderr == f"shardmill: {build}: holds files that were changed; `shardmill verify {build}` names them\n"
+
+
+def test_a_package_that_is_not_there_yet_is_named(build: Path) -> None:
+    package = next((build / "packages").glob("*.mlpackage"))
+    aside = package.rename(package.with_name("aside"))
+    try:
+        said = CliRunner().invoke(cli.app, ["why-quality", str(build)])
+    finally:
+        aside.rename(package)
+    assert said.exit_code == 1 and said.stderr.startswith(f"shardmill: {package}: is not there (yet)")
+
+
 def test_a_folder_that_is_no_build_is_told(tmp_path: Path) -> None:
     said = CliRunner().invoke(cli.app, ["why-quality", str(tmp_path)])
     assert (said.exit_code, said.stdout) == (1, "")
