@@ -44,6 +44,8 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     """A mapping (as Snakemake hands it over) as a Config; raises ConfigError with `name` in front."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name}: expected a mapping of keys, see configs/README.md")
+    if "batch" in content and "model" not in content:
+        raise ConfigError(f"{name}: a batch of several models; give the config of one of them")
     try:
         config = TypeAdapter(Config).validate_python(_renamed(content, name))
     except ValidationError as error:

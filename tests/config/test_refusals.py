@@ -32,6 +32,11 @@ def test_a_missing_key_is_named() -> None:
     assert refusal(content) == "context: missing"
 
 
+def test_a_batch_where_one_model_is_asked_for_is_told() -> None:
+    """`shardmill why` and `plan` are about one; its missing keys would say nothing."""
+    assert refusal({"batch": ["a.yaml"]}) == "a batch of several models; give the config of one of them"
+
+
 def test_a_missing_commit_comes_with_the_command_that_prints_it() -> None:
     """The line that demands a commit says how to get it, for this very repository."""
     line = refusal(settings(source={"repo": "some/model"}))
