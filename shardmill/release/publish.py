@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardmill.attest.statement import read_provenance
 from shardmill.errors import ShardmillError
@@ -20,6 +21,9 @@ from shardmill.release.license import License, check_license, license_of
 from shardmill.release.model_signature import SIGNATURE
 from shardmill.release.proof import prove
 from shardmill.release.sign import sign, sign_bundle
+
+if TYPE_CHECKING:
+    from shardmill.checkpoint.hub_listing import HubAccess
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,14 @@ def upload(build: Path, files: list[str], wish: Wish) -> str:
 
     Raises:
         CheckpointError: no access, no network, or no hub.
+        ShardmillError: the repository is there, and public though it was to be private.
     """
     from shardmill.checkpoint.hub_errors import explained
     from shardmill.checkpoint.hub_listing import HubAccess
 
     access = HubAccess()
     with explained(wish.repo, None, access.endpoint), _writing(wish.repo, access.endpoint):
+        _check_there(access, wish)
         access.api.create_repo(wish.repo, private=wish.private or None, exist_ok=True)
         done = access.api.upload_folder(
             repo_id=wish.repo,
@@ -92,6 +98,14 @@ def upload(build: Path, files: list[str], wish: Wish) -> str:
         )
         commit: str = done.oid
         return commit
+
+
+def _check_there(access: HubAccess, wish: Wish) -> None:
+    """Raises ShardmillError where a repository that is there already is not as wished: the hub would leave it so."""
+    if not access.api.repo_exists(wish.repo):
+        return
+    if wish.private and not access.api.model_info(wish.repo).private:
+        raise ShardmillError(f"{wish.repo}: is there already and public; make it private there, or name another")
 
 
 @contextmanager

@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         if files is None:
             return self._missing("RevisionNotFound" if repo in self.hub.repos else "RepoNotFound")
         newest = self.hub.repos[repo][-1][0]
-        body = {"id": repo, "sha": newest if revision == "main" else revision, "siblings": []}
+        body = {"id": repo, "sha": newest if revision == "main" else revision, "private": repo in self.hub.private}
         body["siblings"] = [{"rfilename": name} for name in files]
         return self._json(body | ({"cardData": self.hub.cards[repo]} if repo in self.hub.cards else {}))
 

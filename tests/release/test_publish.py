@@ -160,6 +160,19 @@ def test_a_dry_run_sends_nothing(build: Path, hub: StoreHub) -> None:
 def test_a_private_repository_is_private(build: Path, hub: StoreHub) -> None:
     publish(build, Wish(REPO, license="mit", private=True))
     assert hub.private == {REPO}
+    publish(build, Wish(REPO, license="mit", private=True))
+    publish(build, Wish(REPO, license="mit"))
+    assert hub.private == {REPO}
+
+
+def test_nothing_goes_to_a_public_repository_that_was_to_be_private(build: Path, hub: StoreHub) -> None:
+    hub.commit(REPO, {".gitattributes": b""})
+    code, text = run("publish", build, REPO, "--license", "mit", "--private")
+    assert (code, text.strip().splitlines()[-1:]) == (
+        1,
+        [f"shardmill: {REPO}: is there already and public; make it private there, or name another"],
+    )
+    assert (hub.put, hub.files(REPO)) == ([], {".gitattributes": b""})
 
 
 @pytest.mark.parametrize("include", ["packages", "compiled"])
