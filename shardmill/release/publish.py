@@ -25,6 +25,9 @@ from shardmill.release.sign import sign, sign_bundle
 if TYPE_CHECKING:
     from shardmill.checkpoint.hub_listing import HubAccess
 
+MARKS = (BUNDLE, "model.json")  # a repository with one of them holds a build
+OF_ANY = (".gitattributes",)  # a hub makes every repository with them
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -80,14 +83,14 @@ def upload(build: Path, files: list[str], wish: Wish) -> str:
 
     Raises:
         CheckpointError: no access, no network, or no hub.
-        ShardmillError: the repository is there, and public though it was to be private.
+        ShardmillError: the repository is there, and public though it was to be private, or no build's.
     """
     from shardmill.checkpoint.hub_errors import explained
     from shardmill.checkpoint.hub_listing import HubAccess
 
     access = HubAccess()
     with explained(wish.repo, None, access.endpoint), _writing(wish.repo, access.endpoint):
-        _check_there(access, wish)
+        _check_there(access, files, wish)
         access.api.create_repo(wish.repo, private=wish.private or None, exist_ok=True)
         done = access.api.upload_folder(
             repo_id=wish.repo,
@@ -100,12 +103,20 @@ def upload(build: Path, files: list[str], wish: Wish) -> str:
         return commit
 
 
-def _check_there(access: HubAccess, wish: Wish) -> None:
-    """Raises ShardmillError where a repository that is there already is not as wished: the hub would leave it so."""
+def _check_there(access: HubAccess, files: list[str], wish: Wish) -> None:
+    """Raises ShardmillError where a repository is there already that is not as wished, or has somebody's own files."""
     if not access.api.repo_exists(wish.repo):
         return
-    if wish.private and not access.api.model_info(wish.repo).private:
+    there = access.api.model_info(wish.repo)
+    if wish.private and not there.private:  # the hub would leave it so
         raise ShardmillError(f"{wish.repo}: is there already and public; make it private there, or name another")
+    names = {file.rfilename for file in there.siblings or ()}
+    others = sorted(names - {*files, *OF_ANY})  # what is of this build may be of an upload that was broken off
+    if others and not names & {*MARKS}:
+        raise ShardmillError(
+            f"{wish.repo}: is there already, holds {others[0]} and is no build ({' or '.join(MARKS)} would say so), "
+            "and publishing would remove that; name another repository, or empty it"
+        )
 
 
 @contextmanager

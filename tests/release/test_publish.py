@@ -217,6 +217,23 @@ def test_the_next_version_takes_the_place_of_all_files(build: Path, hub: StoreHu
     assert contents(pull(Address(REPO, first), tmp_path / "a")) == contents(pull(Address(REPO, None), tmp_path / "b"))
 
 
+def test_somebody_s_own_repository_is_left_alone(build: Path, hub: StoreHub) -> None:
+    own = {".gitattributes": b"", "README.md": b"mine", "weights.bin": b"years of work"}
+    hub.commit(REPO, own)
+    code, text = run("publish", build, REPO, "--license", "mit")
+    assert (code, len(text.strip().splitlines())) == (1, 1), text
+    assert f"{REPO}: is there already, holds weights.bin and is no build" in text
+    assert (hub.put, hub.files(REPO)) == ([], own)
+
+
+def test_a_repository_with_a_part_of_the_build_is_gone_on_with(build: Path, hub: StoreHub) -> None:
+    """So it is after a break, where the client commits in several pieces."""
+    files = prepare(build, WISH)
+    hub.commit(REPO, {"README.md": b"", files[-1]: (build / files[-1]).read_bytes()})
+    upload(build, files, WISH)
+    assert {*files} == {*(hub.files(REPO) or {})}
+
+
 COMMAND = """
 from huggingface_hub import constants
 from shardmill.cli import main
