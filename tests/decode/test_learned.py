@@ -4,9 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import log1p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters import RequestInfo
@@ -173,6 +175,44 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             path.write_bytes(content)  # type: ignore[arg-type]
         with pytest.raises(DecodeError, match="no saved draft table"):
             LearnedDrafter().load(path, OURS)
+
+
+def test_a_damaged_table_is_refused_in_one_way(tmp_path: Path) -> None:
+    """Whichever byte is another, it is refused, or loads; the libraries raise whatever they like."""
+    drafter, path = LearnedDrafter(), tmp_path / "table.npz"
+    learn(drafter, *(text(i, 100, vocab=30) for i in range(5)))
+    drafter.save(path, OURS)
+    whole, refused = path.read_bytes(), 0
+    for place in range(0, len(whole), 5):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x55
+        path.write_bytes(damaged)
+        try:
+            LearnedDrafter().load(path, OURS)
+        except DecodeError:
+            refused += 1
+    assert refused > len(whole) // 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": np.zeros((1, 1), int)},
+        {"token": np.array(5)},
+        {"key": np.zeros((1, 3, 1), int)},
+        {"key": np.zeros((1, 2), int)},
+        {"count": np.array([1, 1])},
+        {"count": np.array([1.5])},
+        {"key": np.zeros((1, 3))},
+        {"token": np.array(["5"])},
+    ],
+)
+def test_a_table_with_columns_of_another_form_is_refused(changes: dict[str, NDArray[Any]], tmp_path: Path) -> None:
+    content: dict[str, NDArray[Any]] = {"vocab": np.array(30), "tokenizer": np.array("digest")}
+    content |= {"kind": np.array([0]), "key": np.zeros((1, 3), int), "token": np.array([5]), "count": np.array([1])}
+    np.savez(tmp_path / "table.npz", **content | changes)  # type: ignore[arg-type]
+    with pytest.raises(DecodeError, match="its columns do not match"):
+        LearnedDrafter().load(tmp_path / "table.npz", OURS)
 
 
 @pytest.mark.parametrize(

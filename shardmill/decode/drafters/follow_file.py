@@ -1,6 +1,5 @@
 """Saves a follow table, and which model it was learned from, as plain arrays: loading one runs no code."""
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +63,7 @@ def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTab
         with np.load(path, allow_pickle=False) as arrays:
             found = Numbering(int(arrays["vocab"]), str(arrays["tokenizer"]))
             columns = [arrays[name] for name in ("kind", "key", "token", "count")]
-    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever a damaged archive makes the libraries raise
         raise DecodeError(f"{path} is no saved draft table: {error}") from error
     _check_tokens(path, found, numbering)
     _check_columns(path, columns, numbering.vocab)
@@ -87,7 +86,9 @@ def _check_tokens(path: Path, found: Numbering, wanted: Numbering) -> None:
 def _check_columns(path: Path, columns: list[NDArray[np.int64]], vocab: int) -> None:
     """Refuses arrays that no table has. A key holds each token plus one, and 0 for no token."""
     kind, key, token, count = columns
-    if {len(column) for column in columns} != {len(kind)} or key.shape[1:] != (TAIL,):
+    rows = (kind.size,)
+    matching = [column.shape for column in columns] == [rows, (*rows, TAIL), rows, rows]
+    if not matching or any(column.dtype.kind not in "iu" for column in columns):
         raise DecodeError(f"{path} is no saved draft table: its columns do not match")
     for column, low, high in ((kind, 0, KINDS - 1), (key, 0, vocab), (token, 0, vocab - 1), (count, 1, None)):
         if column.size and (column.min() < low or (high is not None and column.max() > high)):
