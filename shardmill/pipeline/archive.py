@@ -13,6 +13,7 @@ from pathlib import Path
 from shardmill.errors import UnreadableError
 
 SUFFIX = ".tar"
+END = bytes(2 * tarfile.BLOCKSIZE)  # after the last entry
 
 
 def pack(folder: Path, to: Path) -> None:
@@ -35,9 +36,12 @@ def unpack(archive: Path, to: Path) -> None:
         UnreadableError: it is none, is cut short, or would write elsewhere.
     """
     try:
-        with tarfile.open(archive, "r:") as content:
+        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as content:
             for entry in content:
                 _extract(content, entry, to)
+            file.seek(content.offset)
+            if file.read(len(END)) != END:  # the library takes a cut or a damaged header for the end
+                raise tarfile.TarError("its end is missing")
     except (tarfile.TarError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         reason = f"no whole archive of {to.name} ({error})"
         raise UnreadableError(f"{archive}: {reason}; remove it and run the same command again") from None

@@ -102,3 +102,17 @@ def test_what_is_no_archive_of_the_folder_is_refused(damage: str, tmp_path: Path
         unpack(tmp_path / "in.tar", tmp_path / "out" / NAME)
     outside = [path for path in tmp_path.rglob("*") if path.name in ("x", "q.mlpackage")]
     assert not outside
+
+
+def test_an_archive_that_breaks_off_or_is_damaged_between_its_entries_is_refused(tmp_path: Path) -> None:
+    archive = packed(tmp_path)
+    content = archive.read_bytes()
+    with tarfile.open(archive) as found:
+        places = [*(entry.offset for entry in found.getmembers()[1:]), found.offset]
+    assert len(places) == 4
+    for at in places:
+        cuts = (content[: at + more] for more in (0, 100, 512))
+        for damaged in (*cuts, content[:at] + b"?" + content[at + 1 :]):
+            archive.write_bytes(damaged)
+            with pytest.raises(UnreadableError, match=f"no whole archive of {NAME}"):
+                unpack(archive, tmp_path / "out" / NAME)
