@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
-PATHS = (
+PATHS: tuple[tuple[str, ...], ...] = (  # keys of a config that name a file or a folder
     ("source", "path"),
     ("convert", "precision"),
     ("convert", "calibration", "text"),

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import shardmill
+from shardmill.attest.parameters import PATHS
 from shardmill.config import Benchmark, Parity
 from shardmill.errors import ShardmillError
 
 SNAKEFILE = "Snakefile"
 PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
-PATHS = {  # keys of a config that name a file or a folder, and what they are if they are not given
-    ("source", "path"): None,
-    ("convert", "precision"): None,
+DEFAULTS: Mapping[tuple[str, ...], str] = {  # what a key of PATHS is where it is not given
     ("parity", "text"): Parity().text,
     ("benchmark", "text"): Benchmark().text,
     ("benchmark", "task_prompts"): Benchmark().task_prompts,
@@ -46,13 +45,25 @@ def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
 
     So a workflow that uses this one as a module, from a folder of its own, has the demo's checkpoint and the texts.
     """
-    found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
-    for (section, key), default in PATHS.items():
-        given = found.get(section, {})
-        path = given.get(key, default) if isinstance(given, dict) else None
+    found = dict(config)
+    for keys in PATHS:
+        path = _value(found, keys, DEFAULTS.get(keys))
         if isinstance(path, str) and not Path(path).exists() and (workflow_root() / path).exists():
-            found[section] = {**given, key: os.path.relpath(workflow_root() / path)}
+            found = _with(found, keys, os.path.relpath(workflow_root() / path))
     return found
+
+
+def _value(content: Any, keys: Sequence[str], default: Any) -> Any:
+    """What a config has at a key of its sections; None where something else than a section is in the way."""
+    for section in keys[:-1]:
+        content = content.get(section, {}) if isinstance(content, Mapping) else None
+    return content.get(keys[-1], default) if isinstance(content, Mapping) else None
+
+
+def _with(content: Mapping[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
+    """A config with another value at a key of its sections."""
+    first, *others = keys
+    return {**content, first: _with(content.get(first, {}), others, value) if others else value}
 
 
 def lay_out(folder: Path) -> None:
