@@ -125,8 +125,8 @@ def ways(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, of all of them, instead of a table.")] = False,
 ) -> None:
     """Foresee which cut into programs is the fastest, on systems that builds were measured on; nothing is built."""
-    from shardmill.config import load
     from shardmill.device.ways import ways as found
+    from shardmill.pipeline.origin import load
 
     by_system = found(load(config), builds or _builds())
     if as_json:

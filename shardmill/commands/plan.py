@@ -27,8 +27,8 @@ def plan(
     """Show what a config would build, without building. Exit code 1 if it can't be built."""
     from rich.console import Console
 
-    from shardmill.config import load
     from shardmill.errors import ConfigError, ShardmillError
+    from shardmill.pipeline.origin import load
 
     chosen = load(config)
     try:

@@ -21,12 +21,12 @@ def why(
 
     from shardmill import config
     from shardmill.errors import ConfigError
-    from shardmill.pipeline import remote, snakefile, why
+    from shardmill.pipeline import origin, remote, snakefile, why
     from shardmill.pipeline.settle import settle
     from shardmill.pipeline.store import Store
 
     file = configfile or config.find(build.name)
-    settings = config.load(file)
+    settings = origin.load(file)
     if settings.model != build.name:
         raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
     for problem in snakefile.file_problems(settings):

@@ -10,8 +10,9 @@ from typing import Any
 
 import shardmill
 from shardmill.attest.parameters import PATHS
-from shardmill.config import Benchmark, Parity
+from shardmill.config import Benchmark, Config, Parity, parse
 from shardmill.errors import ShardmillError
+from shardmill.yamlfile import read_yaml
 
 SNAKEFILE = "Snakefile"
 PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
@@ -38,6 +39,16 @@ def default_config() -> str:
     """The demo's config: the working folder's or, where that has none, the workflow's own."""
     own = Path("configs/demo.yaml")
     return str(own if own.is_file() else workflow_root() / own)
+
+
+def load(path: Path) -> Config:
+    """The config in a file, as a build takes it. Raises ConfigError."""
+    return parsed(read_yaml(path), str(path))
+
+
+def parsed(content: Any, name: str) -> Config:
+    """The config of a mapping, with its files where they are. Raises ConfigError with `name` in front."""
+    return parse(grounded(content) if isinstance(content, Mapping) else content, name)
 
 
 def grounded(config: Mapping[str, Any]) -> dict[str, Any]:

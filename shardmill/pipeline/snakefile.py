@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardmill.config import Config, parse
+from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
 from shardmill.pipeline import dag, fingerprint, memory, remote, storage
@@ -33,7 +33,7 @@ from shardmill.pipeline.configured import (
 )
 from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock, join_build
-from shardmill.pipeline.origin import default_config, grounded
+from shardmill.pipeline.origin import default_config, parsed
 from shardmill.pipeline.scheduling import go_on, start_without_delay
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
@@ -120,7 +120,7 @@ def _demand_one_model(contents: Mapping[str, Any]) -> None:
 def _settled(content: Any, name: str) -> Config:
     """One model's config, checked and settled. Raises ConfigError."""
     try:
-        found = parse(grounded(content) if isinstance(content, Mapping) else content, name)
+        found = parsed(content, name)
         for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")
         return settle(found, name)

@@ -47,6 +47,12 @@ def test_the_demo_is_shown_as_a_table() -> None:
     assert len([line for line in said.stdout.splitlines() if line.startswith(("  layers_", "  head_"))]) == 8
 
 
+def test_files_are_found_beside_the_workflow_as_in_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(cli.app, ["plan", str(ROOT / "configs/demo.yaml")])
+    assert said.exit_code == 0, said.output
+
+
 def test_what_a_search_leaves_is_at_most_what_is_planned(tmp_path: Path) -> None:
     """Its forms are known once it has searched."""
     file, convert = tmp_path / "a.yaml", {"precision": "search", "calibration": {"text": "resources/demo/config.json"}}

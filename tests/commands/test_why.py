@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill import cli
+from shardmill.pipeline.origin import workflow_root
 
 CONFIG = """
 model: other
@@ -25,3 +26,10 @@ def test_the_config_of_another_model_is_refused(tmp_path: Path, monkeypatch: pyt
     assert said.stderr.startswith("shardmill: other.yaml: is the config of other, not of demo")
     assert said.stderr.count("\n") == 1
     assert not Path("build").exists()
+
+
+def test_files_are_found_beside_the_workflow_as_in_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo = str(workflow_root() / "configs/demo.yaml")
+    said = CliRunner().invoke(cli.app, ["why", "build/demo", "--configfile", demo])
+    assert (said.exit_code, "cached steps would work" in said.stdout) == (0, True), said.output

@@ -18,6 +18,7 @@ from shardmill.device.forecast import Costs
 from shardmill.device.ways import Way, ways
 from shardmill.errors import ConfigError
 from shardmill.pipeline import preview
+from shardmill.pipeline.origin import workflow_root
 
 TRUTH = Costs(byte=1e-6, operation=1e-9, dispatch=0.25)
 
@@ -72,6 +73,12 @@ def test_an_encoder_has_no_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings = {"model": "e", "source": {"path": "checkpoint"}, "buckets": [32]}
     with pytest.raises(ConfigError, match="no cuts to choose"):
         ways(config.parse(settings), [])
+
+
+def test_files_are_found_beside_the_workflow_as_in_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["device", "ways", str(workflow_root() / "configs/demo.yaml")])
+    assert (told.exit_code, "nothing was measured" in told.stdout) == (0, True), told.output
 
 
 def test_on_the_command_line(model: Path) -> None:

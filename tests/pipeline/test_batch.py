@@ -18,14 +18,10 @@ from shardmill.config import Config
 from shardmill.errors import ConfigError
 from shardmill.pipeline import batch, snakefile
 from shardmill.pipeline.batch import Batch
-from shardmill.pipeline.origin import grounded
+from shardmill.pipeline.origin import parsed
 
 from .project import CONFIG, Project
 from .workflows import IN_BUILD
-
-
-def parsed(content: Any, name: str) -> Config:
-    return config.parse(grounded(content) if isinstance(content, Mapping) else content, name)
 
 
 @pytest.fixture

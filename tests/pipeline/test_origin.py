@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from shardmill import config
 from shardmill.attest.parameters import PATHS
-from shardmill.pipeline.origin import grounded, workflow_root
+from shardmill.errors import ConfigError
+from shardmill.pipeline.origin import grounded, load, workflow_root
 
 THERE = "resources/demo/config.json"
 
@@ -51,3 +53,13 @@ def test_what_is_not_given_is_the_workflow_s_own() -> None:
 def test_what_is_no_section_is_left_to_whoever_checks_the_config(wrong: Any) -> None:
     given = {"source": wrong, "parity": wrong, "benchmark": wrong, "convert": {"calibration": wrong}}
     assert grounded(given) == given
+
+
+def test_a_config_s_file_is_read_as_a_build_reads_it() -> None:
+    root = workflow_root()
+    found = load(root / "configs/demo.yaml")
+    assert found.source.path == os.path.relpath(root / "resources/demo")
+    assert found.parity.text == os.path.relpath(root / config.Parity().text)
+    Path("wrong.yaml").write_text("- a list")
+    with pytest.raises(ConfigError, match="wrong.yaml: expected a mapping"):
+        load(Path("wrong.yaml"))
