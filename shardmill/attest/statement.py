@@ -60,7 +60,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
     """
     content = read_json(path)
     try:
-        whole = with_seal(content) == content and dumps(content) == regular.read_text(path)
+        whole = with_seal(content) == content and dumps(content).encode() == regular.read_bytes(path)
     except (ValueError, LookupError, TypeError, AttributeError):
         whole = False
     if not whole:

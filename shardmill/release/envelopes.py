@@ -40,7 +40,7 @@ def read_envelopes(path: Path) -> list[Envelope]:
     with signing_libraries():
         from securesystemslib.dsse import Envelope
     try:
-        text = regular.read_text(path)
+        text = regular.read_bytes(path).decode()
         envelopes = [Envelope.from_dict(parse_json(line)) for line in text.splitlines()]
         whole = bool(envelopes) and "".join(map(_spelled, envelopes)) == text
     except Exception as error:  # whatever a stranger's file makes the library raise

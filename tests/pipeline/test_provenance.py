@@ -262,6 +262,8 @@ def test_damage_shows(made: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "provenance.json"
     write_json(path, made)
     assert read_provenance(path) == made
-    path.write_text(path.read_text().replace("tiny", "tinz"))
-    with pytest.raises(UnreadableError, match="damaged"):
-        read_provenance(path)
+    content = path.read_bytes()
+    for damaged in (content.replace(b"tiny", b"tinz"), content.replace(b"\n", b"\r\n")):
+        path.write_bytes(damaged)
+        with pytest.raises(UnreadableError, match="damaged"):
+            read_provenance(path)

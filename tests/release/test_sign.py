@@ -106,6 +106,13 @@ def test_every_bit_of_a_signature_counts(signed: Path, keys: Keys, name: str) ->
         assert name in [fault[0] for fault in prove(signed, [keys.known]).wrong], at
 
 
+@pytest.mark.parametrize("name", ["provenance.dsse.jsonl", "test-results.dsse.jsonl"])
+def test_newlines_of_another_kind_are_other_bytes(signed: Path, keys: Keys, name: str) -> None:
+    file = signed / "attestations" / name
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert f"attestations/{name}" in [fault[0] for fault in prove(signed, [keys.known]).wrong]
+
+
 def wrong_key(signed: Path, tmp_path: Path, keys: Keys) -> tuple[str, Keys]:
     return "attestations/provenance.dsse.jsonl: not signed by", make_keys(tmp_path, "stranger")
 
