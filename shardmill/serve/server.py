@@ -166,11 +166,16 @@ def bind(settings: Settings) -> socket.socket:
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
         where = f"{settings.host}:{settings.port}"
-        raise ShardmillError(f"can't listen at {where}: {error.strerror}; choose another --host or --port") from error
+        raise ShardmillError(f"can't listen at {where}: {why}; choose another --host or --port") from error
     return listener
 
 

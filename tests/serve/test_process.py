@@ -114,6 +114,27 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         bind(Settings(host="no.such.host.invalid"))
 
 
+@pytest.mark.parametrize("host", ["a" * 64, f"{'a' * 64}.example", "a..b"])
+def test_what_can_be_no_name_of_a_host_is_one_clear_line(host: str) -> None:
+    """Python finds it out while it encodes the name, before it asks anybody."""
+    with pytest.raises(ShardmillError, match=rf"can't listen at {host}:\d+: no name of a host; .*--host"):
+        bind(Settings(host=host))
+
+
+def test_a_socket_that_can_not_be_bound_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    class Kept(socket.socket):
+        def bind(self, address: object) -> None:
+            made.append(self)
+            raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(socket, "socket", Kept)
+    with pytest.raises(ShardmillError, match="Address already in use"):
+        bind(Settings(port=0))
+    assert [each.fileno() for each in made] == [-1]
+
+
 def test_health_tells_when_the_engine_is_gone() -> None:
     """A load balancer is told 503 once no request would be answered."""
     with running(fake_model()) as server:
