@@ -17,7 +17,15 @@ from shardmill.serve.loopback import is_loopback, may_be_asked_for
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.settings import Settings
 
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics")
+ENDPOINTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/label",
+    "/v1/embeddings",
+    "/v1/models",
+    "/health",
+    "/metrics",
+)
 OPEN_TO_ALL = ("/health",)
 DISCARD = 16  # times the allowed body that is read and thrown away, so that a client gets to read its 413
 

@@ -104,6 +104,13 @@ def test_openais_client_gets_transformers_embeddings(embedder: tuple[Reader, Pat
     assert answer.usage.prompt_tokens == sum(len(tokenizer(text).input_ids) for text in TEXTS)
 
 
+def test_requests_are_counted_by_their_address(labeller: Reader, embedder: tuple[Reader, Path]) -> None:
+    for reader, path in ((labeller, "/v1/label"), (embedder[0], "/v1/embeddings")):
+        with running(reader) as server:
+            server.post({"model": "tiny", "input": "x"}, path)
+            assert server.metric(f'shardmill_requests_total{{endpoint="{path}",status="200"}}') == 1
+
+
 REFUSED = {
     "another model": ("/v1/label", {"model": "other", "input": "x"}, 404, "is not served here"),
     "embeddings of a labeller": ("/v1/embeddings", {"model": "tiny", "input": "x"}, 400, "ask /v1/label"),
