@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi import FastAPI
 from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -24,10 +25,12 @@ from shardmill.serve.pages import add_error_shape, add_pages, check_name, json_r
 from shardmill.serve.reading import Desk
 from shardmill.serve.schema import Strict
 from shardmill.serve.settings import Settings
+from shardmill.serve.stream import while_connected
 
 MOST_TEXTS = 2048
 TURN = 64  # texts
 T = TypeVar("T")
+Row = TypeVar("Row")
 Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -65,21 +68,22 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
     add_pages(app, name, lambda: desk.is_well, metrics)
 
     @app.post("/v1/label", response_model=None)
-    async def label_texts(body: LabelRequest) -> Response:
+    async def label_texts(body: LabelRequest, request: Request) -> Response:
         check_name(body.model, name)
         if reader.embeds:
             raise invalid(f"{name} embeds texts: ask /v1/embeddings", "model")
         texts = [body.input] if isinstance(body.input, str) else body.input
-        found = [row for some in _turns(texts) for row in await desk.take(partial(_read, reader, some, body.redact))]
+        work = _answered(desk, lambda some: _read(reader, some, body.redact), texts)
+        found = await while_connected(request.receive, work)
         return json_response(_listed(name, [{"index": i, **row} for i, row in enumerate(found)], found))
 
     @app.post("/v1/embeddings", response_model=None)
-    async def embeddings(body: EmbeddingRequest) -> Response:
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         check_name(body.model, name)
         if not reader.embeds:
             raise invalid(f"{name} labels texts: ask /v1/label", "model")
-        turns = _turns(_inputs(body.input))
-        found = [row for some in turns for row in await desk.take(partial(_embedded, reader, some))]
+        work = _answered(desk, partial(_embedded, reader), _inputs(body.input))
+        found = await while_connected(request.receive, work)
         rows = [
             {"object": "embedding", "index": i, "embedding": _spelled(row, body.encoding_format)}
             for i, (row, _) in enumerate(found)
@@ -92,6 +96,11 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
 def _inputs(given: Any) -> Sequence[Any]:
     """The texts, or lists of tokens, of a request."""
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+
+
+async def _answered(desk: Desk, read: Callable[[Sequence[T]], list[Row]], texts: Sequence[T]) -> list[Row]:
+    """What comes out for the texts of a request."""
+    return [row for some in _turns(texts) for row in await desk.take(partial(read, some))]
 
 
 def _turns(texts: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -133,6 +142,8 @@ def _refused() -> Iterator[None]:
     """What can't be done with the input is the client's error."""
     try:
         yield
+    except ApiError:  # the work was ended, which is no fault of the input
+        raise
     except ShardmillError as error:
         raise invalid(str(error), "input") from error
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from shardmill.serve.errors import shutting_down, too_busy
+from shardmill.serve.errors import client_gone, shutting_down, too_busy
 from shardmill.serve.metrics import Metrics
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class Desk:
     def __init__(self, metrics: Metrics, queue: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._metrics, self._most, self._waiting, self._open = metrics, queue + 1, 0, True
-        self._ended = threading.Event()
+        self._ended, self._over = threading.Event(), threading.Event()
 
     @property
     def is_well(self) -> bool:
@@ -28,7 +28,7 @@ class Desk:
         return self._open
 
     async def take(self, work: Callable[[], T]) -> T:
-        """The result of some work, once it is its turn.
+        """The result of some work, once it is its turn. Work that nobody waits for any more ends after its pass.
 
         Raises:
             ApiError: the queue is full, or the server ends.
@@ -37,12 +37,19 @@ class Desk:
             raise shutting_down()
         if self._waiting >= self._most:
             raise too_busy(f"{self._most - 1} requests wait already; try again later", 1)
+        over = threading.Event()
+
+        def turn() -> T:
+            self._over = over
+            return work()
+
         self._waiting += 1
         self._metrics.queued.set(max(self._waiting - 1, 0))
         try:
             with self._metrics.request_seconds.time():
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, turn)
         finally:
+            over.set()
             self._waiting -= 1
             self._metrics.queued.set(max(self._waiting - 1, 0))
 
@@ -57,6 +64,8 @@ class Desk:
         """Raises ApiError once the work is to end. A text may take hundreds of passes; this stands between them."""
         if self._ended.is_set():
             raise shutting_down()
+        if self._over.is_set():
+            raise client_gone()
 
     def cancel_running(self) -> None:
         """Ends the running text after its pass."""

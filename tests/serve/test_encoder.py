@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +30,7 @@ from shardmill.serve.reading import Desk
 from shardmill.serve.server import around, bind
 from shardmill.serve.settings import Settings
 
-from .running import PATIENCE, Running
+from .running import PATIENCE, Running, wait_until
 
 TEXTS = ["Anna Kovalenko lives at 14 Harbour Street.", "🎉 Zoë", "x"]
 
@@ -132,6 +135,51 @@ def test_what_can_not_be_answered_is_refused_in_one_line(labeller: Reader, name:
 def test_too_long_a_text_is_refused_for_embeddings(embedder: tuple[Reader, Path]) -> None:
     with running(embedder[0]) as server, pytest.raises(openai.BadRequestError, match="1 to 64"):
         server.client().embeddings.create(model="tiny", input="word " * 200)
+
+
+@contextmanager
+def slow(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
+    """Each pass takes a while; what is yielded has an item for each that has begun."""
+    passes: list[None] = []
+    quick = reader.encoder.run_together
+
+    def run(texts: Any) -> Any:
+        passes.append(None)
+        time.sleep(0.05)
+        return quick(texts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader.encoder, "run_together", run)
+        yield passes
+
+
+@pytest.mark.parametrize("texts", ["word " * 10_000, ["word " * 60] * 600], ids=["one long text", "many texts"])
+def test_a_client_that_leaves_frees_the_engine(
+    labeller: Reader, texts: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request ends after the pass that runs, of hundreds; so does one that still waits."""
+    with running(labeller) as server, slow(labeller, monkeypatch) as passes:
+        body = json.dumps({"model": "tiny", "input": texts})
+        leaving = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE) for _ in range(2)]
+        for connection in leaving:
+            connection.request("POST", "/v1/label", body, {"Content-Type": "application/json"})
+        wait_until(lambda: len(passes) > 1)
+        for connection in leaving:
+            connection.close()
+        wait_until(lambda: server.metric('shardmill_requests_total{endpoint="/v1/label",status="499"}') == 2)
+        seen = len(passes)
+        assert server.post({"model": "tiny", "input": "x"}, "/v1/label")[0] == 200
+        assert len(passes) <= seen + 2
+
+
+def test_a_text_that_a_shutdown_ends_is_no_fault_of_the_client(
+    labeller: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(labeller) as server, slow(labeller, monkeypatch) as passes, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, {"model": "tiny", "input": "word " * 10_000}, "/v1/label")
+        wait_until(lambda: len(passes) > 1)
+        server.worker.cancel_running()
+        assert answer.result(PATIENCE)[0] == 503
 
 
 def test_a_text_of_many_passes_ends_at_shutdown_after_the_pass_that_runs(labeller: Reader) -> None:
