@@ -74,7 +74,8 @@ def _measured(job: Job, key: str) -> dict[str, Any]:
     kind, _, number = name.partition(".T=") if ".T=" in name else name.partition("#")
     try:
         found = MEASURES[kind](job, int(number or 0))
-        return {"status": found.status, "value": found.value, "timing": _finite(found.timing), "detail": found.detail}
+        value, timing = _finite(found.value), _finite(found.timing)
+        return {"status": found.status, "value": value, "timing": timing, "detail": found.detail}
     except WrongError as error:
         return {"status": "wrong", "value": _finite(error.value), "timing": {}, "detail": str(error)}
     except Refused as error:
