@@ -35,6 +35,7 @@ FORM = "v1"  # of what is stored there; another form would lie beside it
 AT_A_TIME = 8  # files
 LONGEST = 255  # bytes of a file's name
 WITH_USERS = ("sftp", "ssh", "ftp")  # protocols whose URLs name a user; elsewhere it may be a token
+ALSO = {"s3a": "s3"}
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # A store that does not answer must not hold up every job: a few seconds, then the step works.
 PATIENCE: Mapping[str, Mapping[str, Any]] = {
@@ -60,8 +61,9 @@ class Remote:
 
     @property
     def protocol(self) -> str:
-        """The file system's name."""
-        return urlsplit(self.url).scheme or "file"
+        """The file system's name, the usual one of several."""
+        scheme = urlsplit(self.url).scheme or "file"
+        return ALSO.get(scheme, scheme)
 
 
 def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
@@ -101,7 +103,7 @@ def check(remote: Remote) -> None:
     try:
         _opened(remote)
     except ImportError as error:
-        extra = "pip install 'shardmill[s3]'" if remote.protocol in ("s3", "s3a") else str(error)
+        extra = "pip install 'shardmill[s3]'" if remote.protocol == "s3" else str(error)
         raise ShardmillError(f"{URL}: {remote.protocol} needs a package that is not installed: {extra}") from error
     except Exception as error:  # whatever a file system makes of its settings
         raise ShardmillError(f"{URL}: {why(error)}") from error

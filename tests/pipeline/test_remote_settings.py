@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from shardmill.errors import ShardmillError
@@ -36,6 +39,19 @@ def test_the_environment_names_the_store() -> None:
     assert remote.configured({}) is None
     assert remote.configured({remote.URL: "s3://b/x"}) == Remote("s3://b/x")
     assert remote.configured({remote.URL: "sftp://me@h/x", remote.MODE: "read"}) == Remote("sftp://me@h/x", False)
+
+
+@pytest.mark.parametrize("protocol", ["s3", "s3a"])
+def test_a_bucket_is_waited_for_as_long_by_either_of_its_names(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def opened(url: str, **options: Any) -> tuple[SimpleNamespace, str]:
+        given.append(options)
+        return SimpleNamespace(), "b/x"
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", opened)
+    remote.check(Remote(f"{protocol}://b/x"))
+    assert given == [{"use_listings_cache": False, **remote.PATIENCE["s3"]}]
 
 
 @pytest.mark.parametrize(("url", "message"), [("nonsense://x", "nonsense"), ("gs://x/y", "gcsfs")])
