@@ -32,6 +32,7 @@ MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
 FORMED = ("functions", "written", "contexts")  # what a part has besides where its program has another form than most
 KINDS = ("layers", "experts", "head", "encoder")
+DISTANCES = {True: ("band", "reach"), False: ("window",)}  # of an encoder and of a decoder: numbers, or null
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
 INSTEAD = {  # for who takes the one for the other
@@ -91,9 +92,9 @@ def faults(content: Any, kinds: Keys) -> Iterator[str]:
         yield "verify is not of its type"
     if not _ascend(content):
         yield "contexts are not numbers of slots that ascend to that of context"
-    window = "band" if MARK in kinds else "window"
-    if not isinstance(content.get(window, ""), int | None):
-        yield f"{window} is not there or not of its type"
+    for distance in DISTANCES[MARK in kinds]:
+        if not isinstance(content.get(distance, ""), int | None):
+            yield f"{distance} is not there or not of its type"
     for part in content["parts"]:
         if not isinstance(part, dict) or not set(PART) <= part.keys():
             yield f"a part lacks one of {', '.join(PART)}"

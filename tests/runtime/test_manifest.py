@@ -17,8 +17,11 @@ from shardmill.pipeline.subjects import subjects
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import (
     COMPLETE,
+    ENCODER,
     PART,
     RUNTIME,
+    SHARED,
+    Keys,
     in_context,
     read_manifest,
     runtime_manifest,
@@ -135,6 +138,28 @@ def test_an_entry_without_a_hash_is_not_taken_for_checked(tmp_path: Path) -> Non
     model = manifest(embedding={"path": "embedding.safetensors"})
     said = refusal(tmp_path, lambda build: list(subjects(model, build / "model.json")))
     assert "no sha256 of embedding.safetensors" in said
+
+
+def encoder_s(**changes: Any) -> dict[str, Any]:
+    """model.json of an encoder of one part."""
+    decoder = {key: value for key, value in manifest().items() if key not in {*RUNTIME} - {*SHARED}}
+    return decoder | {"task": "token-classification", "buckets": [64], "labels": ["O"], "pooling": "", **changes}
+
+
+@pytest.mark.parametrize("distance", [None, 12])
+def test_how_far_tokens_of_an_encoder_see_is_a_number_or_none(tmp_path: Path, distance: int | None) -> None:
+    content = encoder_s(band=distance, reach=distance)
+    write(tmp_path, content)
+    assert read_manifest(tmp_path, ENCODER) == read_manifest(tmp_path, COMPLETE) == content
+
+
+@pytest.mark.parametrize("key", ["band", "reach"])
+@pytest.mark.parametrize("kinds", [ENCODER, COMPLETE], ids=["to run", "to verify"])
+def test_an_encoder_s_without_it_is_refused(tmp_path: Path, key: str, kinds: Keys) -> None:
+    sound = encoder_s(band=None, reach=None)
+    for content in (sound | {key: "12"}, {name: value for name, value in sound.items() if name != key}):
+        write(tmp_path, content)
+        assert f"{key} is not there or not of its type" in refusal(tmp_path, lambda build: read_manifest(build, kinds))
 
 
 def test_one_context_of_several_is_what_a_build_with_no_other_has() -> None:
