@@ -11,6 +11,7 @@ import typer
 from shardmill.commands.build import Build
 from shardmill.commands.drafting import Precision
 from shardmill.commands.prompt import checked_text, read_stdin, read_text
+from shardmill.errors import ShardmillError
 
 if TYPE_CHECKING:
     from shardmill.runtime.label import Labelled, Reader
@@ -37,22 +38,27 @@ def label(
         content = read_stdin() if file == "-" else read_text(Path(file))
     with quiet_coremltools():
         reader = reading.load(build, precision)
+    if redact and reader.classifies:
+        raise ShardmillError(f"{build}: labels whole texts and finds no spans in them; leave out --redact")
     texts = content.splitlines() if lines else [content]
+    before = [f"{number}\t" if lines else "" for number, _ in enumerate(texts, 1)]
     if reader.classifies:
-        for classified in reading.classify(reader, texts):
-            _show_labels(classified.labels, as_json)
+        for line, classified in zip(before, reading.classify(reader, texts), strict=True):
+            _show_labels(classified.labels, line, as_json)
         return
-    for number, (one, found) in enumerate(zip(texts, reading.label_all(reader, texts), strict=True), 1):
-        _show_spans(reader, one, found, f"{number}\t" if lines else "", redact, as_json)
+    for line, one, found in zip(before, texts, reading.label_all(reader, texts), strict=True):
+        _show_spans(reader, one, found, line, redact, as_json)
 
 
-def _show_labels(shares: dict[str, float], as_json: bool) -> None:
-    """Prints the labels of a whole text."""
+def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
+    """Prints the labels of a whole text, each after `line`."""
+    from shardmill.runtime.load import engine_name
+
     if as_json:
-        typer.echo(json.dumps({"labels": shares}))
+        typer.echo(json.dumps({"labels": shares, "engine": engine_name()}))
         return
     for name, share in shares.items():
-        typer.echo(f"{share:.4f}\t{name}")
+        typer.echo(f"{line}{share:.4f}\t{name}")
 
 
 def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: bool, as_json: bool) -> None:

@@ -72,6 +72,8 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
         check_name(body.model, name)
         if reader.embeds:
             raise invalid(f"{name} embeds texts: ask /v1/embeddings", "model")
+        if body.redact and reader.classifies:
+            raise invalid(f"{name} labels whole texts and finds no spans in them: leave out redact", "redact")
         texts = [body.input] if isinstance(body.input, str) else body.input
         work = _answered(desk, lambda some: _read(reader, some, body.redact), texts)
         found = await while_connected(request.receive, work)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from shardmill import cli
 from shardmill.runtime import label as reading
 from shardmill.runtime.label import Labelled, Reader, redacted
+from shardmill.runtime.load import engine_name
 from shardmill.runtime.spans import Span
 
 NAMES = ["Anna Kovalenko", "Jürgen Müller", "João Tavares", "王小明", "Ирина Соколова", "田中 春人", "Seán Ó Briain"]
@@ -174,6 +175,37 @@ def test_the_command_takes_each_line_for_a_text(built: Path, tmp_path: Path) -> 
     numbers = [line.split("\t")[0] for line in run(cli.app, asked).stdout.splitlines()]
     assert set(numbers) == {"1", "3"}
     assert len(run(cli.app, [*asked, "--redact"]).stdout.splitlines()) == len(texts)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of an encoder that labels whole texts."""
+    folder = tmp_path_factory.mktemp("classifier")
+    checkpoint = tiny_encoders.write_tiny("bert", folder / "ck", "text-classification")
+    return encoders.build(checkpoint, folder / "build", buckets=[32])
+
+
+def test_the_command_says_what_whole_texts_are(classifier: Path, tmp_path: Path) -> None:
+    texts = ["Anna Kovalenko", "14 Harbour Street, Bristol"]
+    (tmp_path / "texts").write_text("\n".join(texts))
+    run, asked = CliRunner().invoke, ["label", str(classifier), "--file", str(tmp_path / "texts"), "--lines"]
+    objects = [json.loads(line) for line in run(cli.app, [*asked, "--json"]).stdout.splitlines()]
+    expected = reading.classify(reading.load(classifier, "fp32"), texts)
+    assert objects == [{"labels": pytest.approx(one.labels, abs=1e-5), "engine": engine_name()} for one in expected]
+    rows = [line.split("\t") for line in run(cli.app, asked).stdout.splitlines()]
+    assert [(number, name) for number, _, name in rows] == [
+        (str(number), name) for number, one in enumerate(expected, 1) for name in one.labels
+    ]
+    alone = run(cli.app, ["label", str(classifier), "--text", texts[0]]).stdout.splitlines()
+    assert [line.split("\t")[1] for line in alone] == [*expected[0].labels]
+
+
+def test_a_text_without_spans_is_not_redacted(classifier: Path) -> None:
+    said = CliRunner().invoke(cli.app, ["label", str(classifier), "--text", "Anna", "--redact"])
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert (
+        said.stderr == f"shardmill: {classifier}: labels whole texts and finds no spans in them; leave out --redact\n"
+    )
 
 
 def test_a_decoders_command_names_the_right_one(built: Path) -> None:

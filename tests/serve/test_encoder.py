@@ -132,6 +132,13 @@ def test_what_can_not_be_answered_is_refused_in_one_line(labeller: Reader, name:
     assert got == status and message in content["error"]["message"] and "\n" not in content["error"]["message"]
 
 
+def test_a_text_without_spans_is_not_redacted(tmp_path: Path) -> None:
+    with running(reading.load(built(tmp_path, "text-classification"), "fp32")) as server:
+        got, content = server.post({"model": "tiny", "input": "Anna", "redact": True}, "/v1/label")
+        assert got == 400 and "leave out redact" in content["error"]["message"]
+        assert server.post({"model": "tiny", "input": "Anna"}, "/v1/label")[0] == 200
+
+
 def test_too_long_a_text_is_refused_for_embeddings(embedder: tuple[Reader, Path]) -> None:
     with running(embedder[0]) as server, pytest.raises(openai.BadRequestError, match="1 to 64"):
         server.client().embeddings.create(model="tiny", input="word " * 200)
