@@ -21,13 +21,14 @@ def synth_checkpoint(
     from shardmill.errors import ConfigError
     from shardmill.models.hf_config import content_fault
     from shardmill.models.synthetic import synth_checkpoint as write
+    from shardmill.pipeline.origin import located, workflow_root
     from shardmill.yamlfile import read_yaml
 
     content = read_yaml(like)
     source = (content.get("source") or {}) if isinstance(content, dict) else None
     if not isinstance(source, dict) or not isinstance(content.get("model"), str):
         raise ConfigError(f"{like}: no config of a model, see configs/README.md")
-    home = Path(source["path"]) if source.get("path") else Path("resources") / content["model"]
+    home = Path(located(source.get("path") or f"resources/{content['model']}"))
     try:
         shapes = load_json(home / "config.json")
     except OSError as error:
@@ -39,6 +40,6 @@ def synth_checkpoint(
         raise ConfigError(f"{home / 'config.json'}: {wrong}")
     if layers:
         shapes["num_hidden_layers"] = layers
-    write(shapes, folder, seed, tokenizer=Path("resources/demo"))
+    write(shapes, folder, seed, tokenizer=workflow_root() / "resources/demo")
     size = sum(file.stat().st_size for file in folder.iterdir())
     typer.echo(f"{folder}: {size / 1e9:.2f} GB")

@@ -59,9 +59,15 @@ def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(config)
     for keys in PATHS:
         path = _value(found, keys, DEFAULTS.get(keys))
-        if isinstance(path, str) and not Path(path).exists() and (workflow_root() / path).exists():
-            found = _with(found, keys, os.path.relpath(workflow_root() / path))
+        if isinstance(path, str) and located(path) != path:
+            found = _with(found, keys, located(path))
     return found
+
+
+def located(path: str) -> str:
+    """Where a file or a folder is: in the working folder or, where it is not there, beside the workflow."""
+    beside = workflow_root() / path
+    return os.path.relpath(beside) if not Path(path).exists() and beside.exists() else path
 
 
 def _value(content: Any, keys: Sequence[str], default: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill import cli
+from shardmill.pipeline.origin import workflow_root
 
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "num_key_value_heads": 1}
 
@@ -35,6 +36,18 @@ def test_what_says_no_shapes_is_refused_in_one_line(
     assert said.stderr.startswith("shardmill: ") and said.stderr.count("\n") == 1
     assert expected in said.stderr and "unexpected" not in said.stderr
     assert not Path("made").exists()
+
+
+@pytest.mark.parametrize("source", ["{path: resources/demo}", "{repo: a/b, revision: main}"])
+def test_what_the_workflow_has_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("like.yaml").write_text(f"model: demo\nsource: {source}")
+    said = CliRunner().invoke(cli.app, ["synth-checkpoint", "made", "--like", "like.yaml", "--layers", "1"])
+    assert said.exit_code == 0, said.output
+    assert json.loads(Path("made/config.json").read_text())["num_hidden_layers"] == 1
+    assert Path("made/tokenizer.json").read_bytes() == (workflow_root() / "resources/demo/tokenizer.json").read_bytes()
 
 
 def test_a_negative_seed_is_a_wrong_command_line(tmp_path: Path) -> None:
