@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from portable_coreml.errors import ExecutionError
 from portable_coreml.run.ops.registry import Ints, kernel
 
+_AFFINE = ("bilinear", "constant", 0.0, "normalized_minus_one_to_one")
 _PADDING = {"constant": "zeros", "border": "border", "reflection": "reflection", "symmetric": "symmetric"}
 
 
@@ -186,6 +188,9 @@ def affine(
     coordinates_mode: str,
     align_corners: bool,
 ) -> Tensor:
+    given = (sampling_mode.lower(), padding_mode.lower(), float(padding_value), coordinates_mode.lower())
+    if given != _AFFINE:  # coremltools makes no others, but a file may have them
+        raise ExecutionError(f"affine with {given}: only {_AFFINE} is computed")
     theta = transform_matrix.reshape(-1, 2, 3).expand(x.shape[0], 2, 3)
     grid = F.affine_grid(theta, [x.shape[0], x.shape[1], output_height, output_width], align_corners=align_corners)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=align_corners)
