@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from shardmill.machine import NATIVE_MISSING, native_present
+from shardmill.machine import NATIVE_MISSING, memory_bytes, native_present
 
 Verdict = Literal["ok", "limited", "missing"]
 PACKAGE = "shardmill"
@@ -44,7 +43,7 @@ def examine(folder: Path = Path(".")) -> list[Finding]:
         *engine(darwin, native_present(), platform.mac_ver()[0]),
         compiler(darwin, _compiler_path()),
         *packages(metadata.requires(PACKAGE) or []),
-        memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        memory(memory_bytes()),
         disk(shutil.disk_usage(folder).free),
         *hub(),
     ]
@@ -122,7 +121,7 @@ REINSTALL = "pip install -c constraints.txt -e ."
 
 
 def memory(size: int) -> Finding:
-    """Memory of the machine, in bytes."""
+    """Memory that processes may take here, in bytes."""
     value = f"{size / (1 << 30):.1f} GiB"
     if size >= MEMORY:
         return Finding("memory", value, "ok", "enough for the demo")

@@ -7,15 +7,16 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from shardmill.errors import ShardmillError
 
 NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # how many threads libraries start with
 
 
@@ -120,6 +121,28 @@ def _reachable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Memory that processes may take here: the machine's or, where less, what their container or slice was given."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in _memory_limits():
+        with suppress(OSError, ValueError):  # there is none, or it says "max"
+            found.append(int(file.read_text()))
+    return min(found)
+
+
+def _memory_limits() -> Iterator[Path]:
+    """Where Linux keeps the limits of this process' control group and of those around it, in either version."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, own in (line.split(":", 2) for line in lines):
+        folder, name = (GROUPS, "memory.max") if not controllers else (GROUPS / "memory", "memory.limit_in_bytes")
+        if controllers in ("", "memory"):
+            group = PurePosixPath(own.lstrip("/"))
+            yield from (folder / each / name for each in (group, *group.parents))
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:

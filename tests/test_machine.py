@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import portable_coreml
 import pytest
@@ -113,6 +114,37 @@ def test_where_slurm_binds_nothing_a_variable_tells(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine, "_reachable_cores", lambda: 4)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
     assert machine.cores() == asked
+
+
+ALL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "expected"),
+    [
+        ("0::/", {}, ALL),
+        ("0::/", {"memory.max": "max"}, ALL),
+        ("0::/", {"memory.max": "5000000"}, 5_000_000),
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "4000000"}, 4_000_000),
+        ("0::/a/b", {"a/b/memory.max": "3000000", "a/memory.max": "4000000"}, 3_000_000),
+        ("4:memory:/job\n0::/", {"memory/job/memory.limit_in_bytes": "2000000"}, 2_000_000),
+        ("4:memory:/not/seen", {"memory/memory.limit_in_bytes": "1000000"}, 1_000_000),
+        ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, ALL),
+        ("2:cpu:/job", {"memory/job/memory.limit_in_bytes": "7"}, ALL),
+        (None, {"memory.max": "7"}, ALL),
+    ],
+)
+def test_memory_is_what_a_container_was_given(
+    own: str | None, limits: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own is not None:
+        (tmp_path / "own").write_text(f"{own}\n")
+    for name, limit in limits.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(f"{limit}\n")
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
+    assert machine.memory_bytes() == expected
 
 
 def test_package_versions_are_the_installed_ones() -> None:

@@ -6,8 +6,9 @@ a time (`--jobs`), which is asked for where they run elsewhere, and only there.
 
 from __future__ import annotations
 
-import os
 from typing import Any
+
+from shardmill.machine import memory_bytes
 
 SNAKEMAKE_MB = 500  # a job that was sent somewhere holds up to three Snakemakes of 148 MB beside its own process
 MATRICES = 4  # that a job measures at a time, at most
@@ -20,13 +21,13 @@ def _sends_jobs(workflow: Any) -> bool:
 
 
 def most_mb(workflow: Any) -> int | None:
-    """MB that jobs may use together, None for any: what `--resources mem_mb` says, else nine tenths of this machine.
+    """MB that jobs may use together, None for any: what `--resources mem_mb` says, else nine tenths of what is here.
 
     The latter is told to Snakemake, which keeps to it. It says nothing of machines that jobs are sent to.
     """
     given: int | None = workflow.global_resources.get("mem_mb").value
     if given is None and workflow.is_main_process and not _sends_jobs(workflow):
-        given = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10_000_000
+        given = memory_bytes() * 9 // 10_000_000
         workflow.global_resources["mem_mb"] = given
     return given
 
