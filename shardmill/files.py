@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,8 +49,8 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice; keep one")
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]  # not name by name: a header may have millions
+        raise ValueError(f"{name} is given twice; keep one")
     return found
 
 

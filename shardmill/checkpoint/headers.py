@@ -6,9 +6,7 @@ names the file or tensor.
 Format: https://github.com/huggingface/safetensors#format (8-byte little-endian header length, JSON, data).
 """
 
-import json
 import math
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from shardmill.checkpoint.paths import (
     opened,
 )
 from shardmill.errors import CheckpointError
+from shardmill.files import parse_json
 from shardmill.printable import printable
 
 # The hub's own limit (huggingface_hub.constants.SAFETENSORS_MAX_HEADER_LENGTH). Real headers stay under 3 MB
@@ -131,19 +130,11 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
 
 def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(raw.decode("utf-8"), unique=True)
+    except ValueError as error:
         raise _damaged(path, f"not valid JSON ({printable(str(error))})") from error
     if not isinstance(document, dict):
         raise _damaged(path, "its JSON is not an object")
-    return document
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"duplicate {name!r}")
     return document
 
 
