@@ -34,7 +34,7 @@ class Calibration:
         """Per draft length 1, 2, ...: the expected number of accepted tokens."""
         total, alive, lengths = 0.0, 1.0, []
         for stated in confidence:
-            alive *= min(1.0, self._rates[int(stated * _BINS)] * self._ease)
+            alive *= self.rate(stated)
             total += alive
             lengths.append(total)
         return lengths
