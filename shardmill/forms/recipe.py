@@ -48,12 +48,8 @@ class Recipe:
         """The form of each matrix among a program's constants."""
         return {path: self.form(path) for path in matrices(constants)}
 
-    def bytes_of(self, constants: Mapping[str, Shape]) -> int:
-        """Bytes of a program's constants; padding in the weight file left out."""
-        return sum(stored_bytes(self.form(path), shape) for path, shape in constants.items())
-
     def bytes_by_form(self, constants: Mapping[str, Shape]) -> dict[str, int]:
-        """The same by form, where what is no matrix counts as fp16."""
+        """Bytes of a program's constants by form, without the weight file's padding; all but matrices count as fp16."""
         found: dict[str, int] = {}
         for path, shape in constants.items():
             name = self.form(path) if len(shape) == MATRIX else FP16

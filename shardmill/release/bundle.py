@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
@@ -22,7 +22,6 @@ from shardmill.release.bom import BOM, write_bom
 from shardmill.release.license import License
 
 Include = Literal["packages", "compiled", "both"]
-INCLUDES: tuple[Include, ...] = get_args(Include)
 CARD = "README.md"
 MARK = ".snakemake_timestamp"
 # What hubs and libraries look for beside a model; config.json is what downloads are counted by.

@@ -114,7 +114,7 @@ def _workflow(side: Side) -> Values:
 
 
 def _packages(side: Side) -> Values:
-    return {name: version for name, version in versions(side.definition["resolvedDependencies"]).items()}
+    return versions(side.definition["resolvedDependencies"])
 
 
 def _checkpoint(side: Side) -> Values:

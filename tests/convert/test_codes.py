@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from code_writer import write_codes
 
 from shardmill.convert import palette
-from shardmill.convert.code_writer import write_codes
 from shardmill.convert.plain import convert_plain
 from shardmill.convert.quantize import to_integers
 from shardmill.convert.stamped import convert_stamped

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from code_writer import write_codes
 
-from shardmill.convert.code_writer import write_codes
 from shardmill.convert.quantize import to_integers
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights

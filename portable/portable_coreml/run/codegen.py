@@ -91,7 +91,7 @@ class _Source:
 
 
 def compile_lines(
-    inputs: Sequence[str], lines: Sequence[Line], outputs: Sequence[Arg], half: bool
+    inputs: Sequence[str], lines: Sequence[Line], outputs: Sequence[Arg]
 ) -> Callable[..., tuple[Tensor, ...]]:
     """A function `(states, *inputs) -> outputs` that runs the lines. Lines whose results nobody uses are left out."""
     source = _Source(inputs)

@@ -76,7 +76,7 @@ class Executable:
         env: dict[str, Any] = dict(zip([item.name for item in self.inputs], values, strict=True))
         results = tracer.run(self.quick, env)
         names = tuple(item.name for item in self.inputs)
-        plan = compile_lines(names, tuple(tracer.lines), tracer.outputs, self.half)
+        plan = compile_lines(names, tuple(tracer.lines), tracer.outputs)
         with self._lock:
             self._plans[key] = plan
             while len(self._plans) > _MAX_PLANS:

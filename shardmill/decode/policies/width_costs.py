@@ -31,8 +31,9 @@ class WidthCosts:
         self._before: tuple[int, float] | None = None
         self._cold = set() if measured else set(self._widths)
         self._single = 0.0  # their median; 0 while unknown
-        for width, seconds in (measured or {}).items():
-            self._pairs[width].extend([seconds / measured[1]] * _MEASURED if measured else ())
+        measured = measured or {}
+        for width, seconds in measured.items():
+            self._pairs[width].extend([seconds / measured[1]] * _MEASURED)
             self._settle(width, seconds)
 
     @property

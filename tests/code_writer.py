@@ -1,4 +1,4 @@
-"""Writes files of codes, which convert/codes.py describes and reads."""
+"""Files of codes, which shardmill/convert/codes.py describes and reads, as a quantiser writes them."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from safetensors.numpy import save_file
 
 
 def write_codes(file: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Writes a file of codes, the same bytes for the same tensors. `tensors` are named as convert/codes.py says."""
+    """Writes a file of codes, the same bytes for the same tensors. `tensors` are named as it says."""
     save_file({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, file)
