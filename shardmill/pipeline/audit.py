@@ -24,11 +24,10 @@ from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.evidence.build import evidence_files
 from shardmill.files import dumps, read_sealed
 from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, card, is_signature
-from shardmill.pipeline.provenance import RECEIPT
-from shardmill.pipeline.task import SOURCE
+from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-ATTESTATION = "provenance.json"
+ATTESTATION, RESULTS = "provenance.json", "test-results.jsonl"
 UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
 SHOWN = "measured"  # a folder of results that only the report shows
 LOGS = "logs"

@@ -15,9 +15,9 @@ from shardmill.files import SCRATCH, digest, read_json
 from shardmill.models import FOLDERS, supported
 from shardmill.pipeline import blobs, fingerprint
 from shardmill.pipeline.scratch import PREFIX
-from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import TEMPLATES
 from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.task import RECEIPT
 from shardmill.pipeline.users import forget, users
 
 

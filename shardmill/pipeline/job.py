@@ -20,7 +20,7 @@ from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
 from shardmill.pipeline import dag, fingerprint, memory, remote, storage, table
 from shardmill.pipeline.disk import full_at
 from shardmill.pipeline.lock import join_build
-from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_of, taken
+from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_path, taken
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Artifact, Task
@@ -113,7 +113,7 @@ def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
     receipts = {waits} if isinstance(waits, Path) else set(waits)
 
     def known(path: Path) -> Path | Artifact:
-        return read_artifact(path) if receipt_of(path) in receipts else path
+        return read_artifact(path) if receipt_path(path) in receipts else path
 
     return {
         name: [known(path) for path in value] if isinstance(value, list) else known(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill.errors import GateError
 from shardmill.files import digest, write_json
 from shardmill.pipeline import dag
-from shardmill.pipeline.step import RECEIPT
+from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.store import TEMPLATES, Store, read_receipt
 from shardmill.pipeline.task import Artifact, Task, Tools
 from shardmill.pipeline.verdict import Missed, failed
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from shardmill.config import Config
 
 
-def receipt_of(artifact: Path) -> Path:
-    """Where the receipt of an artifact stands: beside it."""
-    return artifact.with_name(artifact.stem + RECEIPT)
+def receipt_path(artifact: Path) -> Path:
+    """Where the receipt of an artifact stands, as `receipt_of` says."""
+    return Path(receipt_of(str(artifact)))
 
 
 def read_artifact(path: Path) -> Artifact:
     """The artifact at `path`, which is its step's only output."""
-    receipt = read_receipt(receipt_of(path))
+    receipt = read_receipt(receipt_path(path))
     ((name, sha256),) = receipt["outputs"].items()
     return Artifact(path, sha256, receipt["files"].get(name, {}))
 
@@ -87,7 +87,7 @@ def _own(value: Any, own: Mapping[str, str]) -> Any:
 def taken(arguments: Mapping[str, Any]) -> dict[Path, Path]:
     """The artifacts among a job's arguments, with their receipts."""
     values = [each for value in arguments.values() for each in (value if isinstance(value, list) else [value])]
-    return {value.path: receipt_of(value.path) for value in values if isinstance(value, Artifact)}
+    return {value.path: receipt_path(value.path) for value in values if isinstance(value, Artifact)}
 
 
 def perform(

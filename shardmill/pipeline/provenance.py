@@ -23,10 +23,9 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.files import read_json, read_sealed
 from shardmill.pipeline.subjects import named, subjects
-from shardmill.pipeline.task import SOURCE
+from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-RECEIPT = ".receipt.json"  # ends the name of a receipt
 # Files that a config names, by its keys: what the parity gates were fed with, and by what forms and codes were chosen.
 PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text", "convert.precision"
 

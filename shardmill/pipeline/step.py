@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardmill.pipeline.memory import NOTHING, Need
+from shardmill.pipeline.task import RECEIPT as RECEIPT
 from shardmill.pipeline.task import Task
 
 if TYPE_CHECKING:
     from shardmill.config import Config
 
-RECEIPT = ".receipt.json"
 WILDCARD = re.compile(r"\{(\w+)\}")
 # A path in a model's build folder, or several. A wildcard, {part} or {point}, is that of the job or, in a step that has
 # no job for each, every one of them.
@@ -94,4 +95,4 @@ def wildcard(template: str) -> str:
 
 def receipt_of(artifact: str) -> str:
     """Where the receipt of an artifact stands: beside it."""
-    return artifact[: artifact.rindex(".")] + RECEIPT
+    return os.path.splitext(artifact)[0] + RECEIPT

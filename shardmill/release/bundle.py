@@ -16,14 +16,13 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing, sealed, write_json
 from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, is_signature, may_be_absent
-from shardmill.pipeline.audit import audit, records
+from shardmill.pipeline.audit import SNAKEMAKE_MARK, audit, records
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.bom import BOM, write_bom
 from shardmill.release.license import License
 
 Include = Literal["packages", "compiled", "both"]
 CARD = "README.md"
-MARK = ".snakemake_timestamp"
 # What hubs and libraries look for beside a model; config.json is what downloads are counted by.
 COPIED = ("config.json", "generation_config.json", "chat_template.jinja", "merges.txt")
 COPIED_STEMS = ("tokenizer", "special_tokens", "added_tokens", "vocab", "spiece")
@@ -87,7 +86,7 @@ def _outside(folder: Path, build: Path, wanted: set[str], folders: set[str]) -> 
 
 def remove_marks(build: Path) -> None:
     """Removes the marks that Snakemake leaves in folders; it then goes by the folder's own time."""
-    for mark in build.rglob(MARK):
+    for mark in build.rglob(SNAKEMAKE_MARK):
         mark.unlink()
 
 

@@ -13,12 +13,12 @@ from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.gates.limits import of
 from shardmill.gates.thresholds import Threshold
-from shardmill.pipeline.audit import ATTESTATION
+from shardmill.pipeline.audit import ATTESTATION, RESULTS
 from shardmill.pipeline.provenance import gate_statements, verdicts
 from shardmill.pipeline.subjects import subjects
+from shardmill.release.differences import steps_of
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-RESULTS = "test-results.jsonl"
 NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised by what is none
 
 
@@ -27,7 +27,7 @@ def missing_subjects(build: Path) -> Iterator[str]:
     statement = read_provenance(build / ATTESTATION)
     said = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
     model = read_manifest(build, COMPLETE)
-    for name, sha in (*subjects(model, build / "model.json"), *verdicts(_steps(statement))):
+    for name, sha in (*subjects(model, build / "model.json"), *verdicts(steps_of(statement))):
         if (name, sha) not in said:
             yield f"{name} is no subject of it"
 
@@ -73,9 +73,4 @@ def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
 
 
 def _paths(build: Path) -> list[Path]:
-    return [build / name for name, _ in sorted(verdicts(_steps(read_provenance(build / ATTESTATION))))]
-
-
-def _steps(statement: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    steps: Mapping[str, Mapping[str, Any]] = statement["predicate"]["buildDefinition"]["internalParameters"]["steps"]
-    return steps
+    return [build / name for name, _ in sorted(verdicts(steps_of(read_provenance(build / ATTESTATION))))]

@@ -13,8 +13,8 @@ from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.added import CARD_RECORD, is_signature
-from shardmill.pipeline.audit import ATTESTATION, Audit, audit
-from shardmill.release.bundle import bundle_files
+from shardmill.pipeline.audit import ATTESTATION, RESULTS, Audit, audit
+from shardmill.release.bundle import CARD, bundle_files
 from shardmill.release.claims import missing_statements, missing_subjects, verdict_faults
 from shardmill.release.envelopes import read_envelopes, signers
 from shardmill.release.keys import PublicKey
@@ -22,7 +22,6 @@ from shardmill.release.model_signature import SIGNATURE, check_model, signed_fil
 from shardmill.release.rebuilders import rebuilders
 from shardmill.release.sign import STATEMENTS, payloads
 
-CARD = "README.md"
 Fault = tuple[str, str]  # a file of the build, and what is wrong with it
 
 
@@ -76,7 +75,7 @@ def _count(faults: Sequence[Fault]) -> str:
 
 def _statements(build: Path) -> tuple[Row, list[Fault]]:
     faults = [(ATTESTATION, fault) for fault in missing_subjects(build)]
-    faults += [("test-results.jsonl", fault) for fault in missing_statements(build)]
+    faults += [(RESULTS, fault) for fault in missing_statements(build)]
     count = len(read_provenance(build / ATTESTATION)["subject"])
     return Row(
         f"{count} subjects", "model.json and the receipts", _count(faults) if faults else "none is missing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardmill.pipeline.added import CARD_RECORD, is_signature
-from shardmill.pipeline.audit import ATTESTATION
+from shardmill.pipeline.audit import ATTESTATION, RESULTS
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, unsigned
 from shardmill.release.envelopes import write_envelopes
 from shardmill.release.keys import read_private
@@ -14,8 +14,8 @@ from shardmill.release.model_signature import SIGNATURE, sign_model
 
 ATTESTATIONS = "attestations"
 PROVENANCE = f"{ATTESTATIONS}/provenance.dsse.jsonl"
-RESULTS = f"{ATTESTATIONS}/test-results.dsse.jsonl"
-STATEMENTS = {PROVENANCE: ATTESTATION, RESULTS: "test-results.jsonl"}  # envelopes, and the file that they hold
+# Envelopes, and the file that they hold.
+STATEMENTS = {PROVENANCE: ATTESTATION, f"{ATTESTATIONS}/test-results.dsse.jsonl": RESULTS}
 
 
 def sign(build: Path, key: Path, include: Include = "both", license: License | None = None) -> list[str]:

@@ -17,9 +17,9 @@ from shardmill import config
 from shardmill.pipeline import dag, fingerprint
 from shardmill.pipeline.perform import arguments, describe, perform, taken
 from shardmill.pipeline.remote import Remote
-from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.table import RECORD, STEPS
+from shardmill.pipeline.task import RECEIPT
 
 from .project import share_templates
 
