@@ -1,12 +1,14 @@
 """Reads safetensors headers and indices: which tensor lies in which bytes of which file, no weight loaded.
 
-Everything is checked before it is believed: lengths against the file, ranges against each other and against
+What is read is checked before it is believed: lengths against the file, ranges against each other and against
 dtype x shape, names against the index, paths against the folder. What does not hold is a CheckpointError that
 names the file or tensor.
 Format: https://github.com/huggingface/safetensors#format (8-byte little-endian header length, JSON, data).
 """
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from shardmill.printable import printable
 # and real indices under 10 MB; parsing takes some ten times the text in memory.
 MAX_HEADER_BYTES = 25_000_000
 MAX_RANK = 8
+ALIGNMENT = 8  # of the tensors' bytes in what we write
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -46,6 +49,13 @@ class TensorInfo:
     end: int
     dtype: str
     shape: tuple[int, ...]
+
+
+def header_bytes(entries: Mapping[str, Any]) -> bytes:
+    """What a file of these entries begins with; the tensors' bytes follow. `entries` as the format's JSON has them."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:

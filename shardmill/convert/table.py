@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardmill.checkpoint.headers import ITEM_BYTES
+from shardmill.checkpoint.headers import ITEM_BYTES, header_bytes
 from shardmill.convert import blob, stream
 from shardmill.convert.rows import Band
 from shardmill.forms.form import FP16, Shape, form
 from shardmill.plan import Part
 
-HEADER_ALIGNMENT = 8
 EMBEDDING, HALF = "embedding", "F16"
 
 
@@ -37,9 +35,7 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
     for path, dtype, shape in sorted(_held(part, forms), key=lambda held: held[1] != HALF):  # int8 last: no gap
         start, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)
         entries[path] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % HEADER_ALIGNMENT)
-    prefix = len(header).to_bytes(8, "little") + header
+    prefix = header_bytes(entries)
     with stream.created(file) as descriptor:
         os.ftruncate(descriptor, len(prefix) + end)
         blob.write_at(descriptor, prefix, 0)

@@ -7,7 +7,6 @@ stream are outliers. The same seed gives the same bytes on any machine and with 
 """
 
 import functools
-import json
 import math
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill.checkpoint.headers import header_bytes
 from shardmill.checkpoint.layout import text_files
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError
@@ -208,16 +208,15 @@ def _write_file(path: Path, recipes: list[Recipe], seed: int, threads: int) -> N
         end = at + recipe.nbytes
         header[recipe.name] = {"dtype": "BF16", "shape": list(recipe.shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    prefix = header_bytes(header)
     with path.open("wb") as stream, ThreadPoolExecutor(threads) as pool:
-        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.write(prefix)
         stream.flush()
-        os.truncate(path, 8 + len(text) + at)
+        os.truncate(path, len(prefix) + at)
 
         def write(recipe: Recipe, first: int, last: int) -> None:
             block = draw_rows(recipe, first, last, seed)
-            start = 8 + len(text) + header[recipe.name]["data_offsets"][0] + 2 * first * recipe.columns
+            start = len(prefix) + header[recipe.name]["data_offsets"][0] + 2 * first * recipe.columns
             os.pwrite(stream.fileno(), block.data, start)
 
         for done in [pool.submit(write, *job) for recipe in recipes for job in _blocks(recipe)]:
