@@ -17,6 +17,15 @@ def one_line(text: object) -> str:
     return _shown(" ".join(str(text).split()))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, its kind where it says nothing.
+
+    Where the first line only announces the second with a colon, both.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+
+
 class PrintableFormatter(logging.Formatter):
     """Formats a traceback so that what a library quotes in it is fit for a terminal, too."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from shardmill.printable import PrintableFormatter
+import pytest
+
+from shardmill.printable import PrintableFormatter, first_line
 
 
 def test_a_traceback_shows_no_escapes() -> None:
@@ -17,3 +19,17 @@ def test_a_traceback_shows_no_escapes() -> None:
     text = PrintableFormatter("%(levelname)s %(message)s").format(record)
     assert "ValueError: ?]0;title??[31mred" in text and text.startswith("DEBUG failed\nTraceback")
     assert all(character.isprintable() or character == "\n" for character in text)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("one\ntwo", "one"),
+        ("\n one \ntwo", "one"),
+        ("one:\n\n two\nthree", "one: two"),
+        ("\n", "ValueError"),
+        ("", "ValueError"),
+    ],
+)
+def test_an_error_is_told_in_its_first_line(said: str, line: str) -> None:
+    assert first_line(ValueError(said)) == line

@@ -23,3 +23,8 @@ class ExecutionError(PortableError):
 
 class InputError(PortableError, ValueError):
     """A prediction's input or state that does not fit the model's description."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from portable_coreml import compute_plan
 from portable_coreml.dtypes import BY_NAME
-from portable_coreml.errors import ExecutionError, InputError, PortableError
+from portable_coreml.errors import ExecutionError, InputError, PortableError, first_line
 from portable_coreml.files.blob import resolve, weight_loader
 from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.features import Signature, to_tensor
@@ -134,8 +134,7 @@ class MLModelProxy:
         except PortableError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ExecutionError(f"Unable to compute the prediction using ML Program: {line}") from error
+            raise ExecutionError(f"Unable to compute the prediction using ML Program: {first_line(error)}") from error
 
     def batchPredict(self, batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [self.predict(data) for data in batch]

@@ -13,6 +13,7 @@ from typing import Any
 from shardmill.errors import CheckpointError
 from shardmill.files import load_json
 from shardmill.models import type_fault
+from shardmill.printable import first_line
 
 SIZES = {  # name -> the most that is believed: several times what any decoder has
     "num_hidden_layers": 1 << 10,
@@ -111,12 +112,6 @@ def load_hf_config(folder: Path) -> Any:
         return found
     except Exception as error:  # whatever transformers makes of it
         raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error, and the second where the first only announces it with a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
 
 
 def _is_size(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Rope
-from shardmill.models.hf_config import first_line
+from shardmill.printable import first_line
 
 FIXED = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length
 

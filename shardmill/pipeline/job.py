@@ -24,7 +24,7 @@ from shardmill.pipeline.perform import describe, perform, read_artifact, receipt
 from shardmill.pipeline.step import Step
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Artifact, Task
-from shardmill.printable import PrintableFormatter, one_line
+from shardmill.printable import PrintableFormatter, first_line, one_line
 
 log = logging.getLogger("shardmill")
 
@@ -179,8 +179,7 @@ def _said(error: Exception, logfile: Path) -> str:
         return str(error)
     if isinstance(error, OSError) and error.errno in FORBIDDEN and error.filename:
         return f"{error.filename}: {error.strerror}; allow it and run the same command again"
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"unexpected {type(error).__name__}: {first} (traceback in {logfile})"
+    return f"unexpected {type(error).__name__}: {first_line(error)} (traceback in {logfile})"
 
 
 def _redirect_output(file: Path) -> TextIO:

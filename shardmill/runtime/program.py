@@ -12,6 +12,7 @@ import numpy as np
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as, precision
 from shardmill.models.host import Floats
+from shardmill.printable import first_line
 from shardmill.runtime.functions import TOKENS, Functions, located
 from shardmill.runtime.held import Held, carried
 from shardmill.runtime.lengths import NONE, Length
@@ -71,8 +72,7 @@ class Program:
                     self.models[name] = load(str(path), compute_units=units, **named)
             return self._made_state(functions)
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ShardmillError(f"{self.path} can't be loaded: {first}") from error
+            raise ShardmillError(f"{self.path} can't be loaded: {first_line(error)}") from error
 
     def _made_state(self, functions: Functions | None) -> Any:
         """States of zeros, which all functions of a length take."""

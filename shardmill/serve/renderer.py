@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
+from shardmill.printable import first_line
 from shardmill.serve.model import Message
 
 SECONDS = 5.0  # for one conversation; templates in use take milliseconds
@@ -108,7 +109,7 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
 
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # whatever a checkpoint may hold
-        pipe.send((False, _first_line(error)))
+        pipe.send((False, first_line(error)))
         return
     _limit_memory()
     pipe.send((True, ""))
@@ -125,7 +126,7 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], text: str | None) 
     except MemoryError:
         return False, "it needs too much memory"
     except Exception as error:  # templates raise what they like
-        return False, _first_line(error)
+        return False, first_line(error)
     if len(found) > LONGEST:
         return False, f"it made {len(found)} characters of them, more than {LONGEST}"
     return True, found
@@ -137,7 +138,3 @@ def _limit_memory() -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

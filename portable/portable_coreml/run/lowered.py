@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from portable_coreml.dtypes import BY_NAME
-from portable_coreml.errors import ExecutionError, PortableError
+from portable_coreml.errors import ExecutionError, PortableError, first_line
 from portable_coreml.program import Named, Op, TensorType
 from portable_coreml.run.ops import Kernel
 
@@ -127,8 +127,8 @@ def evaluate(step: Step, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
     except PortableError:
         raise
     except Exception as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ExecutionError(f"operation '{step.op.kind}' (output '{step.outputs[0].name}') failed: {line}") from error
+        name = step.outputs[0].name
+        raise ExecutionError(f"operation '{step.op.kind}' (output '{name}') failed: {first_line(error)}") from error
 
 
 def call_kernel(kernel: Kernel, values: Sequence[Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from portable_coreml.errors import ExecutionError
+from portable_coreml.errors import ExecutionError, first_line
 from portable_coreml.run.lowered import call_kernel
 from portable_coreml.run.ops import KERNELS
 
@@ -31,3 +31,11 @@ def test_resize_takes_the_nearest_element(count: int, expected: list[int]) -> No
     x = torch.tensor([0.0, 1.0])
     given = arguments("resize", x=x, shape=[count], resized_dims=1, interpolation_mode="NEAREST_NEIGHBOR")
     assert call_kernel(KERNELS["resize"], given).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "line"), [("one\ntwo", "one"), ("\none", "one"), ("\n", "ValueError"), ("", "ValueError")]
+)
+def test_an_operation_that_fails_says_why(said: str, line: str) -> None:
+    """Some libraries begin what they say with an empty line."""
+    assert first_line(ValueError(said)) == line
