@@ -21,7 +21,12 @@ class CarryWorkflow(BuildHookInterface):  # type: ignore[type-arg]
     """Adds to what is not editable."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Args: version "editable" or "standard"."""
+        """Adds the workflow and the commit to what is built.
+
+        Args:
+            version: "editable" or "standard".
+            build_data: what hatchling knows of the build, which is added to.
+        """
         if version != "standard":
             return
         wheel = self.target_name == "wheel"

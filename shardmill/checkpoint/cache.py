@@ -40,10 +40,12 @@ class FileState:
 
     @property
     def file(self) -> str:
+        """What stays the file's while it is written to or renamed."""
         return f"{self.volume}:{self.inode}"
 
     @property
     def state(self) -> str:
+        """What is another once it was written to."""
         return f"{self.size}:{self.mtime}:{self.ctime}"
 
     def same_content(self, other: "FileState") -> bool:

@@ -77,11 +77,11 @@ def list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[
     Args:
         repo: owner/name.
         commit: 40 hexadecimal digits.
-        folder: The repository's folder in the hub cache.
-        access: The hub.
+        folder: the repository's folder in the hub cache.
+        access: the hub.
 
     Raises:
-        CheckpointError: A name leads out of the checkpoint, or an id is none.
+        CheckpointError: a name leads out of the checkpoint, or an id is none.
     """
     with understood(access.endpoint):
         # The public get_cached_repo_tree leaves out the sha256 that its file holds.

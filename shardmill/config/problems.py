@@ -22,7 +22,12 @@ HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
 
 def problems(config: Config, root: Path) -> Iterator[str]:
-    """Each of them. Args: root where relative paths start."""
+    """Each of them.
+
+    Args:
+        config: what is looked at.
+        root: where relative paths start.
+    """
     yield from _name_problems(config.model)
     yield from _source_problems(config.source)
     yield from _kind_problems(config)

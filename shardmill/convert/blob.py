@@ -45,10 +45,12 @@ class Blob:
 
     @property
     def data(self) -> int:
+        """Offset of the first byte of the data."""
         return self.offset + ALIGNMENT
 
     @property
     def end(self) -> int:
+        """Offset of the byte after the data."""
         return self.data + self.size
 
 

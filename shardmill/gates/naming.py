@@ -43,7 +43,13 @@ def origins(model: nn.Module, names: Iterable[str]) -> dict[str, Origin]:
 
 
 def loaded(name: str, known: dict[str, Origin], weights: Weights) -> Tensor:
-    """The value of a parameter in fp32. Args: known what `origins` found; a name that it lacks is one on disk."""
+    """The value of a parameter in fp32.
+
+    Args:
+        name: the parameter's.
+        known: what `origins` found; a name that it lacks is one on disk.
+        weights: gives the tensors on disk by name.
+    """
     origin = known.get(name) or Origin(tensors=[(name, "")])
     if origin.converter is None:
         ((on_disk, _),) = origin.tensors

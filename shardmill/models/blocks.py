@@ -291,5 +291,10 @@ PARTS: Mapping[str, type[nn.Module]] = {
 
 
 def build(form: Form, weights: Weights) -> nn.Module:
-    """The module of a part, in inference mode. Args: weights in fp32 by the contract's paths."""
+    """The module of a part, in inference mode.
+
+    Args:
+        form: the part's.
+        weights: in fp32 by the contract's paths.
+    """
     return PARTS[form.kind](form, weights).eval()

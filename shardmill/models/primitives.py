@@ -188,8 +188,11 @@ def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tensor:
     """Rotary embedding of the first dimensions of each head; the rest passes through.
 
-    Args: x [1, heads, head_dim, T]; cos, sin [rope_dim / 2, T]; sizes (rope_dim / 2, head_dim - rope_dim), given
-    as numbers because a size read from a traced tensor is not a constant.
+    Args:
+        x: [1, heads, head_dim, T].
+        cos: [rope_dim / 2, T].
+        sin: of the same shape.
+        sizes: (rope_dim / 2, head_dim - rope_dim), as numbers since a size read from a traced tensor is not a constant.
     """
     half, rest = sizes
     a, b, *tail = torch.split(x, [half, half, rest] if rest else [half, half], dim=2)
@@ -209,8 +212,11 @@ def one_by_one(x: Tensor, count: int, size: int = 1) -> list[Tensor]:
 def write_cache(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
     """The cache with token t's row put where write_mask's column t says; no dynamic index, so any T and any slots.
 
-    Args: cache [1, kv_heads, S, head_dim]; new [1, kv_heads, T, head_dim]; write_mask [1, 1, S, T];
-    keep [1, 1, S, 1] = 1 - sum_t write_mask.
+    Args:
+        cache: [1, kv_heads, S, head_dim].
+        new: [1, kv_heads, T, head_dim].
+        write_mask: [1, 1, S, T].
+        keep: [1, 1, S, 1] = 1 - sum_t write_mask.
     """
     return cache * keep + torch.matmul(write_mask, new)
 

@@ -46,7 +46,12 @@ def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str,
 
 
 def _described(file: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """What is recorded of an output. Args: file its name in the entry; files the sha256 of every output's."""
+    """What is recorded of an output.
+
+    Args:
+        file: its name in the entry.
+        files: the sha256 of every output's files.
+    """
     inside = {path.removeprefix(f"{file}/"): sha for path, sha in files.items() if path.startswith(f"{file}/")}
     if not inside and file not in files:
         raise Refused(f"{file} is not in it")

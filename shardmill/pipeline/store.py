@@ -74,12 +74,12 @@ class Store:
         """Makes `outputs` and the receipt; True if that took work.
 
         Args:
-            action: What decides the result.
-            outputs: By name, the path of a file or folder.
-            receipt: Where to say what was made from what.
-            work: Gets a path to write to for each name.
-            reads: Artifacts that the work reads, with the receipts by whose hashes the action knows them.
-            notes: What else the receipt should say (the engine, for instance).
+            action: what decides the result.
+            outputs: by name, the path of a file or folder.
+            receipt: where to say what was made from what.
+            work: gets a path to write to for each name.
+            reads: artifacts that the work reads, with the receipts by whose hashes the action knows them.
+            notes: what else the receipt should say (the engine, for instance).
 
         Raises:
             ShardmillError: An artifact to be read is not the one that was made.
@@ -277,11 +277,11 @@ def write_receipt(
     """Writes what was made from what.
 
     Args:
-        receipt: The file to write.
-        action: The work and all that decides its result.
-        made: What is recorded of each output.
-        outputs: Where they lie.
-        notes: What else there is to say.
+        receipt: the file to write.
+        action: the work and all that decides its result.
+        made: what is recorded of each output.
+        outputs: where they lie.
+        notes: what else there is to say.
     """
     hashes = {
         "outputs": {name: one["sha256"] for name, one in made.items()},

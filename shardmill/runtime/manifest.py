@@ -181,8 +181,10 @@ def runtime_manifest(
 ) -> dict[str, Any]:
     """The part of model.json that an engine reads.
 
-    Args: plan plan.json's content; programs by part name, each {"path": ...} and whatever describes the bytes;
-    embedding the same for the host's table.
+    Args:
+        plan: plan.json's content.
+        programs: by part name, each {"path": ...} and whatever describes the bytes.
+        embedding: the same for the host's table.
     """
     architecture = plan["architecture"]
     parts = [

@@ -65,6 +65,7 @@ class Name:
     pieces: tuple[str | Number, ...]
 
     def at(self, place: Place) -> str:
+        """The text as it reads at `place`."""
         return "".join(p if isinstance(p, str) else str(p.at(place)) for p in self.pieces)
 
 
@@ -77,6 +78,7 @@ class Extent:
     plus: int = 0
 
     def at(self, place: Place) -> int:
+        """The number of channels at `place`."""
         return self.factor * place.widths[self.width] + self.plus
 
 

@@ -50,7 +50,12 @@ def describe(config: Any, context: int) -> Model:
 
 
 def experts_of(config: Any, ffn: int) -> Experts:
-    """The experts of a config that says how many there are as Qwen's does. Args: ffn the width of one."""
+    """The experts of a config that says how many there are as Qwen's does.
+
+    Args:
+        config: the checkpoint's.
+        ffn: the width of one expert.
+    """
     normalised = bool(config.norm_topk_prob)
     return checked(Experts(config.num_experts, config.num_experts_per_tok, ffn, normalised=normalised))
 
