@@ -20,7 +20,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53)]
 Figure = Annotated[float, Field(strict=True, ge=0, le=1e18, allow_inf_nan=False)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Machine:
     """Where it was measured."""
 
@@ -33,7 +33,7 @@ class Machine:
     packages: dict[str, str]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Described:
     """A build's form, as far as anything is computed with it."""
 
@@ -48,7 +48,7 @@ class Described:
     context: Size | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Row:
     """An operation of a compute plan."""
 
@@ -57,7 +57,7 @@ class Row:
     status: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Value:
     """What a measurement found, as far as it is read."""
 
@@ -69,7 +69,7 @@ class Value:
     programs: Size | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Line:
     """A measurement."""
 
@@ -79,7 +79,7 @@ class Line:
     detail: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Variant:
     """A build in a context."""
 
@@ -90,14 +90,14 @@ class Variant:
     measurements: dict[str, Line]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Engine:
     """What ran the programs."""
 
     name: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Result:
     """The whole file."""
 
