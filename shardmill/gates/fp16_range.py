@@ -60,9 +60,8 @@ class Row:
 def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     """One row per operation of every program, in the order of a pass, over passes of the widest width.
 
-    Of a program with a function for each width it is the widest that the text fills, and the rest of the text is left
-    out: it would go through another function, whose results have names of their own. So would it in other contexts than
-    the whole one, which is taken.
+    A program with one function per width is run only at the widest width that the text fills, in its whole context.
+    Tokens left over are skipped, because another function would take them, whose results have names of their own.
     """
     engine.reset()
     engine.fit(engine.slots)

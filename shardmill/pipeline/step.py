@@ -40,7 +40,8 @@ class Step:
         also: modules of what the step runs in another process.
         wording: whether texts that the code says get into the result.
         kept: whether the store keeps the result; False for what is made in no time.
-        on_the_side: whether `shardmill why` makes it, for itself, to see what comes after.
+        on_the_side: whether `shardmill why` runs this step in its scratch folder, because later steps depend on its
+            output.
         wanted: whether a config has a use for the step; without it, every build has.
         gated: whether a job waits for every gate.
         delivered: whether a finished build is asked for what it makes.

@@ -1,4 +1,4 @@
-"""The work of a server of an encoder: one text at a time, in the order of arrival."""
+"""The work of a server of an encoder: up to 64 texts a turn, in the order of arrival."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ cent; what it has gained it may lose again, up to a bound.
 """
 
 _LONG = 200  # tokens from which on a request gets no more
-_LEAST, _MOST = 0.01, 0.018  # of a request's length: what it begins with, the rest of the one before in between
+# A request begins with what the one before left, but with at least _LEAST and at most _MOST of its own length.
+_LEAST, _MOST = 0.01, 0.018
 _GRANT = 0.007  # per pass
 _BOUND = 8.0
 
