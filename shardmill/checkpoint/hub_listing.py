@@ -81,7 +81,7 @@ def list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[
         access: the hub.
 
     Raises:
-        CheckpointError: a name leads out of the checkpoint, or an id is none.
+        CheckpointError: a name leads out of the checkpoint, or an id or a size is invalid.
     """
     with understood(access.endpoint):
         # The public get_cached_repo_tree leaves out the sha256 that its file holds.
@@ -108,7 +108,9 @@ def _checked(files: Iterable[RemoteFile], repo: str) -> dict[str, RemoteFile]:
         check_name(file.name, repo)
         sound = _GIT_ID.fullmatch(file.blob_id) and (file.sha256 is None or _SHA256.fullmatch(file.sha256))
         if not sound or type(file.size) is not int or not 0 <= file.size < 2**63:
-            raise CheckpointError(f"{repo}: {file.name}: the hub lists it with an id or a size that is none; refused")
+            raise CheckpointError(
+                f"{repo}: {file.name}: the hub lists it with an invalid id or size; check HF_ENDPOINT"
+            )
         checked[file.name] = file
     return checked
 
