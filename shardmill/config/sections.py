@@ -101,15 +101,23 @@ class Benchmark:
     """What the benchmark measures: every drafter on the text tiled to each length, and on every task's prompts."""
 
     text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = "resources/text/code.txt"
-    prompt_tokens: Annotated[tuple[Annotated[StrictInt, Field(ge=1)], ...], Field(min_length=1)] = (100, 200, 372, 800)
+    prompt_tokens: Annotated[
+        tuple[Annotated[StrictInt, Field(ge=1)], ...],
+        Field(min_length=1, description="Prompt lengths; those that the context has no room for are not run."),
+    ] = (100, 200, 372, 800)
     task_prompts: Annotated[str, Field(description="Folder with a folder of prompts per task.")] = "resources/tasks"
-    tasks: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = (
-        "code_edit", "summary", "question", "copying", "free_text",
-    )  # fmt: skip
-    prompts_per_task: Annotated[StrictInt, Field(ge=1)] = 3
+    tasks: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...],
+        Field(description="Tasks to measure, by the folders in task_prompts; none where empty."),
+    ] = ("code_edit", "summary", "question", "copying", "free_text")
+    prompts_per_task: Annotated[
+        StrictInt, Field(ge=1, description="Prompts of each task, in the order of their names.")
+    ] = 3
     drafters: Annotated[
         tuple[Drafter, ...],
         Field(min_length=1, description="Each is measured against T = 1; none is T = 1 against itself."),
     ] = DRAFTERS
-    new_tokens: Annotated[StrictInt, Field(ge=2)] = 80
-    repetitions: Annotated[StrictInt, Field(ge=1)] = 5
+    new_tokens: Annotated[StrictInt, Field(ge=2, description="Tokens generated per request.")] = 80
+    repetitions: Annotated[
+        StrictInt, Field(ge=1, description="Pairs of requests per prompt and drafter, of which the median counts.")
+    ] = 5
