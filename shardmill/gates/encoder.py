@@ -16,9 +16,10 @@ from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import psnr, relative_error
+from shardmill.gates.parity import relative_error
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.weights import PackageWeights
+from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED
 from shardmill.models.buckets import apart, arrays, columns

@@ -16,12 +16,13 @@ from torch import Tensor
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import psnr, relative_error, width_measure
+from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import compared_widths, cut
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.weights import PackageWeights
+from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.plan import Part

@@ -21,6 +21,7 @@ from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
+from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
@@ -36,13 +37,6 @@ def relative_error(value: Any, expected: Any) -> float:
     a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
     norm = np.linalg.norm(b, axis=-1)
     return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
-
-
-def psnr(value: Any, expected: Any) -> float:
-    """The peak signal-to-noise ratio in dB, where the peak is the largest expected magnitude."""
-    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    noise = float(np.mean((a - b) ** 2))
-    return float(20 * np.log10(np.abs(b).max()) - 10 * np.log10(max(noise, 1e-30)))
 
 
 class Runner:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
+from shardmill.lane.figures import psnr
 from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
 from shardmill.lane.plan import planned
 
@@ -81,7 +82,7 @@ def parity(job: Job, width: int) -> Found:
         exact.append(job.array(row["fp32"]).ravel())
         shipped.append(job.array(row["fp16"]).ravel())
     got, fp32, fp16 = (np.concatenate(each) for each in (found, exact, shipped))
-    value = {"psnr": _psnr(got, fp32), "psnr_expected": _psnr(fp16, fp32), "psnr_emulated": _psnr(got, fp16)}
+    value = {"psnr": psnr(got, fp32), "psnr_expected": psnr(fp16, fp32), "psnr_emulated": psnr(got, fp16)}
     limit = job.kit.content["limits"]["psnr"]
     if not value["psnr"] >= limit:  # nor is NaN enough
         raise WrongError(f"psnr is {value['psnr']:.2f} dB against fp32, must be at least {limit:g}", value)
@@ -151,10 +152,3 @@ def _rows(job: Job, width: int) -> list[Any]:
     if not rows:
         raise Refused("no recorded pass of this width calls the program")
     return rows
-
-
-def _psnr(value: Floats, expected: Floats) -> float:
-    """The peak signal-to-noise ratio in dB, where the peak is the largest expected magnitude."""
-    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    noise = float(np.mean((a - b) ** 2))
-    return float(20 * np.log10(max(np.abs(b).max(), 1e-30)) - 10 * np.log10(max(noise, 1e-30)))

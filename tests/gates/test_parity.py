@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shardmill.gates import parity
-from shardmill.gates.parity import psnr, relative_error
+from shardmill.gates.parity import relative_error
+from shardmill.lane.figures import psnr
 from shardmill.models.calls import Calls
 
 
@@ -38,6 +39,7 @@ def test_psnr_is_twenty_decibels_per_factor_of_ten() -> None:
     assert psnr(expected + 0.1, expected) == pytest.approx(40)
     assert psnr(expected + 0.01, expected) == pytest.approx(60)
     assert psnr(expected, expected) > 200
+    assert math.isfinite(psnr(expected, np.zeros_like(expected)))
 
 
 class Remembered:

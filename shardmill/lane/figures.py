@@ -1,0 +1,14 @@
+"""Figures that the library's gates and a device's measurements compute alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def psnr(value: Any, expected: Any) -> float:
+    """The peak signal-to-noise ratio in dB, where the peak is the largest expected magnitude. NaN stays NaN."""
+    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
+    noise = float(np.mean((a - b) ** 2))
+    return float(20 * np.log10(max(np.abs(b).max(), 1e-30)) - 10 * np.log10(max(noise, 1e-30)))
