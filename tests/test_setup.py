@@ -16,6 +16,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from typer.main import get_command
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -225,9 +226,26 @@ def test_ci_runs_what_a_developer_runs() -> None:
     assert any(name.startswith("macos") for name in systems)
 
 
+def pages() -> list[Path]:
+    """What a reader is given."""
+    return [ROOT / "README.md", ROOT / "configs/README.md", *(ROOT / "docs").glob("*.md")]
+
+
+def test_commands_that_documents_name_exist() -> None:
+    """In code, or at the beginning of a line of it."""
+    from shardmill.cli import app
+
+    known = get_command(app).commands
+    for page in pages():
+        code = re.findall(r"```bash\n(.*?)```|`([^`\n]+)`", page.read_text(), re.DOTALL)
+        for line in (line for block, span in code for line in (block or span).splitlines()):
+            named = re.match(r"(?:sudo )?shardmill ([a-z][a-z-]*)", line)
+            assert not named or named[1] in known, f"{page.name} names {line!r}"
+
+
 def test_files_that_documents_name_exist() -> None:
     """A link or a path in README and docs/ leads somewhere."""
-    for page in (ROOT / "README.md", ROOT / "configs/README.md", *(ROOT / "docs").glob("*.md")):
+    for page in pages():
         text = page.read_text()
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             if not target.startswith("http"):
