@@ -20,7 +20,6 @@ PACKAGE = Path(regular.__file__).parent
 # Each JSON that is parsed without files.py, with the reason.
 OTHER_JSON = {
     "files.py": "it is the one place",
-    "checkpoint/headers.py": "a header is refused if a key is there twice, and it catches what goes too deep itself",
     "decode/drafters/evidence.py": "a file of the package; decode uses nothing else of shardmill",
     "lane/kit.py": "a kit runs without the rest of shardmill; it catches what goes too deep itself",
     "lane/results.py": "likewise",
