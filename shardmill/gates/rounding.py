@@ -15,6 +15,8 @@ from shardmill.gates.measurement import Measurement
 from shardmill.gates.stored import ROWS, Stored
 from shardmill.gates.weights import Chosen, PackageWeights
 
+TOO_SMALL = ", of which rows are so small that fp16 has no scale for them; give it the form fp16 in a recipe"
+
 
 def weights_kept(stored: PackageWeights, source: Path) -> Iterator[Measurement]:
     """How far the stored weights are from the checkpoint's, and where a quantiser chose codes, from those.
@@ -43,13 +45,14 @@ def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> tupl
     """
     worst, where, weights = 0.0, "", PartWeights(stored.part, source)
     for path in paths:
-        label = weights.tensors[path][0].label
-        for rows, expected, step in _blocks(stored.stored(path), weights, path, source):
+        label, kept = weights.tensors[path][0].label, stored.stored(path)
+        lost = kept.scale is not None and not bool(kept.scale.all())
+        for rows, expected, step in _blocks(kept, weights, path, source):
             steps = float(rows.sub_(expected).abs_().div_(step).max())
             if math.isnan(steps):
                 return steps, label
             if steps > worst:
-                worst, where = steps, label
+                worst, where = steps, f"{label}{TOO_SMALL if lost and steps > 1 else ''}"
     return worst, where
 
 

@@ -54,6 +54,27 @@ def test_one_weight_off_by_two_steps_is_named(
     assert where == f"model.{name}"
 
 
+def test_rows_without_a_scale_come_with_the_remedy(
+    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """coremltools makes zeros of a row whose largest value is under 127 times the half of fp16's smallest number."""
+    tiny_row = original[PROJECTION].clone()
+    tiny_row[3] = 3e-6
+    held = stored.stored
+
+    def with_zeros(path: str) -> Stored:
+        found = held(path)
+        if path != PROJECTION:
+            return found
+        codes, scale, _ = to_integers(tiny_row, form("int8").levels)
+        return Stored(codes, scale.float()[:, None])
+
+    monkeypatch.setattr(stored, "stored", with_zeros)
+    worst, where = steps_from(monkeypatch, stored, {**original, PROJECTION: tiny_row})
+    assert 40 < worst < 60
+    assert where.startswith(f"model.{PROJECTION}, of which rows are so small") and "form fp16" in where
+
+
 def test_a_nan_is_no_small_distance(
     stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
