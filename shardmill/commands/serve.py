@@ -29,37 +29,51 @@ if TYPE_CHECKING:
 LIMIT = "default: as many tokens as the context holds"
 
 
+Host = Annotated[str, typer.Option(help="Address to listen at.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="SHARDMILL_API_KEY", help="Key that clients must send; safer as a variable.")
+]
+DefaultDrafter = Annotated[str, typer.Option(help=f"For requests that name none: {DRAFTERS}.")]
+DraftTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="File that learned begins with, if there is one, and that is written at the end. "
+        "It holds token sequences of the requests."
+    ),
+]
+Queue = Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")]
+LongestPrompt = Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")]
+LongestAnswer = Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")]
+LongestBody = Annotated[int, typer.Option(min=1, help="Longest request body.")]
+Grace = Annotated[float, typer.Option(min=0, help="Time for the running request at shutdown.")]
+Warm = Annotated[
+    bool, typer.Option("--warm", help="Listen while the programs are being loaded; /health tells how far that is.")
+]
+GuardMargin = Annotated[
+    float, typer.Option(min=0, help="Rows of wide passes whose two best logits are closer are run again alone.")
+]
+
+
 def serve(
     build: Build,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="SHARDMILL_API_KEY", help="Key that clients must send; safer as a variable.")
-    ] = None,
-    drafter: Annotated[str, typer.Option(help=f"For requests that name none: {DRAFTERS}.")] = "ngram",
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: ApiKey = None,
+    drafter: DefaultDrafter = "ngram",
     draft_build: DraftBuild = None,
     policy: PolicyName = "cost_model",
-    draft_table: Annotated[
-        Path | None,
-        typer.Option(
-            help="File that learned begins with, if there is one, and that is written at the end. "
-            "It holds token sequences of the requests."
-        ),
-    ] = None,
+    draft_table: DraftTable = None,
     context_policy: ContextOption = "stop",
     chat_template: TemplateFile = None,
-    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")] = 64,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")] = None,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 1 << 20,
-    grace_seconds: Annotated[float, typer.Option(min=0, help="Time for the running request at shutdown.")] = 10.0,
+    queue: Queue = 64,
+    max_prompt_tokens: LongestPrompt = None,
+    max_tokens: LongestAnswer = None,
+    max_body_bytes: LongestBody = 1 << 20,
+    grace_seconds: Grace = 10.0,
     precision: Precision = "fp32",
-    warm: Annotated[
-        bool, typer.Option("--warm", help="Listen while the programs are being loaded; /health tells how far that is.")
-    ] = False,
-    guard_margin: Annotated[
-        float, typer.Option(min=0, help="Rows of wide passes whose two best logits are closer are run again alone.")
-    ] = 0.0,
+    warm: Warm = False,
+    guard_margin: GuardMargin = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
     from shardmill.serve.loopback import is_loopback
@@ -89,8 +103,7 @@ def serve(
     )
     if settings.api_key is None and not is_loopback(host):
         typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
-    warming = _programs(build, draft_build) if warm else None
-    _run(build, draft_build, settings, precision, chat_template, warming)
+    _run(build, draft_build, settings, precision, chat_template, _programs(build, draft_build) if warm else None)
 
 
 def _run(

@@ -46,6 +46,8 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
         raise ConfigError(f"{name}: expected a mapping of keys, see configs/README.md")
     if "batch" in content and "model" not in content:
         raise ConfigError(f"{name}: a batch of several models; give the config of one of them")
+    if "\0" in (text := _text(content)) or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{name}: holds a character that no file's name can have")
     try:
         config = TypeAdapter(Config).validate_python(_renamed(content, name))
     except ValidationError as error:
@@ -53,6 +55,15 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     for problem in problems(config, root):
         raise ConfigError(f"{name}: {problem}")
     return config
+
+
+def _text(content: Any) -> str:
+    """Every string in nested mappings and lists, one after the other."""
+    if isinstance(content, Mapping):
+        return "".join(map(_text, [*content.keys(), *content.values()]))
+    if isinstance(content, list | tuple):
+        return "".join(map(_text, content))
+    return content if isinstance(content, str) else ""
 
 
 def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -101,6 +101,8 @@ def read(content: Any, name: str) -> Recipe:
     if content["schema"] != SCHEMA or not isinstance(content["schema"], int):
         raise ConfigError(f"{name}: schema {content['schema']!r}, this shardmill reads {SCHEMA}")
     for where, given in (("default", content["default"]), *content["matrices"].items()):
+        if not where.isascii():
+            raise ConfigError(f"{name}: {where!a}: no matrix has such a name")
         try:
             form(given if isinstance(given, str) else repr(given))
         except ConfigError as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.gates.held import HeldWeights
-from shardmill.gates.naming import Origin, Weights
+from shardmill.gates.naming import Origin, Weights, origin_of
 from shardmill.gates.stored import rows_at_once
 
 
@@ -33,7 +33,7 @@ def lend(module: nn.Module, prefix: str, origins: Mapping[str, Origin], weights:
     lent = set()
     for path, linear in _linear(module):
         name = f"{path}.weight"
-        origin = origins.get(prefix + name) or Origin(tensors=[(prefix + name, "")])
+        origin = origin_of(prefix + name, origins)
         if origin.converter is None:
             ((on_disk, _),) = origin.tensors
             rows = partial(matrix_rows, weights, on_disk)

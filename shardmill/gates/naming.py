@@ -7,7 +7,7 @@ parameter at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,11 @@ def origins(model: nn.Module, names: Iterable[str]) -> dict[str, Origin]:
     return found
 
 
+def origin_of(name: str, known: Mapping[str, Origin]) -> Origin:
+    """What a parameter is made from, by what `origins` found; a name that it lacks is one on disk."""
+    return known.get(name) or Origin(tensors=[(name, "")])
+
+
 def loaded(name: str, known: dict[str, Origin], weights: Weights) -> Tensor:
     """The value of a parameter in fp32.
 
@@ -50,7 +55,7 @@ def loaded(name: str, known: dict[str, Origin], weights: Weights) -> Tensor:
         known: what `origins` found; a name that it lacks is one on disk.
         weights: gives the tensors on disk by name.
     """
-    origin = known.get(name) or Origin(tensors=[(name, "")])
+    origin = origin_of(name, known)
     if origin.converter is None:
         ((on_disk, _),) = origin.tensors
         return weights(on_disk).float()

@@ -126,8 +126,6 @@ def _settled(content: Any, name: str) -> Config:
         return settle(found, name)
     except OSError as error:  # a folder that may not be entered, or a name that no file can have
         raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
-    except ValueError as error:  # a name with a character that no file's may have
-        raise ConfigError(f"{name}: {error}") from error
 
 
 def file_problems(config: Config) -> list[str]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardmill.pipeline.memory import NOTHING, Need
-from shardmill.pipeline.task import RECEIPT as RECEIPT
-from shardmill.pipeline.task import Task
+from shardmill.pipeline.task import RECEIPT, Task
 
 if TYPE_CHECKING:
     from shardmill.config import Config

@@ -25,10 +25,9 @@ from shardmill.pipeline.dag import Job
 from shardmill.pipeline.foreseen import foreseen
 from shardmill.pipeline.perform import arguments, describe
 from shardmill.pipeline.remote import Refused
-from shardmill.pipeline.step import RECEIPT
 from shardmill.pipeline.store import Store, intact, read_entry, read_receipt, write_receipt
 from shardmill.pipeline.table import RECORD, STEPS
-from shardmill.pipeline.task import Action, Task, source_folder
+from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
 from shardmill.quiet import quiet, quiet_transformers
 
 log = logging.getLogger(__name__)

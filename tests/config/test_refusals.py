@@ -37,6 +37,12 @@ def test_a_batch_where_one_model_is_asked_for_is_told() -> None:
     assert refusal({"batch": ["a.yaml"]}) == "a batch of several models; give the config of one of them"
 
 
+@pytest.mark.parametrize("letter", ["\0", "\ud800"])
+def test_a_character_that_no_file_s_name_can_have_is_refused(letter: str) -> None:
+    for changes in ({"model": letter}, {"convert": {"precision": letter}}, {"benchmark": {"tasks": [letter]}}):
+        assert refusal(settings(**changes)) == "holds a character that no file's name can have"
+
+
 def test_a_missing_commit_comes_with_the_command_that_prints_it() -> None:
     """The line that demands a commit says how to get it, for this very repository."""
     line = refusal(settings(source={"repo": "some/model"}))

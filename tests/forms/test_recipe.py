@@ -9,7 +9,7 @@ import pytest
 
 from shardmill.errors import ConfigError
 from shardmill.files import write_json
-from shardmill.forms.recipe import called, misfits, recipe
+from shardmill.forms.recipe import called, misfits, read, recipe
 
 SHAPES = {
     "layers.0.norm.weight": (96,),
@@ -23,6 +23,11 @@ PROJECTION, HEAD, ROUTER = "layers.0.mlp.down_proj.weight", "lm_head.weight", "l
 def written(folder: Path, **content: Any) -> str:
     write_json(folder / "recipe.json", {"schema": 1, "default": "int8", "matrices": {}} | content)
     return str(folder / "recipe.json")
+
+
+def test_a_matrix_whose_name_can_t_be_written_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"r\.json: '\\ud800': no matrix has such a name"):
+        read({"schema": 1, "default": "int8", "matrices": {"\ud800": "int4"}}, "r.json")
 
 
 def test_a_file_says_the_form_of_each_matrix(tmp_path: Path) -> None:
