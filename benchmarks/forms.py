@@ -6,8 +6,8 @@ The checkpoint is split in two parts of layers and a head, and converted in INT8
 Single tokens through the programs of form `range` say what is right. Then every form decodes every prompt with every
 drafter, always drafting, in fp32, and each token is compared. A drafter's session is one for all prompts: every second
 prompt goes on where an answer before it was cut off, so that a prefix is taken over and wrong drafts lie behind it. The
-draft model is the model's own first half under its head. Prompts are those of the benchmark's tasks, in several
-lengths. The exit code is 1 if any token differs.
+draft model is the model's own first half under its head; what it drafts after a text is computed once for all forms.
+Prompts are those of the benchmark's tasks, in several lengths. The exit code is 1 if any token differs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from shardmill.checkpoint.fetch import fetch
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.table import write_table
-from shardmill.decode import DRAFTERS, Session, create_drafter, run
+from shardmill.decode import DRAFTERS, Drafter, Session, create_drafter, run
+from shardmill.decode.drafters.base import Draft
+from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.models.hf_config import load_hf_config
 from shardmill.pipeline.steps.split import split
@@ -81,6 +83,22 @@ class Made:
         heads = [part for part in self.manifest["parts"] if part["kind"] == "head"]
         with quiet_coremltools(), machine.load_programs_as("fp32"):
             return Engine({**self.manifest, "parts": [*layers, *heads]}, Path("/"))
+
+
+class OncePerText(DraftModelDrafter):
+    """A draft model that is asked once for each text; it drafts the same whatever the form of the target is."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(Session(engine), vocab=engine.vocab)
+        self.known: dict[tuple[tuple[int, ...], int], Draft] = {}
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        """See `Drafter`."""
+        key = tuple(context), limit
+        if key not in self.known:
+            self.reset(context)  # texts that were known are not in its cache
+            self.known[key] = super().propose(context, limit)
+        return self.known[key]
 
 
 def chosen(form: str, context: int, shorter: Sequence[int]) -> dict[str, Any]:
@@ -134,9 +152,9 @@ def answers(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[C
     return found
 
 
-def compared(form: str, name: str, engine: Engine, draft: Engine, cases: Sequence[Case]) -> Row:
+def compared(form: str, name: str, engine: Engine, drafter: Drafter, cases: Sequence[Case]) -> Row:
     """One form with one drafter on all prompts."""
-    session, drafter, begin = Session(engine), create_drafter(name, draft_session=Session(draft)), time.perf_counter()
+    session, begin = Session(engine), time.perf_counter()
     different = drafted = accepted = reused = 0
     for prompt, expected in cases:
         result = run(session, prompt, max_new_tokens=len(expected), drafter=drafter, policy=AlwaysDraft())
@@ -160,8 +178,8 @@ def main() -> None:
     parser.add_argument("--task-prompts", type=Path, default=Path("resources/tasks"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with TemporaryDirectory() as name:
-        home = Path(name)
+    with TemporaryDirectory() as folder:
+        home = Path(folder)
         fetch(path=args.checkpoint, repo=None, revision=None, dest=home / "source", cache=HashCache(home / "hashes"))
         builds = {}
         for form in dict.fromkeys(["range", *args.forms]):
@@ -171,11 +189,12 @@ def main() -> None:
         first = builds["range"].engine()
         room = args.context - 2 * args.tokens - WIDEST
         cases = answers(first, texts(home / "source", args.task_prompts, args.prompts // 2, room), args.tokens)
-        draft, rows = builds["range"].engine(parts=1), []
+        draft, rows = OncePerText(builds["range"].engine(parts=1)), []
         for form in args.forms:
             engine = first if form == "range" else builds[form].engine()
-            for drafter in args.drafters:
-                rows.append(compared(form, drafter, engine, draft, cases))
+            for name in args.drafters:
+                drafter = draft if name == draft.name else create_drafter(name)
+                rows.append(compared(form, name, engine, drafter, cases))
                 print(json.dumps(asdict(rows[-1])), file=sys.stderr, flush=True)
     sizes = {form: one.bytes / builds["range"].bytes for form, one in builds.items()}
     found = {"machine": machine.machine(), "prompts": len(cases), "bytes": sizes, "rows": [asdict(row) for row in rows]}
