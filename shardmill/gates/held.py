@@ -106,7 +106,7 @@ class HeldWeights(ABC):
         for held in made:
             (row, column), (count, width) = held.at, held.shape
             stored = self._shared(held.path)
-            for rows in stored.rows(row, row + count, rows_at_once(stored.values.shape[1])):
+            for rows in stored.rows(row, row + count):
                 yield undone(rows[:, column : column + width], held.source)
 
     def _shared(self, path: str) -> Stored:

@@ -12,7 +12,7 @@ from torch import Tensor
 from shardmill.convert.weights import PartWeights, block
 from shardmill.forms.form import matrices
 from shardmill.gates.measurement import Measurement
-from shardmill.gates.stored import ROWS, Stored
+from shardmill.gates.stored import Stored
 from shardmill.gates.weights import Chosen, PackageWeights
 
 TOO_SMALL = ", of which rows are so small that fp16 has no scale for them; give it the form fp16 in a recipe"
@@ -78,9 +78,11 @@ def _blocks(kept: Stored, weights: PartWeights, path: str, source: Path) -> Iter
     tensors = weights.tensors[path]
     original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
     original = original.reshape(kept.values.shape)
-    for i, rows in enumerate(kept.rows()):
-        expected = original[i * ROWS : (i + 1) * ROWS].float()
-        yield rows, expected, kept.steps(expected, i * ROWS)
+    first = 0
+    for rows in kept.rows():
+        expected = original[first : first + len(rows)].float()
+        yield rows, expected, kept.steps(expected, first)
+        first += len(rows)
 
 
 def codes_differ(stored: PackageWeights, chosen: Chosen, paths: list[str]) -> tuple[int, str]:

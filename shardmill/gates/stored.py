@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,8 +10,7 @@ import torch
 from torch import Tensor
 
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
-ROWS = 1024  # expanded to fp32 at a time: 34 MB of a matrix with 8192 columns
-BLOCK = 1 << 22  # numbers of a matrix, of whatever width, that are fp32 at a time where that matters more: 17 MB
+BLOCK = 1 << 22  # numbers of a matrix, of whatever width, that are fp32 at a time: 17 MB
 
 
 def rows_at_once(columns: int) -> int:
@@ -42,16 +42,18 @@ class Stored:
         if not self.coded:
             return self.values.float()
         found = torch.empty(self.values.shape)
-        for i, rows in enumerate(self.rows()):
-            found[i * ROWS : (i + 1) * ROWS] = rows
+        first = 0
+        for rows in self.rows():
+            found[first : first + len(rows)] = rows
+            first += len(rows)
         return found
 
-    def rows(self, start: int = 0, stop: int | None = None, count: int = 0) -> Iterator[Tensor]:
-        """Its rows [start, stop) in fp32, `count` or ROWS at a time; the product with the scale is not rounded again.
+    def rows(self, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+        """Its rows [start, stop) in fp32, a block at a time; the product with the scale is not rounded again.
 
         Each block overwrites the one before it: allocating a new one each time would fragment the heap.
         """
-        stop, count = len(self.values) if stop is None else stop, count or ROWS
+        stop, count = len(self.values) if stop is None else stop, rows_at_once(math.prod(self.values.shape[1:]))
         scratch = torch.empty(self.values[:count].shape)
         for first in range(start, stop, count):
             kept = self.values[first : min(first + count, stop)]

@@ -16,7 +16,7 @@ from shardmill.checkpoint.headers import TensorInfo, read_header
 from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement
-from shardmill.gates.stored import ROWS, Stored
+from shardmill.gates.stored import Stored, rows_at_once
 from shardmill.models.sources import turned
 from shardmill.plan import Part, Tensor
 
@@ -44,19 +44,20 @@ def _distance(original: Tensor, source: Path, table: Path) -> tuple[float, str]:
     if stored is None or stored.shape != original.shape:
         found = "none" if stored is None else list(stored.shape)
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
-    worst, where = 0.0, ""
+    worst, where, first = 0.0, "", 0
     scale = _scale(held.get(f"{original.path}.scale"), table.parent)
     vectors = beside(original, source)
     pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
-    for i, (rows, plain) in enumerate(pairs):
-        kept = Stored(rows, None if scale is None else scale[i * ROWS : (i + 1) * ROWS])
+    for rows, plain in pairs:
+        kept = Stored(rows, None if scale is None else scale[first : first + len(rows)])
         expected = turned(plain, original.source, vectors)
-        steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [ROWS], NaN where any is
+        steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [rows], NaN where any is
         token = int(steps.argmax())  # NaN counts as the largest
         if math.isnan(steps[token]) or float(steps[token]) > worst:
-            worst, where = float(steps[token]), f"{original.label}, token {i * ROWS + token}"
+            worst, where = float(steps[token]), f"{original.label}, token {first + token}"
         if math.isnan(worst):
             break
+        first += len(rows)
     return worst, where
 
 
@@ -70,11 +71,12 @@ def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:
 
 
 def _blocks(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
-    """A matrix in fp32, ROWS rows at a time."""
+    """A matrix in fp32, a block of rows at a time."""
     rows, columns = tensor.shape
     dtype = torch.int8 if tensor.dtype == "I8" else DTYPES[tensor.dtype]
-    for first in range(0, rows, ROWS):
-        count = min(ROWS, rows - first)
+    at_once = rows_at_once(columns)
+    for first in range(0, rows, at_once):
+        count = min(at_once, rows - first)
         size, offset = count * columns * dtype.itemsize, tensor.start + first * columns * dtype.itemsize
         raw = np.fromfile(folder / tensor.file, np.uint8, size, offset=offset)
         yield torch.from_numpy(raw).view(dtype).view(count, columns).float()

@@ -10,7 +10,7 @@ import torch
 from models.tiny_families import write_tiny
 from torch import Tensor, nn
 
-from shardmill.gates import by_rows, held
+from shardmill.gates import by_rows, held, stored
 from shardmill.gates.by_rows import lend, matrix_rows, take_back
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.stored import Stored
@@ -20,7 +20,7 @@ from shardmill.gates.weights import PackageWeights
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are no divisor of any matrix here."""
-    for module in (by_rows, held):
+    for module in (by_rows, held, stored):
         monkeypatch.setattr(module, "rows_at_once", lambda columns: 7)
 
 
@@ -36,10 +36,10 @@ def test_a_tensor_comes_in_fp32_and_once(dtype: torch.dtype) -> None:
 def test_rows_of_a_constant_are_scaled_by_their_own_steps(span: tuple[int, int]) -> None:
     """A matrix may begin and end anywhere in a constant that holds several."""
     codes, scale = torch.randint(-128, 128, (20, 6), dtype=torch.int8), torch.rand(20, 1)
-    found = torch.cat([rows.clone() for rows in Stored(codes, scale).rows(*span, count=4)])
+    found = torch.cat([rows.clone() for rows in Stored(codes, scale).rows(*span)])
     assert torch.equal(found, (codes.float() * scale)[slice(*span)])
     tables = torch.randn(5, 16).half()
-    found = torch.cat([rows.clone() for rows in Stored(codes.abs() % 16, tables=tables).rows(*span, count=4)])
+    found = torch.cat([rows.clone() for rows in Stored(codes.abs() % 16, tables=tables).rows(*span)])
     assert torch.equal(found, Stored(codes.abs() % 16, tables=tables).whole()[slice(*span)])
 
 

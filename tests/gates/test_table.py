@@ -40,7 +40,7 @@ def rows(built: tiny.Build) -> Tensor:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks, the last of them shorter."""
     for module in (table, stored):
-        monkeypatch.setattr(module, "ROWS", 100)
+        monkeypatch.setattr(module, "rows_at_once", lambda columns: 100)
 
 
 def test_a_sound_table_is_at_most_rounded(built: tiny.Build) -> None:

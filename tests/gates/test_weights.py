@@ -14,6 +14,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
 from shardmill.forms.form import matrices
+from shardmill.gates import stored as module
 from shardmill.gates.rounding import weight_steps
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
@@ -36,8 +37,7 @@ NOWHERE = Path("nowhere")
 
 def block_rows(patch: pytest.MonkeyPatch, count: int) -> None:
     """So many rows are expanded at a time."""
-    for module in ("rounding", "stored"):
-        patch.setattr(f"shardmill.gates.{module}.ROWS", count)
+    patch.setattr(module, "rows_at_once", lambda columns: count)
 
 
 def test_every_tensor_is_there_in_the_checkpoint_s_shape(
