@@ -67,14 +67,13 @@ def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
 
 def _forward(linear: nn.Linear, rows: Callable[[], Iterable[Tensor]], x: Tensor) -> Tensor:
     """x [..., c] times the matrix, plus the layer's own bias: [..., r]."""
-    out = x.new_empty(*x.shape[:-1], linear.out_features)
-    first = 0
+    found, first = [], 0
     for block in rows():
         last = first + len(block)
         bias = None if linear.bias is None else linear.bias[first:last]
-        out[..., first:last] = nn.functional.linear(x, block, bias)
+        found.append(nn.functional.linear(x, block, bias))
         first = last
-    return out
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
 def _linear(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

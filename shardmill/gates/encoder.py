@@ -17,7 +17,6 @@ from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error
-from shardmill.gates.rounding import weights_kept
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
@@ -79,23 +78,20 @@ def encoder_parity(
     reference: EncoderReference,
     tokens: Sequence[int],
     known: Tensor,
-    source: Path,
     stored: PackageWeights,
     weights: Weights,
 ) -> Iterator[Measurement]:
-    """All measurements of one program.
+    """All measurements of one program but those of its weights.
 
     Args:
         runner: the program.
         reference: transformers' model.
         tokens: the parity text's.
         known: what transformers makes of their passages with the original weights, [n, labels or d].
-        source: the checkpoint's folder.
         stored: the package's weights.
         weights: the checkpoint's, of which the host's tables are taken.
     """
     part, task = runner.part, runner.plan["task"]
-    yield from weights_kept(stored, source)
     texts = passages(tokens, part.tokens, task)
     tables = Tables(runner.plan, weights)
     rows = [tables.rows(text) for text in texts]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.gates.heap import give_back
 from shardmill.gates.naming import Weights, loaded, origins
-from shardmill.gates.reference import give_back, replaced, without_weights
+from shardmill.gates.reference import replaced, without_weights
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.hf_config import load_hf_config
 

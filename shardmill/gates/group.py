@@ -19,7 +19,6 @@ from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import compared_widths, cut
 from shardmill.gates.reference import Reference, checkpoint_weights
-from shardmill.gates.rounding import weights_kept
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
@@ -61,7 +60,7 @@ def group_parity(
     stored: PackageWeights,
     verify: int,
 ) -> Iterator[Measurement]:
-    """All measurements of a group of experts.
+    """All measurements of a group of experts but those of its weights.
 
     Args:
         program: the compiled bundle.
@@ -72,7 +71,6 @@ def group_parity(
         stored: the package's weights.
         verify: the most tokens of a decode pass.
     """
-    yield from weights_kept(stored, source)
     original = checkpoint_weights(source, stored.prefix)
     call, exact = added(reference, part, known["hidden"][part.layer], original)
     index, values = taken_in_turn(part.start, part.end)(call)

@@ -105,8 +105,7 @@ class HeldWeights(ABC):
             return
         for held in made:
             (row, column), (count, width) = held.at, held.shape
-            stored = self._shared(held.path)
-            for rows in stored.rows(row, row + count):
+            for rows in self._shared(held.path).rows(row, row + count):
                 yield undone(rows[:, column : column + width], held.source)
 
     def _shared(self, path: str) -> Stored:

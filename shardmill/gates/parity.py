@@ -18,7 +18,6 @@ from shardmill.gates.measurement import Measurement
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, compared_widths, cut, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
-from shardmill.gates.rounding import weights_kept
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
@@ -103,7 +102,7 @@ class Runner:
 def layers_parity(
     runner: Runner, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> Iterator[Measurement]:
-    """All measurements of a layers part.
+    """All measurements of a layers part but those of its weights.
 
     Args:
         runner: the part's program.
@@ -114,8 +113,6 @@ def layers_parity(
         stored: the package's weights.
     """
     part, indices, boundaries = runner.part, range(runner.part.start, runner.part.end), known["hidden"]
-    yield from weights_kept(stored, source)
-
     x, split = boundaries[part.start], part.form.ends_in_experts
     original = checkpoint_weights(source, stored.prefix)  # of experts that lie in other packages
     with load_programs_as("fp32"):
@@ -243,23 +240,20 @@ def head_parity(
     part: Part,
     reference: Reference,
     known: tuple[Tensor, Tensor],
-    source: Path,
     stored: PackageWeights,
     verify: int,
 ) -> Iterator[Measurement]:
-    """All measurements of a head part.
+    """All measurements of a head part but those of its weights.
 
     Args:
         program: the compiled bundle.
         part: what it was made from.
         reference: transformers' model.
         known: the last layer's output [n, d] and the logits [n, vocab], both with the original weights.
-        source: the checkpoint's folder.
         stored: the package's weights.
         verify: the most tokens of a decode pass.
     """
     hidden, logits = known
-    yield from weights_kept(stored, source)
     rows = hidden.numpy() * np.float32(part.graph.stream_scale)
 
     def run(width: int) -> Floats:

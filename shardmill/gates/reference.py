@@ -8,10 +8,8 @@ the packages (is the program the graph?). Everything is fp32, attention is trans
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import by_rows, routed
+from shardmill.gates.heap import give_back
 from shardmill.gates.naming import Weights, loaded, origins
 from shardmill.gates.stand_ins import Blocks, Skipped, Unnormed
 from shardmill.models.hf_config import load_hf_config
@@ -283,16 +282,3 @@ def _at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
         return tuple(table[:, position_ids[0]] for table in tables)
 
     return longer
-
-
-def give_back() -> None:
-    """Returns freed memory to the system: glibc keeps what lies between blocks in use, hundreds of MB by now."""
-    trim = _trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    """glibc's malloc_trim. Looked up once: every CDLL makes a class, which only the collector frees."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shardmill.convert.weights import PartWeights, block
 from shardmill.forms.form import matrices
+from shardmill.gates.heap import give_back
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import Chosen, PackageWeights
@@ -45,15 +47,24 @@ def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> tupl
     """
     worst, where, weights = 0.0, "", PartWeights(stored.part, source)
     for path in paths:
-        label, kept = weights.tensors[path][0].label, stored.stored(path)
-        lost = kept.scale is not None and not bool(kept.scale.all())
-        for rows, expected, step in _blocks(kept, weights, path, source):
-            steps = float(rows.sub_(expected).abs_().div_(step).max())
-            if math.isnan(steps):
-                return steps, label
-            if steps > worst:
-                worst, where = steps, f"{label}{TOO_SMALL if lost and steps > 1 else ''}"
+        steps, lost = _steps(stored, weights, path, source)
+        give_back()
+        if math.isnan(steps) or steps > worst:
+            worst, where = steps, weights.tensors[path][0].label + (TOO_SMALL if lost and steps > 1 else "")
+        if math.isnan(worst):
+            break
     return worst, where
+
+
+def _steps(stored: PackageWeights, weights: PartWeights, path: str, source: Path) -> tuple[float, bool]:
+    """The same of one constant, NaN included; and whether any of its channels has a scale of 0.
+
+    It is gone when the next is read.
+    """
+    kept = stored.stored(path)
+    blocks = _blocks(kept, weights, path, source)
+    found = [float(rows.sub_(expected).abs_().div_(step).max()) for rows, expected, step in blocks]
+    return float(np.max(found)), kept.scale is not None and not bool(kept.scale.all())  # np.max keeps NaN
 
 
 def kept_db(stored: PackageWeights, source: Path) -> dict[str, float]:

@@ -137,16 +137,21 @@ class Compared:
 
 
 def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
-    """Compares logits [n, vocab]. Args: following the token after each position [n]."""
-    rows = []
-    blocks = (torch.split(values, POSITIONS) for values in (original, shipped, following))
-    for block, other, target in zip(*blocks, strict=True):
-        p, q = log_softmax(block, -1), log_softmax(other, -1)
+    """Compares logits [n, vocab]. Args: following the token after each position [n].
+
+    What is kept has its place from the start: between blocks that come and go it would hold hundreds of MB.
+    """
+    n = len(following)
+    found = Compared(torch.empty(n), torch.empty(n), torch.empty(n, dtype=torch.bool), torch.empty(n), torch.empty(n))
+    for first in range(0, n, POSITIONS):
+        rows = slice(first, first + POSITIONS)
+        p, q = log_softmax(original[rows], -1), log_softmax(shipped[rows], -1)
         best = p.topk(2, dim=-1).values
-        losses = (-x.gather(1, target[:, None])[:, 0] for x in (p, q))
-        divergence = kl_div(q, p, reduction="none", log_target=True).sum(-1)
-        rows.append((divergence, best[:, 0] - best[:, 1], p.argmax(-1) == q.argmax(-1), *losses))
-    return Compared(*map(torch.cat, zip(*rows, strict=True)))
+        found.divergence[rows] = kl_div(q, p, reduction="none", log_target=True).sum(-1)
+        found.margin[rows] = best[:, 0] - best[:, 1]
+        found.agree[rows] = p.argmax(-1) == q.argmax(-1)
+        found.loss[rows], found.shipped_loss[rows] = (-x.gather(1, following[rows, None])[:, 0] for x in (p, q))
+    return found
 
 
 def top1(found: Compared) -> Measurement | NotRun:

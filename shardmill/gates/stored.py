@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
-BLOCK = 1 << 22  # numbers of a matrix, of whatever width, that are fp32 at a time: 17 MB
+BLOCK = 8_000_000  # numbers of a matrix in fp32 at a time: glibc keeps up to 32 MB for the next, others it gives back
 
 
 def rows_at_once(columns: int) -> int:

@@ -30,6 +30,7 @@ class Sizes:
     part: float = 0.0  # of the job's own part
     largest: float = 0.0  # of the largest tensor of that part, or of all programs
     layer: float = 0.0
+    whole: float = 0.0  # of a layer that transformers is given whole: not where it takes linear layers by rows
     model: float = 0.0  # of all programs
     table: float = 0.0  # of the embedding table
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
@@ -47,6 +48,7 @@ class Need:
     part: float = 0.0
     largest: float = 0.0
     layer: float = 0.0
+    whole: float = 0.0
     model: float = 0.0
     table: float = 0.0
     expanded: float = 0.0
@@ -58,7 +60,7 @@ class Need:
         """The sum in MB, rounded up."""
         items = [field.name for field in fields(self) if field.name != "base"]
         shares: list[float] = [getattr(self, name) * getattr(sizes, name) for name in items]
-        reads_layers = self.layer or self.table
+        reads_layers = self.layer or self.whole or self.table
         return ceil(self.base + sum(shares) + (sizes.wide if reads_layers else 0))
 
 
@@ -133,12 +135,13 @@ def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> S
     layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
     table = rows["embedding"]["parameters"]
     layer = layers / plan["architecture"]["layers"] / MILLION
-    encoders = (name for name, row in rows.items() if row["kind"] == "encoder")
+    encoders = [name for name, row in rows.items() if row["kind"] == "encoder"]
     buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))
     return Sizes(
         part=own["parameters"] / MILLION,
         largest=own["largest_tensor"] / MILLION,
         layer=layer,
+        whole=layer if encoders or plan["architecture"]["graph"]["experts"] else 0.0,
         model=(sum(row["parameters"] for row in rows.values()) - table) / MILLION,
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,

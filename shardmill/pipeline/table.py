@@ -150,7 +150,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         reads={"summary": PLAN, "record": RECORD},
         outside={"text": configured.parity_text},
         params={"parity": lambda config: configured.settings(config)["parity"]},
-        needs=Need(850, layer=4, table=2, logits=12),  # fp32, three times over
+        needs=Need(950, whole=4, table=2, logits=12),  # fp32, three times over
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
         lane=1,
         amount="in fp32",
@@ -208,7 +208,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"verdict": "parity/{part}.json"},
         reads={"summary": PLAN, "part": PART, "record": RECORD},
         takes={"recipe": RECIPE, "states": STATES, "package": PACKAGE, "bundle": BUNDLE, "codes": dag.made_by("codes")},
-        needs=Need(850, part=1.4, layer=3.5, expanded=8),
+        needs=Need(850, part=1.75, whole=3.5, expanded=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         lane=0.75,
         amount="# gate file",
@@ -225,7 +225,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "table": TABLE,
             "chosen": dag.made_by("search"),
         },
-        needs=Need(1000, model=1.0, layer=3.5, expanded=8, logits=12),
+        needs=Need(1200, model=1.4, whole=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         drawn="parity",
     ),

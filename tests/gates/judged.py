@@ -12,9 +12,10 @@ import tiny
 import torch
 from torch import Tensor
 
-from shardmill.gates import group, measurement, parity, reference, stack
+from shardmill.gates import measurement, reference, stack
 from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
+from shardmill.pipeline.steps.parity import measurements
 from shardmill.pipeline.steps.reference import carry
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
@@ -48,19 +49,10 @@ def text(source: Path) -> tuple[int, ...]:
 def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
-    known_model = reference.Reference(build.source, tiny.CONTEXT, carry(build.plan))
-    stored, states = PackageWeights(program, piece), known(build.source, carry(build.plan))
-    if piece.kind == "layers":
-        runner = parity.Runner(program, piece, build.plan)
-        few = {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
-        found = parity.layers_parity(runner, known_model, few, build.source, stored)
-    elif piece.kind == "experts":
-        few = {"hidden": states["hidden"][:, :POSITIONS]}
-        found = group.group_parity(program, piece, known_model, few, build.source, stored, build.plan["verify"])
-    else:
-        pair = states["hidden"][-1], states["logits"]
-        found = parity.head_parity(program, piece, known_model, pair, build.source, stored, build.plan["verify"])
-    return judge(name, found)
+    stored, states = PackageWeights(program, piece), dict(known(build.source, carry(build.plan)))
+    if piece.kind != "head":
+        states = {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
+    return judge(name, measurements(program, piece, build.plan, states, build.source, stored))
 
 
 def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt: Path | None = None) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shardmill.gates import encoder as gates
 from shardmill.gates import measurement
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.reference import checkpoint_weights
+from shardmill.gates.rounding import weights_kept
 from shardmill.gates.weights import PackageWeights
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.host import Floats
@@ -51,8 +53,8 @@ class Made:
         made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
         weights, output = checkpoint_weights(self.source), self.known[f"output_{bucket}"]
         stored = self.stored(bucket)
-        found = gates.encoder_parity(made, self.reference(), TOKENS, output, self.source, stored, weights)
-        return measurement.compare(found)
+        found = gates.encoder_parity(made, self.reference(), TOKENS, output, stored, weights)
+        return measurement.compare(chain(weights_kept(stored, self.source), found))
 
     def stack(self, encoder: type[Encoder] = Encoder) -> list[dict[str, Any]]:
         """The rows of the stack's verdict."""

@@ -45,7 +45,8 @@ def qwen_2_5_coder() -> dict[str, Any]:
 
 
 def plan(layers: int, vocab: int, *parts: dict[str, Any]) -> dict[str, Any]:
-    return {"architecture": {"layers": layers, "vocab": vocab}, "item_bytes": 2, "parts": list(parts)}
+    architecture = {"layers": layers, "vocab": vocab, "graph": {"experts": None}}
+    return {"architecture": architecture, "item_bytes": 2, "parts": list(parts)}
 
 
 def row(name: str, kind: str, parameters: int, largest: int, expanded: int) -> dict[str, Any]:
@@ -67,10 +68,10 @@ MEASURED = {
     ("phi", "compile", "layers_00_20"): 410,
     ("phi", "residency", "layers_00_20"): 417,
     ("phi", "reference", None): 1860,
-    ("phi", "parity", "layers_00_20"): 3452,
-    ("phi", "parity", "layers_30_32"): 991,
-    ("phi", "parity", "head_0"): 1246,
-    ("phi", "parity_stack", None): 5609,
+    ("phi", "parity", "layers_00_20"): 4279,
+    ("phi", "parity", "layers_30_32"): 884,
+    ("phi", "parity", "head_0"): 947,
+    ("phi", "parity_stack", None): 6382,
     ("phi", "benchmark", None): 5765,
     ("gemma", "reference", None): 1362,
     ("gemma", "parity", "layers_00_18"): 1282,
@@ -116,8 +117,25 @@ def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
     assert whole.model == pytest.approx((32 * LAYER + 4 * (SLICE + NORM)) / 1e6)
 
 
+def test_only_what_transformers_is_given_whole_counts_as_a_whole_layer() -> None:
+    """Linear layers come by rows; stacks of experts, and the layers of an encoder, do not."""
+    dense = memory.sizes(phi_4_mini(), 100)
+    mixed = phi_4_mini()
+    mixed["architecture"] |= {"graph": {"experts": {"count": 8}}}
+    encoder = phi_4_mini() | {"buckets": [64]}
+    encoder["parts"] = [row("encoder_64", "encoder", 32 * LAYER, GATE_UP, NORM), encoder["parts"][-1]]
+    assert (dense.whole, memory.sizes(mixed, 100).whole, memory.sizes(encoder, 100).whole) == (
+        0,
+        LAYER / 1e6,
+        LAYER / 1e6,
+    )
+    assert need("parity").mb(memory.sizes(mixed, 100)) - need("parity").mb(dense) >= 3.5 * LAYER / 1e6 - 1
+    assert Need(1, whole=1).mb(Sizes(wide=7)) == 8
+
+
 def test_a_need_counts_every_size() -> None:
-    assert Need(100, part=1, largest=2, layer=3, model=4, table=5).mb(Sizes(1, 10, 100, 1000, 10000)) == 54421
+    found = Sizes(part=1, largest=10, layer=100, model=1000, table=10000, whole=100000)
+    assert Need(100, part=1, largest=2, layer=3, model=4, table=5, whole=6).mb(found) == 654421
     assert Need(100, part=0.5).mb(Sizes(part=1)) == 101  # whole MB, and never too few
     assert [Need(100, **reads).mb(Sizes(wide=7)) for reads in ({"part": 1}, {"layer": 1}, {"table": 1})] == [
         100,

@@ -46,7 +46,11 @@ def test_memory_is_declared_for_the_configured_method_within_the_limit(settings:
     folder.mkdir(parents=True)
     layers = {"name": "layers_00_02", "kind": "layers", "parameters": 10**8, "largest_tensor": 10**8, "expanded": 0}
     table = {"name": "embedding", "kind": "embedding", "parameters": 0, "largest_tensor": 0, "expanded": 0}
-    plan = {"architecture": {"layers": 4, "vocab": 0}, "item_bytes": 2, "parts": [layers, table]}
+    plan = {
+        "architecture": {"layers": 4, "vocab": 0, "graph": {"experts": None}},
+        "item_bytes": 2,
+        "parts": [layers, table],
+    }
     (folder / "plan.json").write_text(json.dumps(plan))
     needs = {}
     for method in ("stamped", "plain"):
@@ -66,7 +70,11 @@ def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any
     folder = Path("build/tiny")
     folder.mkdir(parents=True)
     table = {"name": "embedding", "kind": "embedding", "parameters": 0, "largest_tensor": 0, "expanded": 0}
-    plan = {"architecture": {"layers": 4, "vocab": 10**6}, "item_bytes": 2, "parts": [table]}
+    plan = {
+        "architecture": {"layers": 4, "vocab": 10**6, "graph": {"experts": None}},
+        "item_bytes": 2,
+        "parts": [table],
+    }
     (folder / "plan.json").write_text(json.dumps(plan))
 
     def declared(positions: int, context: int) -> int:

@@ -296,7 +296,7 @@ def test_a_new_row_is_waited_for_listed_drawn_and_given_memory(
 
 
 PLAN = {
-    "architecture": {"layers": 1, "vocab": 0},
+    "architecture": {"layers": 1, "vocab": 0, "graph": {"experts": None}},
     "item_bytes": 2,
     "parts": [
         {"name": "head_0", "kind": "head", "parameters": 7_000_000, "largest_tensor": 1, "expanded": 0},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ def task(
         chosen = Chosen(file, forms) if file else None
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         source = source_folder(record)
-        found = _measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
+        found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
         content = report(piece.name, found, judged, partial(furthest, [stored], source))
         settle(f"parity {piece.name}", content, made["verdict"])
 
@@ -80,32 +80,48 @@ def task(
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
 
 
-def _measurements(
+def measurements(
     bundle: Path,
     piece: Part,
     plan: Mapping[str, Any],
     known: Mapping[str, Tensor],
     source: Path,
     stored: PackageWeights,
-) -> Iterable[Measurement | NotRun]:
-    """The measurements of a program of layers, of experts, of an LM head, or of an encoder."""
+) -> Iterator[Measurement | NotRun]:
+    """The measurements of a program of layers, of experts, of an LM head, or of an encoder.
+
+    Those of its weights come first: coremltools holds a matrix twice while it reads it, so transformers' model waits.
+
+    Args:
+        bundle: the .mlmodelc, which runs.
+        piece: what it was made from.
+        plan: plan.json's content.
+        known: what the reference step wrote.
+        source: the checkpoint's folder.
+        stored: the package's weights.
+    """
     from shardmill.gates import encoder, group, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, checkpoint_weights
+    from shardmill.gates.rounding import weights_kept
 
+    yield from weights_kept(stored, source)
     if piece.kind == ENCODER:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
         tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
         runner = encoder.Runner(bundle, piece, plan)
-        return encoder.encoder_parity(runner, classes, tokens, output, source, stored, weights)
-    reference = Reference(source, plan["context"], carry(plan))
+        yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
+        return
+    reference, verify = Reference(source, plan["context"], carry(plan)), plan["verify"]
     if piece.kind == "layers":
-        return parity.layers_parity(parity.Runner(bundle, piece, plan), reference, known, source, stored)
-    if piece.kind == "experts":
-        return group.group_parity(bundle, piece, reference, known, source, stored, plan["verify"])
-    hidden = known["hidden"][-1]
-    both = hidden, known["logits"][: len(hidden)]
-    return parity.head_parity(bundle, piece, reference, both, source, stored, plan["verify"])
+        yield from parity.layers_parity(parity.Runner(bundle, piece, plan), reference, known, source, stored)
+    elif piece.kind == "experts":
+        yield from group.group_parity(bundle, piece, reference, known, source, stored, verify)
+    else:
+        hidden = known["hidden"][-1]
+        yield from parity.head_parity(
+            bundle, piece, reference, (hidden, known["logits"][: len(hidden)]), stored, verify
+        )
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
