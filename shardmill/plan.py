@@ -260,6 +260,12 @@ def every_tensor(parts: Iterable[Part]) -> Iterator[Tensor]:
         yield from (tensor, *tensor.beside)
 
 
+def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
+    """How large a part is whose constants hold so many numbers each: all, the largest, and what the engine expands."""
+    expanded = sum(n for n in numbers if n < LARGE) * max(1, len(part.calls.by_name))  # once for each function
+    return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}
+
+
 def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, Any]:
     """plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
     rows = [
@@ -269,9 +275,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             "start": p.start,
             "end": p.end,
             **({} if p.kind == "embedding" else interface(p.form, p.calls)),
-            "parameters": sum(p.parameters),
-            "largest_tensor": max(p.parameters),
-            "expanded": sum(n for n in p.parameters if n < LARGE) * max(1, len(p.calls.by_name)),
+            **part_sizes(p, p.parameters),
         }
         for p in parts
     ]

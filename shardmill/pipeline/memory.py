@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from shardmill.pipeline.storage import home_of
 MILLION = 1_000_000
 FEW_LAYERS = 4  # whose weights a job has mapped at a time, at most
 Resource = Callable[..., int]
+Known = Callable[[str, str | None], "Sizes"]  # of a job, by its first input and its part
 
 
 @dataclass(frozen=True)
@@ -67,20 +70,29 @@ class Need:
 NOTHING = Need(0)
 
 
+class TooLarge(ShardmillError):
+    """A job needs more memory than its build may use."""
+
+    def __init__(self, job: str, mb: int, limit: int) -> None:
+        super().__init__(
+            f"{job}: needs {mb} MB of memory and this build may use {limit}; allow more with --resources mem_mb={mb}"
+        )
+        self.mb, self.limit = mb, limit
+
+
 def declared(
-    build: Path, step: str, need: Need, limit: int | None, positions: int, beside: int = 0, each: Need = NOTHING
+    known: Known, step: str, need: Need, limit: int | None, beside: int = 0, each: Need = NOTHING
 ) -> Resource | int:
     """What a step's rule declares as mem_mb: a number, or a function of a job's wildcards, input and threads.
 
-    The function raises ShardmillError for a job that needs more than the limit, which Snakemake would start all the
-    same, and FileNotFoundError, which it shows as <TBD>, before there is a plan.
+    The function raises TooLarge for a job that needs more than the limit, which Snakemake would start all the
+    same, and FileNotFoundError, which it shows as <TBD>, where the sizes are not known yet.
 
     Args:
-        build: the folder of a model's build.
+        known: the sizes of a job, by its first input and its part, see `known_sizes`.
         step: its name, for the error line.
         need: what its jobs need.
         limit: MB that jobs may use together; None for any.
-        positions: of the parity text, for each of which there is a row of logits.
         beside: MB that a job holds beside its own process.
         each: what every thread after the first needs; a job that gets less starts fewer, see `threads_within`.
     """
@@ -90,17 +102,37 @@ def declared(
 
     def mem_mb(wildcards: Any, input: Any, threads: int = 1) -> int:
         part = wildcards.get("part")
-        try:
-            home = home_of(str(input[0]), build.name) or Path()
-            found = sizes(load_json(home / build / "plan.json"), positions, part)
-        except (OSError, ValueError, KeyError) as error:  # no plan, or an older version's, which is made again
-            raise FileNotFoundError(errno.ENOENT, f"no plan yet: {error}", str(input[0])) from error
+        found = known(str(input[0]), part)
         mb = need.mb(found)
         check(f"{step} {part}" if part else step, mb, limit)
         wanted = mb + (threads - 1) * each.mb(found)
         return wanted if limit is None else min(wanted, limit)
 
     return mem_mb
+
+
+def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str, Any]]) -> Known:
+    """The sizes of a build's jobs: by its plan.json or, before there is one, by what its config.json lets expect.
+
+    The function raises FileNotFoundError where neither is known.
+
+    Args:
+        build: the folder of a model's build.
+        positions: of the parity text, for each of which there is a row of logits.
+        expected: reads what `sizes` needs of a plan, see `settle.expected`.
+    """
+
+    def plan(file: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = load_json((home_of(file, build.name) or Path()) / build / "plan.json")
+        return found
+
+    def known(file: str, part: str | None) -> Sizes:
+        for read in (partial(plan, file), expected):
+            with suppress(OSError, ValueError, LookupError, TypeError):  # none yet, damaged, or an older version's
+                return sizes(read(), positions, part)
+        raise FileNotFoundError(errno.ENOENT, "no plan yet", file)
+
+    return known
 
 
 def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) -> int:
@@ -118,11 +150,9 @@ def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) 
 
 
 def check(job: str, mb: int, limit: int | None) -> None:
-    """Raises ShardmillError for a job that does not fit."""
+    """Raises TooLarge for a job that does not fit."""
     if limit is not None and mb > limit:
-        raise ShardmillError(
-            f"{job}: needs {mb} MB of memory and this build may use {limit}; allow more with --resources mem_mb={mb}"
-        )
+        raise TooLarge(job, mb, limit)
 
 
 def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:

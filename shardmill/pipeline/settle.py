@@ -1,7 +1,8 @@
 """Settles what a config leaves open by the model's own config.json, and refuses there what can't be built.
 
 The file is read by transformers, which takes seconds to import. So what was settled is kept in the store, by all that
-decides it, and a Snakefile that is parsed again imports nothing for it.
+decides it, and a Snakefile that is parsed again imports nothing for it. With it is kept how large the parts will be, so
+that jobs declare their memory before there is a plan.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +23,10 @@ from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.pipeline.fingerprint import code_digest
 
 if TYPE_CHECKING:
-    from shardmill.models.architecture import Model
+    from shardmill.models.architecture import Architecture, Model
 
 STORE = Path("build/.store")
-KEPT = "topologies"  # the folder of the store
+TOPOLOGIES, SIZES = "topologies", "sizes"  # folders of the store
 CODE = ("shardmill.topology", *(m for kind in FOLDERS for name in supported(kind) for m in family_modules(name)))
 
 
@@ -44,7 +46,7 @@ def settle(config: Config, name: str, store: Path = STORE) -> Config:
     """
     if config.source.path is None and config.is_settled:
         return config
-    kept = store / KEPT / f"{_key(config)}.json"
+    kept = _kept(config, store, TOPOLOGIES)
     try:
         found = load_json(kept)
         if config.kind == ENCODER:
@@ -52,13 +54,38 @@ def settle(config: Config, name: str, store: Path = STORE) -> Config:
         head = replace(config.head, slices=found["slices"])
         return replace(config, topology=found["topology"], experts=found["experts"], head=head)
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
-        settled = _settled(config, name)
+        settled, architecture = _settled(config, name)
     chosen: dict[str, Any] = {"buckets": settled.sizes}
     if config.kind != ENCODER:
         chosen = {"topology": settled.ranges, "experts": settled.experts, "slices": settled.slices}
     with contextlib.suppress(OSError):  # a store that may only be read: worked out again the next time
         write_json(kept, chosen)
+        write_json(_kept(settled, store, SIZES), _sizes(settled, architecture))
     return settled
+
+
+def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
+    """As much of plan.json as memory follows from, of a config that was settled by config.json; OSError of any other.
+
+    The weights count as two bytes each, for only their files tell whether they are more.
+    """
+    found: dict[str, Any] = load_json(_kept(config, store, SIZES))
+    return found
+
+
+def _sizes(settled: Config, a: Architecture) -> dict[str, Any]:
+    from shardmill.models.contract import table_constants
+    from shardmill.plan import empty_parts, part_sizes
+
+    *programs, table = empty_parts(settled, a)
+    sizes = {part.name: part_sizes(part, part.parameters) for part in programs}
+    sizes[table.name] = part_sizes(table, list(map(prod, table_constants(a).values())))
+    return {
+        "architecture": {"layers": a.layers, "vocab": a.vocab, "graph": {"experts": a.graph.experts is not None}},
+        "item_bytes": 2,
+        "buckets": settled.sizes,
+        "parts": [{"name": part.name, "kind": part.kind, **sizes[part.name]} for part in (*programs, table)],
+    }
 
 
 def describe(config: Config) -> Model:
@@ -90,13 +117,18 @@ def _config_folder(config: Config) -> Path:
     return download_config(config.source.repo, config.source.revision, HubAccess()).parent
 
 
-def _settled(config: Config, name: str) -> Config:
+def _settled(config: Config, name: str) -> tuple[Config, Architecture]:
     from shardmill.topology import settled
 
     try:
-        return settled(config, describe(config).architecture)
+        architecture = describe(config).architecture
+        return settled(config, architecture), architecture
     except ShardmillError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _kept(config: Config, store: Path, folder: str) -> Path:
+    return store / folder / f"{_key(config)}.json"
 
 
 def _key(config: Config) -> str:

@@ -6,14 +6,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
-from shardmill.pipeline import dag, fingerprint, memory, remote, storage
+from shardmill.pipeline import dag, fingerprint, remote, storage
 from shardmill.pipeline.batch import Batch, alike, any_of, is_batch, of, parts_of, read_batch, together
 from shardmill.pipeline.configured import (
     calibrates,
@@ -34,17 +34,17 @@ from shardmill.pipeline.configured import (
 from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock, join_build
 from shardmill.pipeline.origin import default_config, parsed
+from shardmill.pipeline.room import demand_room, mem_mb, too_large
 from shardmill.pipeline.scheduling import go_on, start_without_delay
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
-from shardmill.pipeline.steps import reference
 from shardmill.pipeline.storage import checkpoint, folder, new_folder
 from shardmill.pipeline.summary import sum_up
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
 from shardmill.pipeline.texts import overlaps, read_text
 from shardmill.pipeline.users import register
-from shardmill.pipeline.where import every_core, held_mb, matrices_at_once, most_mb
+from shardmill.pipeline.where import every_core, matrices_at_once
 from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
 
@@ -60,6 +60,7 @@ __all__ = [
     "checkpoint",
     "coded_forms",
     "default_config",
+    "demand_room",
     "drawn",
     "every_core",
     "evidence",
@@ -102,7 +103,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         _demand_one_model({os.path.relpath(file): read_yaml(Path(file)) for file in workflow.configfiles})
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
-            return read_batch(config, name, _settled)
+            return read_batch(config, name, partial(_fitting, workflow=workflow))
         found = _settled(config, name)
         return Batch({found.model: found})
     except ConfigError as error:
@@ -128,6 +129,15 @@ def _settled(content: Any, name: str) -> Config:
         raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
 
 
+def _fitting(content: Any, name: str, workflow: Any) -> Config:
+    """The same of one config of a batch, of whose jobs none may need more memory than there is: that ends a run."""
+    found = _settled(content, name)
+    misfit = too_large(found, workflow) if workflow.is_main_process else None
+    if misfit:
+        raise ConfigError(f"{name}: {misfit}")
+    return found
+
+
 def file_problems(config: Config) -> list[str]:
     """Files that a build reads, later perhaps than hours from now, and that are not there or are empty."""
     named = {"parity.text": Path(config.parity.text), "benchmark.text": Path(config.benchmark.text)}
@@ -141,31 +151,6 @@ def file_problems(config: Config) -> list[str]:
     if config.source.path and not (Path(config.source.path) / "tokenizer.json").is_file():
         problems.append(f"source.path: {config.source.path} holds no tokenizer.json")
     return problems
-
-
-def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int]:
-    """What a step's rule declares as mem_mb, see `memory.declared` and `where`."""
-    limit, beside = most_mb(workflow), held_mb(workflow)
-
-    @cache
-    def of_model(step: str, model: str) -> memory.Resource | int:
-        config, needs = batch.models[model], STEPS[step].needs
-        need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
-        positions = reference.positions(settings(config)["parity"], config.length)
-        return memory.declared(Path("build") / model, step, need, limit, positions, beside, STEPS[step].each_thread)
-
-    def of_step(name: str) -> memory.Resource | int:
-        known = of_model(name, next(iter(batch.models)))
-        if isinstance(known, int):
-            return known  # of every model
-
-        def declared(wildcards: Any, input: Any, threads: int = 1) -> int:
-            of_this = of_model(name, wildcards.model)
-            return of_this if isinstance(of_this, int) else of_this(wildcards, input, threads)
-
-        return declared
-
-    return of_step
 
 
 def tools(workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:

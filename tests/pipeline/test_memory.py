@@ -150,9 +150,18 @@ def build(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def nothing() -> dict[str, Any]:
+    """What config.json lets expect where it was never looked at."""
+    raise FileNotFoundError
+
+
+def known(build: Path) -> memory.Known:
+    return memory.known_sizes(build, 256, nothing)
+
+
 def convert(build: Path, method: str = "plain", limit: int | None = None) -> Callable[[str], int]:
     """What a convert job declares, by part."""
-    mem_mb = memory.declared(build, "convert", need("convert", method), limit, 256)
+    mem_mb = memory.declared(known(build), "convert", need("convert", method), limit)
     assert callable(mem_mb)
     return lambda part: mem_mb(SimpleNamespace(get={"part": part}.get), ["build/m/parts/p.json"])
 
@@ -191,7 +200,7 @@ def test_threads_are_declared_and_a_job_that_gets_less_starts_fewer(build: Path)
     first, each, part = need("sensitivity"), STEPS["sensitivity"].each_thread, "layers_20_24"
     found = memory.sizes(phi_4_mini(), 256, part)
     asked = {
-        limit: memory.declared(build, "sensitivity", first, limit, 256, each=each)(  # type: ignore[operator]
+        limit: memory.declared(known(build), "sensitivity", first, limit, each=each)(  # type: ignore[operator]
             SimpleNamespace(get={"part": part}.get), ["build/m/plan.json"], 4
         )
         for limit in (None, first.mb(found) + each.mb(found) + 5, first.mb(found))
@@ -210,3 +219,14 @@ def test_before_there_is_a_plan_snakemake_is_told_so(content: str | None, build:
     with pytest.raises(FileNotFoundError) as raised:
         convert(build)("head_0")
     assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, "build/m/parts/p.json")
+
+
+def test_before_there_is_a_plan_memory_follows_from_what_is_expected(build: Path) -> None:
+    """And from the plan once it is there."""
+    expected = phi_4_mini() | {"item_bytes": 4}
+    mem_mb = memory.declared(memory.known_sizes(build, 256, lambda: expected), "reference", need("reference"), None)
+    assert callable(mem_mb)
+    job = SimpleNamespace(get={}.get), ["build/m/plan.json"]
+    planned = mem_mb(*job)
+    (build / "plan.json").write_text("{}")
+    assert mem_mb(*job) > planned

@@ -8,13 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import encoders
 import pytest
 import tiny
+from models import tiny_encoders
+from models.tiny_families import write_tiny
 
 from shardmill import config
 from shardmill.checkpoint import hub
+from shardmill.checkpoint.cache import HashCache
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.pipeline import settle
+from shardmill.files import read_json
+from shardmill.pipeline import memory, settle
+from shardmill.pipeline.steps.split import split
 
 HUB = {"repo": "a/b", "revision": "0" * 40}
 OPEN = {"topology": "auto", "head": {"slices": "auto"}}
@@ -136,6 +142,37 @@ def test_of_a_repository_only_config_json_is_fetched_and_only_once(
     given = config.parse(tiny.settings("", source=HUB))
     assert settle.settle(given, "a.yaml") == given
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {"program": {"shapes": "fixed", "contexts": [32]}}),
+        ("gemma3_text", {}),
+        ("granitemoe", {}),
+        ("granitemoe", {"experts": "routed"}),
+        ("lfm2", {"tokens": {"max": 4}}),
+    ],
+)
+def test_memory_is_expected_as_the_plan_says_it(
+    model_type: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every part, and of the whole model, before there is a plan."""
+    monkeypatch.chdir(tmp_path)
+    source = tiny.fetched(write_tiny(model_type, tmp_path / "checkpoint"), tmp_path / "source")
+    chosen = settled(**OPEN, **changes)
+    parts, plan = split(source, chosen, HashCache(tmp_path / "hashes"), read_json(source / "source.json")["files"])
+    expected = settle.expected(chosen)
+    for name in (*(part.name for part in parts), None):
+        assert memory.sizes(expected, 16, name) == memory.sizes(plan, 16, name)
+
+
+def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny("bert", tmp_path / "checkpoint"), tmp_path)
+    chosen = settle.settle(config.parse(tiny_encoders.settings(source)), "a.yaml")
+    for name in (*parts, None):
+        assert memory.sizes(settle.expected(chosen), 16, name) == memory.sizes(plan, 16, name)
 
 
 @pytest.mark.usefixtures("checkpoint")
