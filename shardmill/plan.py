@@ -19,7 +19,7 @@ from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
 from shardmill.models.calls import HOST, Calls
-from shardmill.models.contract import Form, constants, model_constants, table_constants, window_slots
+from shardmill.models.contract import Blueprint, constants, model_constants, table_constants, window_slots
 from shardmill.models.interface import interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 
@@ -95,18 +95,18 @@ class Part:
     calls: Calls = Calls()
 
     @property
-    def form(self) -> Form:
+    def blueprint(self) -> Blueprint:
         """What the graph contract says of it."""
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
             hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
-            return Form(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted)
-        return Form(self.kind, self.graph, rows=self.end - self.start)
+            return Blueprint(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted)
+        return Blueprint(self.kind, self.graph, rows=self.end - self.start)
 
     @property
     def depends_on_slots(self) -> bool:
         """Whether any layer keeps S slots; not where all of them keep rings."""
-        return self.kind == "layers" and any(self.form.kept(mask) == self.slots for mask in self.form.masks)
+        return self.kind == "layers" and any(self.blueprint.kept(mask) == self.slots for mask in self.blueprint.masks)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Part:
         """The shapes of its constants by their paths; of the embedding, those of the host's tables."""
         if self.kind == "embedding":
             return {tensor.path: tensor.shape for tensor in self.tensors}
-        return constants(self.form)
+        return constants(self.blueprint)
 
     def in_model(self, path: str) -> str:
         """What the model calls a constant, as recipes do: a group of experts counts its own from 0."""
@@ -274,7 +274,7 @@ def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, 
             "kind": p.kind,
             "start": p.start,
             "end": p.end,
-            **({} if p.kind == "embedding" else interface(p.form, p.calls)),
+            **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
             **part_sizes(p, p.parameters),
         }
         for p in parts

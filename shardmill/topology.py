@@ -26,7 +26,7 @@ from shardmill.forms.budget import unreachable
 from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, Model, with_experts
-from shardmill.models.contract import RING, Form, constants, most_tokens, program_form, window_slots
+from shardmill.models.contract import RING, Blueprint, constants, most_tokens, whole_blueprint, window_slots
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import empty_parts
 
@@ -175,7 +175,7 @@ def _matrix_rows(a: Architecture, slices: int | str) -> dict[str, Shape]:
     """The constants of all programs, of the LM head those of a slice, as far as it is known how many there are."""
     rows = a.vocab // (slices if isinstance(slices, int) else 1)
     whole = with_experts(a, routed=False) if a.graph.experts else a
-    return constants(program_form(whole)) | ({} if a.ends else constants(Form("head", a.graph, rows=rows)))
+    return constants(whole_blueprint(whole)) | ({} if a.ends else constants(Blueprint("head", a.graph, rows=rows)))
 
 
 def _unroutable(config: Config, a: Architecture) -> str:
@@ -216,7 +216,7 @@ def overweight(config: Config, a: Architecture) -> list[str]:
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
     """Says that an encoder, which is a single program, holds more than that may."""
-    size = file_bytes(constants(program_form(a)), config.convert.recipe)
+    size = file_bytes(constants(whole_blueprint(a)), config.convert.recipe)
     return [_refusal("buckets", "an encoder", size, _fewer_bytes(config))] if size > MAX_WEIGHT_BYTES else []
 
 
@@ -248,13 +248,13 @@ def _blob_bytes(size: int) -> int:
 
 def _layer_bytes(config: Config, a: Architecture) -> list[int]:
     chosen = config.convert.recipe
-    forms = [Form("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
-    return [file_bytes(constants(form), chosen) - ALIGNMENT for form in forms]
+    blueprints = [Blueprint("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
+    return [file_bytes(constants(one), chosen) - ALIGNMENT for one in blueprints]
 
 
 def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
     """Bytes of each of `count` slices of the LM head."""
-    return file_bytes(constants(Form("head", a.graph, rows=a.vocab // count)), config.convert.recipe)
+    return file_bytes(constants(Blueprint("head", a.graph, rows=a.vocab // count)), config.convert.recipe)
 
 
 def _head_slices(config: Config, a: Architecture) -> int:

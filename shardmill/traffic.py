@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 from math import comb, prod
 
 from shardmill.config import Config
+from shardmill.forms.form import matrices
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
-from shardmill.models.contract import caches
+from shardmill.models.contract import cache_bytes
 from shardmill.plan import Part, empty_parts
 from shardmill.topology import file_bytes, misfits, proposed
-
-FP16 = 2  # bytes
-MATRIX = 2  # dimensions of one
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def lengths(config: Config, a: Architecture) -> tuple[Length, ...]:
 def _length(slots: int, parts: Sequence[Part], config: Config) -> Length:
     placed = [replace(part, slots=slots) for part in parts]
     share = {part.name: _share(part, 1) if part.kind == "experts" else 1.0 for part in placed}
-    kept = sum(FP16 * prod(shape) for part in placed for shape in caches(part.form).values())
+    kept = sum(cache_bytes(part.blueprint) for part in placed)
     read = sum(share[part.name] * _bytes(part, config) for part in placed)
     operations = sum(share[part.name] * _operations(part) for part in placed)
     return Length(slots, kept, round(read), round(operations))
@@ -123,9 +121,9 @@ def _length(slots: int, parts: Sequence[Part], config: Config) -> Length:
 
 def _operations(part: Part) -> int:
     """Two for each number of a matrix, and for each of a key and of a value in every slot and head."""
-    form, matrices = part.form, sum(prod(shape) for shape in part.shapes.values() if len(shape) == MATRIX)
-    seen = sum(form.kept(kind.mask) for _, kind in form.layers if kind.mixer != "conv")
-    return 2 * (matrices + 2 * seen * part.graph.heads * part.graph.head_dim)
+    program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
+    seen = sum(program.kept(kind.mask) for _, kind in program.layers if kind.mixer != "conv")
+    return 2 * (numbers + 2 * seen * part.graph.heads * part.graph.head_dim)
 
 
 def _share(part: Part, tokens: int) -> float:
@@ -141,5 +139,4 @@ def missed(e: Experts, count: int) -> float:
 
 def _bytes(part: Part, config: Config) -> int:
     """Of a part's weights and states."""
-    weights = file_bytes(part.named_shapes, config.convert.recipe)
-    return weights + sum(FP16 * prod(shape) for shape in caches(part.form).values())
+    return file_bytes(part.named_shapes, config.convert.recipe) + cache_bytes(part.blueprint)

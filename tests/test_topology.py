@@ -64,7 +64,7 @@ def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> No
 def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
     half = topology.settled(settings(), PHI)
-    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].form), recipe("int8"))
+    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].blueprint), recipe("int8"))
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size)
     assert topology.settled(settings(), PHI) == topology.settled(half, PHI) == half
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size - 1)
@@ -163,7 +163,7 @@ def test_the_size_of_a_program_is_that_of_its_weight_file(tmp_path: Path, quanti
     parts, _ = tiny.split(source, convert={"weights": quantization})
     for name in ("layers_00_02", "head_1"):
         package = tiny.convert(parts[name], source, tmp_path / f"{name}.mlpackage", quantization)
-        expected = topology.file_bytes(constants(parts[name].form), recipe(quantization))
+        expected = topology.file_bytes(constants(parts[name].blueprint), recipe(quantization))
         assert (package / stamped.WEIGHT_FILE).stat().st_size == expected
 
 

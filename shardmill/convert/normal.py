@@ -68,7 +68,7 @@ def has_normal_form(part: Part) -> bool:
 
     Those, unless the host keeps their caches, keep coremltools' names, by which their packages were published.
     """
-    return part.kind == "layers" and (set(part.kinds) != {Kind()} or part.form.hosted)
+    return part.kind == "layers" and (set(part.kinds) != {Kind()} or part.blueprint.hosted)
 
 
 def normalise(spec: Any) -> None:

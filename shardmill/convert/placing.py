@@ -35,7 +35,8 @@ def place(
     """
     sites = list(weight_sites(spec))
     blobs = blob.lay_out([_kind_and_count(value) for _, values in sites for value in values])
-    shapes, given = {stem(path): path for path in part.shapes}, {stem(p): v for p, v in computed(part.form).items()}
+    shapes = {stem(path): path for path in part.shapes}
+    given = {stem(path): values for path, values in computed(part.blueprint).items()}
     left, contents = iter(blobs), list[Content]()
     for name, values in sites:
         offsets = [next(left) for _ in values]

@@ -133,8 +133,8 @@ def _pipeline() -> Any:
 
 def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     """The MLModel with weights of fp16."""
-    module = build(part.form, weights)
-    shapes = inputs(part.form)
+    module = build(part.blueprint, weights)
+    shapes = inputs(part.blueprint)
     example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
@@ -143,8 +143,8 @@ def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     return ct.convert(
         traced,
         inputs=_core_ml_inputs(shapes, part.tokens, fixed=part.kind == "encoder" or part.calls.shapes == FIXED),
-        outputs=[ct.TensorType(name, dtype=np.float16) for name in (output(part.form), *new_rows(part.form))],
-        states=_core_ml_states(states(part.form)) or None,
+        outputs=[ct.TensorType(name, dtype=np.float16) for name in (output(part.blueprint), *new_rows(part.blueprint))],
+        states=_core_ml_states(states(part.blueprint)) or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,
         pass_pipeline=pipeline,

@@ -9,9 +9,8 @@ from typing import Any
 
 from shardmill.files import load_json
 from shardmill.models.calls import EACH, ONE
+from shardmill.models.contract import CACHE_ITEM_BYTES
 from shardmill.runtime.manifest import MARK, verify_width
-
-FP16 = 2  # bytes of a number in a state
 
 
 def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         "bundles": EACH if any("bundles" in part["program"] for part in manifest["parts"]) else ONE,
         "programs": len(manifest["parts"]),
         "weights_bytes": sum(map(weights_bytes, packages)),
-        "state_bytes": sum(FP16 * prod(shape) for part in manifest["parts"] for shape in _kept(part)),
+        "state_bytes": sum(CACHE_ITEM_BYTES * prod(shape) for part in manifest["parts"] for shape in _kept(part)),
         "parameters": sum(map(_parameters, packages)),
         "precision": _precision(build),
     }

@@ -23,7 +23,7 @@ def at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> lis
         weights: of its layers, the experts included.
     """
     indices, experts = range(part.start, part.end), part.graph.experts
-    if experts is None or not part.form.ends_in_experts:
+    if experts is None or not part.blueprint.ends_in_experts:
         return reference.layers(x, indices, weights)[-1:]
     with choosing(reference.model, part.end - 1, none_taken) as calls:
         stream = reference.layers(x, indices, weights)[-1]

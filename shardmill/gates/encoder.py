@@ -44,7 +44,7 @@ class Runner:
             plan: plan.json's content.
         """
         self.program, self.part, self.plan = program, part, plan
-        self.names = list(inputs(part.form))
+        self.names = list(inputs(part.blueprint))
 
     def run(self, texts: Sequence[Floats], noise: float = 0.0) -> Floats:
         """Outputs of the host's rows [n, d] of texts, a pass for each.

@@ -25,7 +25,7 @@ from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.plan import Part
-from shardmill.runtime.functions import of_form
+from shardmill.runtime.functions import of_blueprint
 from shardmill.runtime.program import Program
 
 
@@ -77,7 +77,7 @@ def group_parity(
     z, shares = call.hidden.numpy(), Call(call.hidden, index, values).share(part.start, part.end).numpy()
 
     def run(width: int) -> Floats:
-        experts = Program(program, False, of_form(part.form, part.calls))
+        experts = Program(program, False, of_blueprint(part.blueprint, part.calls))
         passes = [list(p.tokens) for p in cut(len(z), [width])]
         given = [{"x": _columns(z[rows]), "weights": _columns(shares[rows])} for rows in passes]
         return np.concatenate([experts(one)[0, :, :, 0].T for one in given])

@@ -25,9 +25,9 @@ from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
 from shardmill.plan import Part
-from shardmill.runtime.functions import of_form
-from shardmill.runtime.held import held_by_form
-from shardmill.runtime.lengths import NONE, lengths_by_form
+from shardmill.runtime.functions import of_blueprint
+from shardmill.runtime.held import held_by_blueprint
+from shardmill.runtime.lengths import NONE, lengths_by_blueprint
 from shardmill.runtime.program import Program
 
 
@@ -50,7 +50,7 @@ class Runner:
             runtime: what the contract's Host needs to know, see plan.json's "runtime".
         """
         self.program, self.part, self.runtime = program, part, runtime
-        self.names = [name for name in inputs(part.form) if name not in caches(part.form)]
+        self.names = [name for name in inputs(part.blueprint) if name not in caches(part.blueprint)]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -59,10 +59,11 @@ class Runner:
 
     def loaded(self, several: bool = False) -> Program:
         """The program, with states or caches of zeros; in its whole context, or in the shortest of several."""
-        form, calls = self.part.form, self.part.calls
-        forms = {slots: replace(form, slots=slots) for slots in self.lengths}
-        lengths = lengths_by_form(forms, calls) if several else NONE
-        return Program(self.program, not form.hosted, of_form(form, calls), held_by_form(form), lengths=lengths)
+        whole, calls = self.part.blueprint, self.part.calls
+        each = {slots: replace(whole, slots=slots) for slots in self.lengths}
+        lengths = lengths_by_blueprint(each, calls) if several else NONE
+        functions, held = of_blueprint(whole, calls), held_by_blueprint(whole)
+        return Program(self.program, not whole.hosted, functions, held, lengths=lengths)
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens.
@@ -87,7 +88,7 @@ class Runner:
     def states(self, program: Program, used: int, offset: int = 0) -> dict[str, Floats]:
         """What the states hold of the first `used` positions; of a ring, of the last ones that it still holds."""
         found = {}
-        for name in caches(self.part.form):
+        for name in caches(self.part.blueprint):
             values = program.kept(name)
             if name.startswith("c_"):
                 kept = np.arange(max(used - self.part.graph.conv_taps + 1, 0), used) % RING
@@ -113,7 +114,7 @@ def layers_parity(
         stored: the package's weights.
     """
     part, indices, boundaries = runner.part, range(runner.part.start, runner.part.end), known["hidden"]
-    x, split = boundaries[part.start], part.form.ends_in_experts
+    x, split = boundaries[part.start], part.blueprint.ends_in_experts
     original = checkpoint_weights(source, stored.prefix)  # of experts that lie in other packages
     with load_programs_as("fp32"):
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
@@ -178,7 +179,7 @@ def _choices(
         truth: indices of the experts by layer, [n, chosen].
         precision: what the program computes in.
     """
-    routed = [i for i, kind in runner.part.form.layers if kind.ffn == "experts"]
+    routed = [i for i, kind in runner.part.blueprint.layers if kind.ffn == "experts"]
     if not routed:
         return None
     function = runner.part.calls.functions.get(width, "")
@@ -257,7 +258,7 @@ def head_parity(
     rows = hidden.numpy() * np.float32(part.graph.stream_scale)
 
     def run(width: int) -> Floats:
-        head = Program(program, False, of_form(part.form, part.calls))
+        head = Program(program, False, of_blueprint(part.blueprint, part.calls))
         chunks = [rows[list(p.tokens)].T[None, :, :, None] for p in cut(len(rows), [width])]
         return np.concatenate([head({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
 

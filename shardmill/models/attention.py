@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import Graph, Kind
-from shardmill.models.contract import Form, rope_inputs
+from shardmill.models.contract import Blueprint, rope_inputs
 from shardmill.models.primitives import RMSNorm, attend, projection, rotate, scale, write_cache
 
 Weights = Mapping[str, Tensor]
@@ -17,28 +17,28 @@ Weights = Mapping[str, Tensor]
 class Shared:
     """What the layers of a part need of its inputs, computed once per part."""
 
-    def __init__(self, form: Form, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
+    def __init__(self, blueprint: Blueprint, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
         self.order = order  # of the experts, [1, classes, 1, 1]
-        self.rows: list[Tensor] | None = [] if form.hosted else None  # what the tokens add to the caches, in turn
+        self.rows: list[Tensor] | None = [] if blueprint.hosted else None  # what the tokens add to the caches, in turn
         self.ropes: dict[str, tuple[Tensor, Tensor]] = {}
-        for table in form.ropes:
+        for table in blueprint.ropes:
             cos, sin = (given[name] for name in rope_inputs(table))
             self.ropes[table] = cos.transpose(0, 1), sin.transpose(0, 1)  # each [rope_dim / 2, T]
-        group = form.graph.group
+        group = blueprint.graph.group
         self.masks: dict[str, Tensor] = {}
-        for name in form.masks:
+        for name in blueprint.masks:
             mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
-            if len(form.masks) > 1:
+            if len(blueprint.masks) > 1:
                 # torch.jit names a value where it is used first: here, or else the kind of the first layer would
                 # decide which of the masks is called what. Nothing uses the sum, so no program has it.
                 _ = mask + 0
             self.masks[name] = mask
         # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
-        cached = () if form.kind == "encoder" else form.masks
-        written = {name: given[name] for name in sorted({form.write_mask(mask) for mask in cached})}
+        cached = () if blueprint.kind == "encoder" else blueprint.masks
+        written = {name: given[name] for name in sorted({blueprint.write_mask(mask) for mask in cached})}
         kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
-        self.writes = {mask: (written[name], kept[name]) for mask in cached for name in [form.write_mask(mask)]}
-        if form.convolves:
+        self.writes = {mask: (written[name], kept[name]) for mask in cached for name in [blueprint.write_mask(mask)]}
+        if blueprint.convolves:
             self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
             self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
             self.ring_read = torch.split(given["conv_read_mask"], 1, dim=1)  # L - 1 of [1, 1, R, T]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardmill.models.architecture import Graph, Kind
 from shardmill.models.attention import Attention, Shared
 from shardmill.models.cca import ConvolvedAttention
-from shardmill.models.contract import ORDER, Form, computed, inputs, new_name, new_rows, states
+from shardmill.models.contract import ORDER, Blueprint, computed, inputs, new_name, new_rows, states
 from shardmill.models.mixture import Choice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
     ACTIVATIONS,
@@ -199,20 +199,20 @@ class Layer(nn.Module):
 class LayersPart(nn.Module):
     """Consecutive layers with their states as buffers: the contract's part of kind "layers"."""
 
-    def __init__(self, form: Form, weights: Weights) -> None:
+    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
         super().__init__()
-        self.form, self.names = form, list(inputs(form))
-        self.layers = nn.ModuleDict({str(i): Layer(form.graph, kind, i, weights) for i, kind in form.layers})
-        for name, shape in states(form).items():
+        self.blueprint, self.names = blueprint, list(inputs(blueprint))
+        self.layers = nn.ModuleDict({str(i): Layer(blueprint.graph, kind, i, weights) for i, kind in blueprint.layers})
+        for name, shape in states(blueprint).items():
             self.register_buffer(name, torch.zeros(shape))
-        for name, values in computed(form).items():
+        for name, values in computed(blueprint).items():
             self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
-        if self.form.hosted:
+        if self.blueprint.hosted:
             return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
-        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
-        for i, kind in self.form.layers:
+        shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
+        for i, kind in self.blueprint.layers:
             held = {"conv": (f"c_{i}",), "attention": (f"k_{i}", f"v_{i}"), "cca": (f"k_{i}", f"v_{i}", f"c_{i}")}
             names = held[kind.mixer]
             x = self.layers[str(i)](x, shared, *(getattr(self, name) for name in names))
@@ -220,22 +220,22 @@ class LayersPart(nn.Module):
 
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """The same where the host gives the caches: the last layer's output, and what is new to each cache."""
-        shared, rows = Shared(self.form, given, getattr(self, ORDER, None)), dict[str, Tensor]()
-        for i, kind in self.form.layers:
+        shared, rows = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[str, Tensor]()
+        for i, kind in self.blueprint.layers:
             shared.rows = []
             held = {"conv": (f"c_{i}",), "attention": (f"k_{i}", f"v_{i}"), "cca": (f"k_{i}", f"v_{i}", f"c_{i}")}
             x = self.layers[str(i)](x, shared, *(given[name] for name in held[kind.mixer]))
             made = {"conv": "c", "attention": "kv", "cca": "ckv"}[kind.mixer]  # in the order in which they are made
             rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
-        return (x, *(rows[name] for name in new_rows(self.form)))
+        return (x, *(rows[name] for name in new_rows(self.blueprint)))
 
 
 class HeadPart(nn.Module):
     """Final norm and some rows of the vocabulary: hidden [1, d, T, 1] -> logits [1, rows, T, 1]."""
 
-    def __init__(self, form: Form, weights: Weights) -> None:
+    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
         super().__init__()
-        self.g = form.graph
+        self.g = blueprint.graph
         self.norm = norm(self.g, weights, "norm", self.g.stream_eps)
         self.lm_head = projection(weights["lm_head.weight"], weights.get("lm_head.bias"))
 
@@ -255,23 +255,23 @@ class EncoderPart(nn.Module):
     dense_norm: nn.Module
     classifier: nn.Module
 
-    def __init__(self, form: Form, weights: Weights) -> None:
+    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
         super().__init__()
-        assert form.ends is not None
-        g, ends = form.graph, form.ends
-        self.form, self.ends, self.names = form, ends, list(inputs(form))
+        assert blueprint.ends is not None
+        g, ends = blueprint.graph, blueprint.ends
+        self.blueprint, self.ends, self.names = blueprint, ends, list(inputs(blueprint))
         norms = {"embed_norm": ends.embed_norm, "norm": ends.final_norm, "dense_norm": ends.dense_norm}
         for name, there in norms.items():
             setattr(self, name, norm(g, weights, name, g.rms_norm_eps) if there else nn.Identity())
-        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in form.layers})
+        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in blueprint.layers})
         for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):
             made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()
             setattr(self, name, made)
-        for name, values in computed(form).items():
+        for name, values in computed(blueprint).items():
             self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
-        shared = Shared(self.form, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
+        shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
         x = self.embed_norm(x)
         for layer in self.layers.values():
             x = layer(x, shared)
@@ -290,11 +290,11 @@ PARTS: Mapping[str, type[nn.Module]] = {
 }
 
 
-def build(form: Form, weights: Weights) -> nn.Module:
+def build(blueprint: Blueprint, weights: Weights) -> nn.Module:
     """The module of a part, in inference mode.
 
     Args:
-        form: the part's.
+        blueprint: the part's.
         weights: in fp32 by the contract's paths.
     """
-    return PARTS[form.kind](form, weights).eval()
+    return PARTS[blueprint.kind](blueprint, weights).eval()

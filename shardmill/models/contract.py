@@ -36,9 +36,10 @@ are hidden by their positions until they are written again.
 Where its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
 p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
 
-A program may also have no states (form.hosted). Then k_i, v_i and c_i are inputs, of the states' shapes. The program
-writes the new tokens into its copies by the same masks, sees them there, and gives what they add as further outputs,
-which the host writes into the caches that it keeps: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T].
+A program may also have no states (Blueprint.hosted). Then k_i, v_i and c_i are inputs, of the states' shapes. The
+program writes the new tokens into its copies by the same masks, sees them there, and gives what they add as further
+outputs, which the host writes into the caches that it keeps: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new
+[1, 1, ., T].
 
 The weights of a layer stand in models/layer_constants.py. This file spells out all else; conversion, engine, gates and
 manifest ask it. How the host computes the masks and the rotary rows of a pass stands in models/host.py, and for
@@ -49,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from shardmill.models.architecture import SLIDING_MASK, Architecture, Ends, Graph, Kind
 from shardmill.models.layer_constants import (
@@ -62,6 +64,7 @@ from shardmill.models.layer_constants import (
 )
 
 T = -1  # stands for the token axis in shapes
+CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
 ORDER = "order"  # the constant that falls from expert to expert, see models/routing.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
@@ -69,8 +72,8 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 
 @dataclass(frozen=True)
-class Form:
-    """All that decides the interface of a part."""
+class Blueprint:
+    """All that decides what a part's program is made of, and so its interface."""
 
     kind: str  # "layers", "experts", "head" or "encoder"
     graph: Graph
@@ -139,24 +142,24 @@ def most_tokens(taps: int) -> int:
     return RING - taps + 1
 
 
-def inputs(form: Form) -> dict[str, Shape]:
+def inputs(blueprint: Blueprint) -> dict[str, Shape]:
     """The inputs of a program by name, in order; T stands for the token axis."""
-    g = form.graph
-    if form.kind == "head":
+    g = blueprint.graph
+    if blueprint.kind == "head":
         return {"hidden": (1, g.hidden + g.carry, T, 1)}
-    if form.kind == "experts":
-        return {"x": (1, g.hidden, T, 1), "weights": (1, form.rows, T, 1)}
+    if blueprint.kind == "experts":
+        return {"x": (1, g.hidden, T, 1), "weights": (1, blueprint.rows, T, 1)}
     found: dict[str, Shape] = {"x": (1, g.hidden + g.carry, T, 1)}
-    for name in form.ropes:
+    for name in blueprint.ropes:
         cos, sin = rope_inputs(name)
         found |= {cos: (T, g.rope_dim // 2), sin: (T, g.rope_dim // 2)}
-    found |= {name: (1, 1, T, form.kept(name)) for name in form.masks}
-    if form.kind == "encoder":
+    found |= {name: (1, 1, T, blueprint.kept(name)) for name in blueprint.masks}
+    if blueprint.kind == "encoder":
         return found
-    found |= {form.write_mask(name): (1, 1, form.kept(name), T) for name in form.masks}
-    if form.convolves:
+    found |= {blueprint.write_mask(name): (1, 1, blueprint.kept(name), T) for name in blueprint.masks}
+    if blueprint.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
-    return found | (caches(form) if form.hosted else {})
+    return found | (caches(blueprint) if blueprint.hosted else {})
 
 
 def rope_inputs(table: str) -> tuple[str, str]:
@@ -165,21 +168,21 @@ def rope_inputs(table: str) -> tuple[str, str]:
     return (f"{stem}_cos_{rest}", f"{stem}_sin_{rest}") if rest else (f"{stem}_cos", f"{stem}_sin")
 
 
-def states(form: Form) -> dict[str, Shape]:
+def states(blueprint: Blueprint) -> dict[str, Shape]:
     """The states of a program by name, in order; none where the host keeps what they would hold."""
-    return {} if form.hosted else caches(form)
+    return {} if blueprint.hosted else caches(blueprint)
 
 
-def new_rows(form: Form) -> dict[str, Shape]:
+def new_rows(blueprint: Blueprint) -> dict[str, Shape]:
     """The outputs, after the first, of a program whose caches the host keeps: what its tokens add to each, in order.
 
     What token t adds belongs where the write mask of its layer says that it is written.
     """
-    if not form.hosted:
+    if not blueprint.hosted:
         return {}
     return {
         new_name(name): (*shape[:3], T) if name.startswith("c_") else (*shape[:2], T, shape[3])
-        for name, shape in caches(form).items()
+        for name, shape in caches(blueprint).items()
     }
 
 
@@ -188,41 +191,46 @@ def new_name(cache: str) -> str:
     return f"{cache}_new"
 
 
-def caches(form: Form) -> dict[str, Shape]:
+def caches(blueprint: Blueprint) -> dict[str, Shape]:
     """What is kept from pass to pass by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
-    if form.kind not in ("layers", "encoder"):
+    if blueprint.kind not in ("layers", "encoder"):
         return {}
-    g = form.graph
+    g = blueprint.graph
     found: dict[str, Shape] = {}
-    for i, kind in () if form.kind == "encoder" else form.layers:
+    for i, kind in () if blueprint.kind == "encoder" else blueprint.layers:
         if kind.mixer != "conv":
-            found |= {f"{name}_{i}": (1, g.kv_heads, form.kept(kind.mask), g.head_dim) for name in "kv"}
+            found |= {f"{name}_{i}": (1, g.kv_heads, blueprint.kept(kind.mask), g.head_dim) for name in "kv"}
         if kind.mixer != "attention":
             found[f"c_{i}"] = (1, 1, g.hidden if kind.mixer == "conv" else sum(cca_widths(g)), RING)
     return found
 
 
-def output(form: Form) -> str:
+def cache_bytes(blueprint: Blueprint) -> int:
+    """The bytes of all that is kept from pass to pass."""
+    return sum(CACHE_ITEM_BYTES * prod(shape) for shape in caches(blueprint).values())
+
+
+def output(blueprint: Blueprint) -> str:
     """The name of a program's one output."""
-    return "logits" if form.kind == "head" or form.label_rows else "hidden"
+    return "logits" if blueprint.kind == "head" or blueprint.label_rows else "hidden"
 
 
-def constants(form: Form) -> dict[str, Shape]:
+def constants(blueprint: Blueprint) -> dict[str, Shape]:
     """The weights of a program by their path in it, in order, with their shapes."""
-    g = form.graph
-    if form.kind == "head":
-        return norm_constants("norm", g) | projection_constants("lm_head", form.rows, g.hidden, g.head_bias)
-    if form.kind == "experts":
-        return group_constants(g, form.rows)
+    g = blueprint.graph
+    if blueprint.kind == "head":
+        return norm_constants("norm", g) | projection_constants("lm_head", blueprint.rows, g.hidden, g.head_bias)
+    if blueprint.kind == "experts":
+        return group_constants(g, blueprint.rows)
     layers = {
-        f"layers.{i}.{role}": shape for i, kind in form.layers for role, shape in mixer_constants(g, kind).items()
+        f"layers.{i}.{role}": shape for i, kind in blueprint.layers for role, shape in mixer_constants(g, kind).items()
     }
-    return layers if form.ends is None else _around(layers, form, form.ends)
+    return layers if blueprint.ends is None else _around(layers, blueprint, blueprint.ends)
 
 
-def _around(layers: Mapping[str, Shape], form: Form, ends: Ends) -> dict[str, Shape]:
+def _around(layers: Mapping[str, Shape], blueprint: Blueprint, ends: Ends) -> dict[str, Shape]:
     """The weights of an encoder's program, given those of its layers."""
-    g, found = form.graph, dict(layers)
+    g, found = blueprint.graph, dict(layers)
     if ends.embed_norm:
         found = norm_constants("embed_norm", g) | found
     if ends.final_norm:
@@ -232,14 +240,14 @@ def _around(layers: Mapping[str, Shape], form: Form, ends: Ends) -> dict[str, Sh
     if ends.dense_norm:
         found |= norm_constants("dense_norm", g)
     return found | (
-        projection_constants("classifier", form.label_rows, g.hidden, ends.label_bias) if ends.labels else {}
+        projection_constants("classifier", blueprint.label_rows, g.hidden, ends.label_bias) if ends.labels else {}
     )
 
 
-def program_form(a: Architecture) -> Form:
-    """The form of a program with all layers of a model: of an encoder, that of its every part."""
+def whole_blueprint(a: Architecture) -> Blueprint:
+    """That of a program with all layers of a model: of an encoder, that of its every part."""
     layers = tuple(enumerate(a.kinds))
-    return Form("encoder", a.graph, layers, ends=a.ends) if a.ends else Form("layers", a.graph, layers)
+    return Blueprint("encoder", a.graph, layers, ends=a.ends) if a.ends else Blueprint("layers", a.graph, layers)
 
 
 def table_constants(a: Architecture) -> dict[str, Shape]:
@@ -251,20 +259,20 @@ def table_constants(a: Architecture) -> dict[str, Shape]:
 
 def model_constants(a: Architecture) -> dict[str, Shape]:
     """The weights of all programs and the host's tables by path, with their shapes."""
-    head = {} if a.ends else constants(Form("head", a.graph, rows=a.vocab))
+    head = {} if a.ends else constants(Blueprint("head", a.graph, rows=a.vocab))
     layers = {
         f"layers.{i}.{role}": shape
         for i, kind in enumerate(a.kinds)
         for role, shape in layer_constants(a.graph, kind).items()
     }
-    return constants(program_form(a)) | layers | head | table_constants(a)
+    return constants(whole_blueprint(a)) | layers | head | table_constants(a)
 
 
-def computed(form: Form) -> dict[str, tuple[float, ...]]:
+def computed(blueprint: Blueprint) -> dict[str, tuple[float, ...]]:
     """Constants that no checkpoint decides, by their path."""
-    if not form.routes or form.graph.experts is None:
+    if not blueprint.routes or blueprint.graph.experts is None:
         return {}
-    return {ORDER: tuple(float(n) for n in range(form.graph.experts.classes, 0, -1))}
+    return {ORDER: tuple(float(n) for n in range(blueprint.graph.experts.classes, 0, -1))}
 
 
 def stem(path: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import Experts, Graph, Kind
-from shardmill.models.contract import Form
+from shardmill.models.contract import Blueprint
 from shardmill.models.primitives import (
     ACTIVATIONS,
     RMSNorm,
@@ -179,11 +179,11 @@ class Mixture(Choice, ExpertSum):
 class RoutedExperts(ExpertSum):
     """Some of a layer's experts as a program of their own: the contract's part of kind "experts"."""
 
-    def __init__(self, form: Form, weights: Weights) -> None:
+    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
         super().__init__()
-        g = form.graph
-        self.g, self.count = g, form.rows
-        self.hold(g, weights, "", form.rows)
+        g = blueprint.graph
+        self.g, self.count = g, blueprint.rows
+        self.hold(g, weights, "", blueprint.rows)
         if g.residual_scales:
             self.branch_scale = nn.Parameter(weights["branch_scale"].reshape(1, -1, 1, 1), requires_grad=False)
 

@@ -17,15 +17,13 @@ from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
-from shardmill.models.contract import caches, table_constants
+from shardmill.models.contract import cache_bytes, table_constants
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
 from shardmill.traffic import Length, Pass, held, lengths, passes
-
-FP16 = 2  # bytes
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ def _program(part: Part, config: Config) -> Program:
         matrices=chosen.forms(shapes),
         parameters=sum(map(prod, shapes.values())),
         weight_bytes=file_bytes(shapes, chosen),
-        state_bytes=sum(FP16 * prod(shape) for shape in caches(part.form).values()),
+        state_bytes=cache_bytes(part.blueprint),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.models.calls import Calls, own_bundle
-from shardmill.models.contract import Form, T, inputs
+from shardmill.models.contract import Blueprint, T, inputs
 from shardmill.models.host import Floats
 
 TOKENS = 2  # the axis of an output [1, channels, T, 1] on which its tokens lie
@@ -74,11 +74,11 @@ def of_entry(part: Mapping[str, Any]) -> Functions | None:
     return Functions(names, _axes(part["inputs"], "T"))
 
 
-def of_form(form: Form, calls: Calls) -> Functions | None:
+def of_blueprint(blueprint: Blueprint, calls: Calls) -> Functions | None:
     """Those of a part by what the graph contract says of it."""
     if not calls.functions:
         return None
-    return Functions(calls.functions, _axes(inputs(form), T))
+    return Functions(calls.functions, _axes(inputs(blueprint), T))
 
 
 def _axes(shapes: Mapping[str, Sequence[Any]], symbol: Any) -> dict[str, int]:

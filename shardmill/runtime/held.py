@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.models.contract import Form, caches, new_name
+from shardmill.models.contract import Blueprint, caches, new_name
 from shardmill.models.host import Floats
 
 SLOTS = 2  # the axis of keys and values on which slots lie
@@ -86,11 +86,12 @@ def held_by_entry(part: Mapping[str, Any]) -> Held | None:
     return Held(written, shapes) if written else None
 
 
-def held_by_form(form: Form) -> Held | None:
+def held_by_blueprint(blueprint: Blueprint) -> Held | None:
     """Those of a part by what the graph contract says of it."""
-    if not form.hosted or form.kind != "layers":
+    if not blueprint.hosted or blueprint.kind != "layers":
         return None
-    return Held({name: new_name(name) for name in caches(form)}, {n: _shape(s) for n, s in caches(form).items()})
+    shapes = caches(blueprint)
+    return Held({name: new_name(name) for name in shapes}, {name: _shape(shape) for name, shape in shapes.items()})
 
 
 def _shape(shape: Sequence[int]) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmill.models.calls import Calls
-from shardmill.models.contract import Form, caches
-from shardmill.runtime.functions import Functions, of_entry, of_form
+from shardmill.models.contract import Blueprint, caches
+from shardmill.runtime.functions import Functions, of_blueprint, of_entry
 
 Shapes = Mapping[str, tuple[int, ...]]  # by name
 
@@ -51,17 +51,17 @@ def lengths_by_entry(part: Mapping[str, Any], context: int) -> dict[int, Length]
     return found
 
 
-def lengths_by_form(forms: Mapping[int, Form], calls: Calls) -> dict[int, Length]:
+def lengths_by_blueprint(blueprints: Mapping[int, Blueprint], calls: Calls) -> dict[int, Length]:
     """Those of a part by what the graph contract says of it.
 
     Args:
-        forms: of the part at each length, the whole context last.
+        blueprints: of the part at each length, the whole context last.
         calls: how it is called.
     """
-    whole = of_form(forms[max(forms)], calls)
+    whole = of_blueprint(blueprints[max(blueprints)], calls)
     if whole is None or not calls.contexts:
         return {}
     return {
-        slots: Length(Functions(calls.shorter.get(slots, whole.names), whole.axes), caches(form))
-        for slots, form in forms.items()
+        slots: Length(Functions(calls.shorter.get(slots, whole.names), whole.axes), caches(blueprint))
+        for slots, blueprint in blueprints.items()
     }

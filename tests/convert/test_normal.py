@@ -26,7 +26,7 @@ def converted() -> Any:
     a = family("gemma3_text").describe(tiny_config("gemma3_text"), SLOTS).architecture
     part = Part("p", "layers", 7, 11, SLOTS, window_slots(a.window, 4, SLOTS), 4, a.graph, a.kinds, ())
     random = torch.Generator().manual_seed(0)
-    weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
+    weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}
     return trace.convert_quickly(part, weights, "fp16")
 
 

@@ -146,7 +146,7 @@ def test_fp16_weights_stay_as_they_are(built: tiny.Build, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("kind", "count"), [("layers", 5), ("head", 1)])
 def test_input_shapes_leave_room_for_any_number_of_tokens(built: tiny.Build, kind: str, count: int) -> None:
     part = next(part for part in built.parts.values() if part.kind == kind)
-    shapes = inputs(part.form)
+    shapes = inputs(part.blueprint)
     assert len(shapes) == count
     assert all(shape.count(T) == 1 for shape in shapes.values())
     assert trace.sized((1, T, 3), 4) == (1, 4, 3)
@@ -160,7 +160,7 @@ def test_a_quick_conversion_gives_the_same_program(kind: str, quantization: str)
         "p", kind, 0, 2 if kind == "layers" else 32, SLOTS, 0, 4, a.graph, a.kinds[: 2 * (kind == "layers")], ()
     )
     random, own = torch.Generator().manual_seed(0), (Program.validate, Program.__str__, sympy.solve)
-    weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
+    weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}
     specs = trace.convert(part, weights, quantization).get_spec(), trace.convert_quickly(part, weights, quantization)
     for spec in specs:
         del spec.description.metadata.userDefined[package.VARYING]

@@ -16,7 +16,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from shardmill.models import family
 from shardmill.models.architecture import Graph
 from shardmill.models.blocks import GatedMLP, ShortConv, build
-from shardmill.models.contract import RING, Form, constants, inputs, output, states
+from shardmill.models.contract import RING, Blueprint, constants, inputs, output, states
 from shardmill.models.host import Host
 
 from .small_configs import FAMILIES, small_config
@@ -85,19 +85,24 @@ def test_a_part_has_the_contract_s_constants_inputs_states_and_output(model_type
     """Every parameter is a constant of the contract under its path, and takes its values and no others."""
     architecture = family(model_type).describe(small_config(model_type), 64).architecture
     layers = tuple(enumerate(architecture.kinds))[1:]
-    for form in (Form("layers", architecture.graph, layers, 64), Form("head", architecture.graph, rows=32)):
-        weights = {path: draw(*shape, seed=i) for i, (path, shape) in enumerate(constants(form).items())}
-        part = build(form, weights)
+    for blueprint in (
+        Blueprint("layers", architecture.graph, layers, 64),
+        Blueprint("head", architecture.graph, rows=32),
+    ):
+        weights = {path: draw(*shape, seed=i) for i, (path, shape) in enumerate(constants(blueprint).items())}
+        part = build(blueprint, weights)
         held = dict(part.named_parameters())
         assert sorted(held) == sorted(weights)
         assert all(torch.equal(held[path].flatten(), weights[path].flatten()) for path in weights)
-        arguments = {name: torch.zeros([3 if n == -1 else n for n in shape]) for name, shape in inputs(form).items()}
+        arguments = {
+            name: torch.zeros([3 if n == -1 else n for n in shape]) for name, shape in inputs(blueprint).items()
+        }
         with torch.no_grad():
             made = part(*arguments.values())
-        assert made.shape == (1, 32 if form.kind == "head" else architecture.graph.hidden, 3, 1)
-        assert output(form) == ("logits" if form.kind == "head" else "hidden")
+        assert made.shape == (1, 32 if blueprint.kind == "head" else architecture.graph.hidden, 3, 1)
+        assert output(blueprint) == ("logits" if blueprint.kind == "head" else "hidden")
         kept = {name: tuple(buffer.shape) for name, buffer in part.named_buffers() if "." not in name}
-        assert kept == states(form)
+        assert kept == states(blueprint)
         assert not part.training
 
 
@@ -105,9 +110,11 @@ def test_a_branch_is_scaled_before_it_is_added() -> None:
     """Granite's residual multiplier, on both branches."""
     config = small_config("granite")
     graph, kind = graph_of(config), family("granite").describe(config, 64).architecture.kinds[0]
-    form = Form("layers", graph, ((0, kind),), 64)
-    weights = {path: draw(*shape, seed=i) / shape[-1] ** 0.5 for i, (path, shape) in enumerate(constants(form).items())}
+    blueprint = Blueprint("layers", graph, ((0, kind),), 64)
+    weights = {
+        path: draw(*shape, seed=i) / shape[-1] ** 0.5 for i, (path, shape) in enumerate(constants(blueprint).items())
+    }
     still = replace(graph, branch_scale=0.0)
-    arguments = {name: draw(*(2 if n == -1 else n for n in shape)) for name, shape in inputs(form).items()}
-    assert not torch.allclose(build(form, weights)(*arguments.values()), arguments["x"], atol=1e-3)
-    assert torch.equal(build(replace(form, graph=still), weights)(*arguments.values()), arguments["x"])
+    arguments = {name: draw(*(2 if n == -1 else n for n in shape)) for name, shape in inputs(blueprint).items()}
+    assert not torch.allclose(build(blueprint, weights)(*arguments.values()), arguments["x"], atol=1e-3)
+    assert torch.equal(build(replace(blueprint, graph=still), weights)(*arguments.values()), arguments["x"])

@@ -1,4 +1,4 @@
-"""The graph contract by itself: the interface of a part of any form, which the host meets."""
+"""The graph contract by itself: the interface of any part, which the host meets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.hosts import host
 from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, Kind
 from shardmill.models.contract import (
     RING,
-    Form,
+    Blueprint,
     T,
     constants,
     inputs,
@@ -34,9 +34,9 @@ WRITE = {"kv_write_mask": (1, 1, 48, T)}
 RINGS = {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, 2, RING, T)}
 
 
-def layers(*kinds: Kind, first: int = 5) -> Form:
+def layers(*kinds: Kind, first: int = 5) -> Blueprint:
     """Layers from `first` on, over 48 slots."""
-    return Form("layers", GRAPH, tuple(enumerate(kinds, start=first)), 48)
+    return Blueprint("layers", GRAPH, tuple(enumerate(kinds, start=first)), 48)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_states_are_named_by_absolute_layer_and_kind() -> None:
 
 
 def test_a_head_has_one_input_one_output_and_no_state() -> None:
-    head = Form("head", GRAPH, rows=200)
+    head = Blueprint("head", GRAPH, rows=200)
     assert (inputs(head), states(head), output(head)) == ({"hidden": (1, 64, T, 1)}, {}, "logits")
     assert list(constants(head).items()) == [("norm.weight", (64,)), ("lm_head.weight", (200, 64))]
 
@@ -85,15 +85,15 @@ def test_names_of_rotary_inputs_keep_the_table_s_own_at_the_end() -> None:
     assert rope_inputs("rope_local") == ("rope_cos_local", "rope_sin_local")
 
 
-def names(form: Form, index: int) -> list[str]:
+def names(blueprint: Blueprint, index: int) -> list[str]:
     """Constants of a layer without their common prefix."""
     prefix = f"layers.{index}."
-    return [path.removeprefix(prefix) for path in constants(form) if path.startswith(prefix)]
+    return [path.removeprefix(prefix) for path in constants(blueprint) if path.startswith(prefix)]
 
 
 def test_constants_of_a_part_are_its_layers_in_order() -> None:
-    form = layers(FULL, CONV)
-    assert list(constants(form)) == [f"layers.{i}.{name}" for i in (5, 6) for name in names(form, i)]
+    blueprint = layers(FULL, CONV)
+    assert list(constants(blueprint)) == [f"layers.{i}.{name}" for i in (5, 6) for name in names(blueprint, i)]
     assert stem("layers.5.mlp.down_proj.weight") == "layers_5_mlp_down_proj_weight"
 
 

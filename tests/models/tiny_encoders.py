@@ -15,7 +15,7 @@ from shardmill import models
 from shardmill.models.architecture import Model, blocks
 from shardmill.models.blocks import build
 from shardmill.models.buckets import apart, arrays, columns
-from shardmill.models.contract import constants, inputs, program_form, table_constants
+from shardmill.models.contract import constants, inputs, table_constants, whole_blueprint
 from shardmill.models.host import Floats
 from shardmill.models.sources import assembled, turned
 
@@ -93,11 +93,11 @@ class Blocks:
     """The PyTorch blocks of an encoder, called as a runtime calls its programs."""
 
     def __init__(self, model: Model, tensors: dict[str, Tensor]) -> None:
-        self.a, form = model.architecture, program_form(model.architecture)
-        shapes = constants(form)
+        self.a, blueprint = model.architecture, whole_blueprint(model.architecture)
+        shapes = constants(blueprint)
         weights = {path: self.held(model, path, shape, tensors) for path, shape in shapes.items()}
         self.tables = {path: tensors[blocks(model.sources[path])[0].tensor] for path in table_constants(self.a)}
-        self.names, self.module = list(inputs(form)), build(form, weights)
+        self.names, self.module = list(inputs(blueprint)), build(blueprint, weights)
 
     @staticmethod
     def held(model: Model, path: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:

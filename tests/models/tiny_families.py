@@ -21,7 +21,7 @@ from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import Model, Source, blocks
 from shardmill.models.blocks import build
-from shardmill.models.contract import Form, constants, inputs, window_slots
+from shardmill.models.contract import Blueprint, constants, inputs, window_slots
 from shardmill.models.host import Floats, Host
 from shardmill.models.sources import assembled, turned
 from shardmill.pipeline.steps.split import prefix_of
@@ -254,8 +254,8 @@ def described(model: Any, slots: int = SLOTS) -> Model:
 def weights_of(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The constants of all programs by their paths."""
     a = model.architecture
-    shapes = constants(Form("layers", a.graph, tuple(enumerate(a.kinds)))) | constants(
-        Form("head", a.graph, rows=a.vocab)
+    shapes = constants(Blueprint("layers", a.graph, tuple(enumerate(a.kinds)))) | constants(
+        Blueprint("head", a.graph, rows=a.vocab)
     )
     shapes["embedding"] = (a.vocab, a.graph.hidden)
     return {path: _constant(blocks(model.sources[path]), tensors, shape) for path, shape in shapes.items()}
@@ -279,11 +279,11 @@ class Blocks:
     def __init__(self, model: Model, tensors: Mapping[str, Tensor], slots: int = SLOTS, host: type[Host] = Host):
         a = model.architecture
         ring = window_slots(a.window, self.tokens_max, slots)
-        form = Form("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
+        blueprint = Blueprint("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
         weights = weights_of(model, tensors)
-        self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(form))
+        self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(blueprint))
         self.table, self.carry = weights["embedding"], a.graph.carry
-        self.layers, self.head = build(form, weights), build(Form("head", a.graph, rows=a.vocab), weights)
+        self.layers, self.head = build(blueprint, weights), build(Blueprint("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
         known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
         self.host = host(known | {"conv_taps": a.graph.conv_taps})

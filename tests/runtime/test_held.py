@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
-from shardmill.models.contract import Form, caches, inputs, new_rows, states
-from shardmill.runtime.held import Held, held_by_entry, held_by_form
+from shardmill.models.contract import Blueprint, caches, inputs, new_rows, states
+from shardmill.runtime.held import Held, held_by_blueprint, held_by_entry
 
 SLOTS, WINDOW, RING = 64, 32, 32
 GRAPH = Graph(hidden=8, heads=2, kv_heads=2, head_dim=4, rope_dim=4, ffn=8, rms_norm_eps=1e-5, conv_taps=3)
 KINDS = (Kind(), Kind(mask=SLIDING_MASK), Kind(mixer="conv"))
-FORM = Form("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
+BLUEPRINT = Blueprint("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
 
 
 @pytest.fixture
 def held() -> Held:
-    found = held_by_form(FORM)
+    found = held_by_blueprint(BLUEPRINT)
     assert found is not None
     return found
 
@@ -35,7 +35,7 @@ def one_hot(slots: Sequence[int], count: int, rows: bool = False) -> Any:
 
 def outputs(tokens: int) -> dict[str, Any]:
     rng = np.random.default_rng(5)
-    shapes = {name: [tokens if n == -1 else n for n in shape] for name, shape in new_rows(FORM).items()}
+    shapes = {name: [tokens if n == -1 else n for n in shape] for name, shape in new_rows(BLUEPRINT).items()}
     return {name: rng.random(shape, np.float32) + 1 for name, shape in shapes.items()}
 
 
@@ -56,13 +56,13 @@ def test_each_cache_is_written_by_the_mask_of_its_layer(held: Held) -> None:
 
 def test_the_contract_has_inputs_in_the_place_of_states(held: Held) -> None:
     """The manifest says the same of them."""
-    assert states(FORM) == {} and list(caches(FORM)) == ["k_0", "v_0", "k_1", "v_1", "c_2"]
-    assert {name: inputs(FORM)[name] for name in caches(FORM)} == caches(FORM)
-    entry = {"inputs": {name: list(shape) for name, shape in inputs(FORM).items()}, "written": held.written}
+    assert states(BLUEPRINT) == {} and list(caches(BLUEPRINT)) == ["k_0", "v_0", "k_1", "v_1", "c_2"]
+    assert {name: inputs(BLUEPRINT)[name] for name in caches(BLUEPRINT)} == caches(BLUEPRINT)
+    entry = {"inputs": {name: list(shape) for name, shape in inputs(BLUEPRINT).items()}, "written": held.written}
     found = held_by_entry(entry)
-    assert found is not None and found.shapes == held.shapes == caches(FORM)
+    assert found is not None and found.shapes == held.shapes == caches(BLUEPRINT)
     assert held_by_entry({"inputs": entry["inputs"]}) is None
-    assert held_by_form(Form("head", GRAPH, rows=8, hosted=True)) is None
+    assert held_by_blueprint(Blueprint("head", GRAPH, rows=8, hosted=True)) is None
 
 
 def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: Held) -> None:
@@ -71,12 +71,12 @@ def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: Held) -> N
     held.write(outputs(2), masks | {"conv_write_mask": one_hot([3, 18], RING, rows=True)})
     before = {name: array.copy() for name, array in held.arrays.items()}
     assert before["k_0"][:, :, 50].all()
-    shorter = caches(replace(FORM, slots=40))
+    shorter = caches(replace(BLUEPRINT, slots=40))
     held.resize(shorter)
     for name, array in held.arrays.items():
         assert array.shape == shorter[name] and array.dtype == before[name].dtype
         np.testing.assert_array_equal(array, before[name][:, :, : array.shape[2]])
-    held.resize(caches(FORM))
+    held.resize(caches(BLUEPRINT))
     for name, array in held.arrays.items():
         np.testing.assert_array_equal(array[:, :, :40], before[name][:, :, :40])
         assert array.shape == before[name].shape and not array[:, :, shorter[name][2] :].any()

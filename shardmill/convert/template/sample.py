@@ -45,7 +45,7 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
         start = part.start if part.kind in ("layers", "encoder") else 0
         return template(part, quantization, cache).compose(start, stretches(part), widths(part))
     of_kind = {kind: layer_template(_bare(part, (kind,)), quantization, cache) for kind in set(part.kinds)}
-    return compose([of_kind[kind] for kind in part.kinds], part.start, list(inputs(part.form)), widths(part))
+    return compose([of_kind[kind] for kind in part.kinds], part.start, list(inputs(part.blueprint)), widths(part))
 
 
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
@@ -133,7 +133,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     start, end = {"head": (0, small["rows"]), "experts": (0, bare.end)}.get(bare.kind, (FIRST, FIRST + len(kinds)))
     part = replace(bare, start=start, end=end, kinds=kinds, graph=_shrunk(bare.graph, small))
     random = torch.Generator().manual_seed(0)  # like weights would be merged by coremltools
-    weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.form).items()}
+    weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}
     spec = trace.convert_quickly(part, weights, quantization)
     spec.description.metadata.userDefined.pop(package.VARYING, None)
     return bytes(spec.SerializeToString(deterministic=True))
