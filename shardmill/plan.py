@@ -32,7 +32,7 @@ LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Constant:
     """A constant of a program, or a block of one, and the bytes [start, end) of a file that it is made from."""
 
     path: str  # of the constant, after models/contract.py
@@ -45,7 +45,7 @@ class Tensor:
     stored: tuple[int, ...]  # shape of those bytes
     sha256: str = ""
     at: tuple[int, int] = (0, 0)  # row and column of the constant where the block begins
-    beside: tuple[Tensor, ...] = ()  # the source's vectors
+    beside: tuple[Constant, ...] = ()  # the source's vectors
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Part:
     tokens: int  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder, T
     graph: Graph
     kinds: tuple[Kind, ...]  # of its layers
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Constant, ...]
     ends: Ends | None = None  # of an encoder
     layer: int = 0  # that experts belong to
     calls: Calls = Calls()
@@ -155,10 +155,10 @@ def load_part(path: Path) -> Part:
     return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls})
 
 
-def _loaded(fields: dict[str, Any]) -> Tensor:
+def _loaded(fields: dict[str, Any]) -> Constant:
     source = {name: _tuple(value) for name, value in fields["source"].items()}
     lists = {name: _tuple(fields[name]) for name in ("rows", "stored", "at")}
-    return Tensor(**fields | lists | {"source": Source(**source), "beside": tuple(map(_loaded, fields["beside"]))})
+    return Constant(**fields | lists | {"source": Source(**source), "beside": tuple(map(_loaded, fields["beside"]))})
 
 
 def _tuple(value: Any) -> Any:
@@ -210,7 +210,9 @@ def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo])
     return tuple(map(filled, empty_parts(config, model.architecture)))
 
 
-def _drafted(part: Part, path: str, shape: Shape, model: Model, tensors: Mapping[str, TensorInfo]) -> Iterator[Tensor]:
+def _drafted(
+    part: Part, path: str, shape: Shape, model: Model, tensors: Mapping[str, TensorInfo]
+) -> Iterator[Constant]:
     """A constant's blocks."""
     down, across = 0, 0
     rows = (part.start, part.end) if path.startswith(SLICED) else None
@@ -224,15 +226,15 @@ def _drafted(part: Part, path: str, shape: Shape, model: Model, tensors: Mapping
             across += block.shape[1]
 
 
-def _placed(path: str, source: Source, info: TensorInfo, rows: tuple[int, int] | None) -> Tensor:
+def _placed(path: str, source: Source, info: TensorInfo, rows: tuple[int, int] | None) -> Constant:
     """A block whose bytes are some rows of a tensor, or one matrix of a stack, or all of it."""
     if rows is None and source.index is None:
-        return Tensor(path, source, None, info.file, info.start, info.end, info.dtype, info.shape)
+        return Constant(path, source, None, info.file, info.start, info.end, info.dtype, info.shape)
     first, last = rows or (source.index or 0, (source.index or 0) + 1)
     size = (info.end - info.start) // info.shape[0]  # bytes of a row, or of a matrix
     start, end = info.start + first * size, info.start + last * size
     stored = (last - first, *info.shape[1:]) if rows else source.read_shape(info.shape)
-    return Tensor(path, source, rows, info.file, start, end, info.dtype, stored)
+    return Constant(path, source, rows, info.file, start, end, info.dtype, stored)
 
 
 def tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -250,11 +252,11 @@ def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part,
     return tuple(replace(part, tensors=_hashed(part.tensors, hashes)) for part in parts)
 
 
-def _hashed(tensors: Sequence[Tensor], hashes: Mapping[str, str]) -> tuple[Tensor, ...]:
+def _hashed(tensors: Sequence[Constant], hashes: Mapping[str, str]) -> tuple[Constant, ...]:
     return tuple(replace(t, sha256=hashes[t.label], beside=_hashed(t.beside, hashes)) for t in tensors)
 
 
-def every_tensor(parts: Iterable[Part]) -> Iterator[Tensor]:
+def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
     """All that the parts read of the checkpoint."""
     for tensor in (tensor for part in parts for tensor in part.tensors):
         yield from (tensor, *tensor.beside)

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from shardmill import machine
+from shardmill.bench.conditions import Say, conditions
 from shardmill.bench.energy import Meter, meter
 from shardmill.bench.prompts import read
 from shardmill.config import Benchmark
@@ -20,9 +21,7 @@ from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.threads import fastest_threads
 
 Json = dict[str, Any]
-Say = Callable[[str], None]
 WARM = 3  # passes of which the quickest counts: the first plans the program
-PACKAGES = ("coremltools", "numpy", "shardmill", "torch")
 
 
 def benchmark(build: Path, settings: Benchmark, precision: str, say: Say) -> Json:
@@ -54,11 +53,8 @@ def benchmark(build: Path, settings: Benchmark, precision: str, say: Say) -> Jso
     lost = len(texts) - len(fitting)
     gaps = [("prompt", f"{lost} lines", f"they have more than {encoder.longest} tokens")] if lost else []
     gaps += [("energy", "energy per sentence", energy.reason)] if energy.joules is None else []
-    threads = {"threads": machine.threads(), "precision": precision} if machine.is_portable() else {}
     return {
-        "engine": machine.engine(),
-        "machine": machine.machine() | threads,
-        "versions": machine.package_versions(PACKAGES),
+        **conditions(precision, machine.threads() if machine.is_portable() else None),
         "settings": asdict(settings),
         "ready_seconds": ready,
         "passes": passes,

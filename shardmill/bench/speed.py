@@ -7,15 +7,15 @@ tasks. What could not be measured is listed with the reason.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardmill import machine
 from shardmill.bench import prompts as asking
 from shardmill.bench.client import Client, connected
+from shardmill.bench.conditions import Say, conditions
 from shardmill.bench.energy import Meter, meter
 from shardmill.bench.figures import Json, Pair, Prefill, pass_seconds, row
 from shardmill.bench.prompts import Prompt
@@ -23,14 +23,12 @@ from shardmill.bench.replay import replay
 from shardmill.bench.server import command, running
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
+from shardmill.decode.drafters import DRAFT_MODEL
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest, verify_width
 
-Say = Callable[[str], None]
 log = logging.getLogger(__name__)
-DRAFT_MODEL = "draft_model"
 START_TOKENS = 16  # of the answer by which the first request is compared with later ones
-PACKAGES = ("coremltools", "numpy", "shardmill", "torch")
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,7 @@ def benchmark(
     widths = [width for width in manifest["widths"] if width <= verify_width(manifest)]  # of decode passes
     figures = summary(pairs, prefills, asked, widths, max(manifest["widths"]))
     return {
-        "engine": machine.engine(),
-        "machine": machine.machine() | ({"threads": server.threads, "precision": precision} if server.threads else {}),
-        "versions": machine.package_versions(PACKAGES),
+        **conditions(precision, server.threads),
         "settings": asdict(settings) | {"drafters": drafters, "widths": manifest["widths"]},
         "start": start,
         **figures,

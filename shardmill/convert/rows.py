@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shardmill import plan
 from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import CheckpointError
 from shardmill.models.sources import turned
+from shardmill.plan import Constant
 
 EIGHT = 8  # rows that end on a whole byte, whatever their numbers' bits and however many columns there are
 
@@ -22,7 +22,7 @@ EIGHT = 8  # rows that end on a whole byte, whatever their numbers' bits and how
 class Band:
     """Blocks of a constant that lie side by side: all of its rows from `row` on, up to the next band."""
 
-    tensors: tuple[plan.Tensor, ...]
+    tensors: tuple[Constant, ...]
     row: int = 0
 
     @property
@@ -63,9 +63,9 @@ class Band:
         return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).reshape(count, columns).contiguous()
 
 
-def bands(tensors: Sequence[plan.Tensor]) -> list[Band]:
+def bands(tensors: Sequence[Constant]) -> list[Band]:
     """The bands of one constant's blocks, from the first row on."""
-    found: dict[int, list[plan.Tensor]] = {}
+    found: dict[int, list[Constant]] = {}
     for tensor in tensors:
         found.setdefault(tensor.at[0], []).append(tensor)
     return [Band(tuple(band), row) for row, band in sorted(found.items())]
@@ -92,7 +92,7 @@ def in_groups(found: Sequence[Band], unit: int, size: int, source: Path) -> Iter
         yield found[-1], kept
 
 
-def _rows_of(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
+def _rows_of(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
     """Rows [row, row + count) of a block; all of them where they do not lie one after the other."""
     if len(tensor.shape) == 1 or _is_scattered(tensor):
         return turned(_read(tensor, 0, tensor.stored[0], source), tensor.source, beside(tensor, source))
@@ -101,14 +101,14 @@ def _rows_of(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.T
     return turned(stored, replace(tensor.source, rows=None), beside(tensor, source))
 
 
-def _is_scattered(tensor: plan.Tensor) -> bool:
+def _is_scattered(tensor: Constant) -> bool:
     """Whether a block's rows do not lie one after the other, or depend on all of them."""
     source = tensor.source
     strided = source.rows is not None and source.rows[2] != 1
     return source.transposed or strided or source.repeat > 1 or bool(source.magnitude)
 
 
-def _read(tensor: plan.Tensor, row: int, count: int, source: Path) -> torch.Tensor:
+def _read(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
     """Rows [row, row + count) of a block's bytes as they lie in the checkpoint: [count, ...]."""
     dtype, rest = DTYPES[tensor.dtype], tensor.stored[1:]
     stride = math.prod(rest) * dtype.itemsize

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill import plan
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.errors import CheckpointError
 from shardmill.models.sources import assembled, turned
+from shardmill.plan import Constant, Part
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 FP16_MAX = float(torch.finfo(torch.float16).max)
 
 
-def read(tensor: plan.Tensor, source: Path) -> Tensor:
+def read(tensor: Constant, source: Path) -> Tensor:
     """The bytes of a constant as they lie in the checkpoint, in their own dtype and shape.
 
     They are mapped, so nothing is copied until it is used.
@@ -32,12 +32,12 @@ def read_info(info: TensorInfo, source: Path) -> Tensor:
     return torch.from_numpy(raw).view(DTYPES[info.dtype]).reshape(info.shape)
 
 
-def block(tensor: plan.Tensor, source: Path) -> Tensor:
+def block(tensor: Constant, source: Path) -> Tensor:
     """A whole block of a constant, in the checkpoint's dtype or fp32."""
     return turned(read(tensor, source), tensor.source, beside(tensor, source))
 
 
-def beside(tensor: plan.Tensor, source: Path) -> list[Tensor]:
+def beside(tensor: Constant, source: Path) -> list[Tensor]:
     """The vectors that the block's source names."""
     return [read(vector, source) for vector in tensor.beside]
 
@@ -48,9 +48,9 @@ class PartWeights(Mapping[str, Tensor]):
     Each is read when it is asked for and not kept, so a part of any size takes the memory of one constant.
     """
 
-    def __init__(self, part: plan.Part, source: Path) -> None:
+    def __init__(self, part: Part, source: Path) -> None:
         self.shapes, self.source = part.shapes, source
-        self.tensors: dict[str, list[plan.Tensor]] = {path: [] for path in self.shapes}
+        self.tensors: dict[str, list[Constant]] = {path: [] for path in self.shapes}
         for tensor in part.tensors:
             self.tensors[tensor.path].append(tensor)
 

@@ -17,6 +17,7 @@ from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error
+from shardmill.gates.thresholds import CLEAR_MARGIN
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
@@ -28,8 +29,6 @@ from shardmill.plan import Part
 from shardmill.runtime.encoder import Encoder
 from shardmill.runtime.program import Program
 from shardmill.runtime.spans import Span, grouped
-
-CLEAR_MARGIN = 0.1  # nat: below it the two best labels are as good as equal
 
 
 class Runner:

@@ -6,7 +6,6 @@ have, too. The values with which the host hides slots (the attention mask) are n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from portable_coreml.files.model import pick_function
 from portable_coreml.program import Function
 from portable_coreml.run.fp16_range import RangeAudit, RangeRow
 
+from shardmill.convert.layers import WEIGHT
 from shardmill.gates.passes import cut
 from shardmill.models.architecture import MASK, SLIDING_MASK
 from shardmill.runtime.engine import Engine
@@ -26,7 +26,6 @@ from shardmill.runtime.functions import located
 from shardmill.runtime.program import Program
 
 MASKS = (MASK, SLIDING_MASK)
-WEIGHT = re.compile(r"layers_(\d+)_")  # how a converted program names what belongs to layer N
 
 
 @dataclass(frozen=True)

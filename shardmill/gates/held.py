@@ -17,8 +17,7 @@ from shardmill.gates.naming import Weights
 from shardmill.gates.stored import Stored, rows_at_once
 from shardmill.models.architecture import Source
 from shardmill.models.sources import MATRIX, put_back, undone
-from shardmill.plan import Part
-from shardmill.plan import Tensor as Constant
+from shardmill.plan import Constant, Part
 
 
 class HeldWeights(ABC):

@@ -21,6 +21,7 @@ from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, at_lengths, cut, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.speculation import mismatches
+from shardmill.gates.thresholds import CLEAR_MARGIN
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
@@ -29,7 +30,6 @@ from shardmill.plan import Part
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.table import Table
 
-CLEAR_MARGIN = 0.1  # nat: below it the two best tokens are as good as equal
 POSITIONS = 32  # whose distributions are compared at a time: with a large vocabulary all of them take gigabytes
 
 

@@ -18,7 +18,7 @@ from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.stored import Stored, rows_at_once
 from shardmill.models.sources import turned
-from shardmill.plan import Part, Tensor
+from shardmill.plan import Constant, Part
 
 
 def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
@@ -37,7 +37,7 @@ def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
     return Measurement("weight_steps", worst, where)
 
 
-def _distance(original: Tensor, source: Path, table: Path) -> tuple[float, str]:
+def _distance(original: Constant, source: Path, table: Path) -> tuple[float, str]:
     """The largest distance of one table's rows, and where it is; raises as `table_parity` does."""
     held = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}
     stored = held.get(original.path)

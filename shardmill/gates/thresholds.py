@@ -23,6 +23,7 @@ class Threshold:
         return value >= self.limit if self.at_least else value <= self.limit
 
 
+CLEAR_MARGIN = 0.1  # nat: below it the original's two best tokens, or labels, are as good as equal
 CALIBRATED, MIXTURE = "calibrated", "mixture"  # builds with codes of a quantiser, and models with experts
 PROGRAM, WIDTHS, COST, PLACEMENT = "1 program", "2 widths", "3 cost", "residency"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from shardmill.convert.weights import PartWeights
-from shardmill.plan import Part
-from shardmill.plan import Tensor as Constant
+from shardmill.plan import Constant, Part
 from shardmill.precision import observe
 from shardmill.precision.original import Original
 

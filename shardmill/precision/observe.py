@@ -13,16 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmill.plan import Part
-from shardmill.plan import Tensor as Constant
+from shardmill.forms.form import matrices
+from shardmill.plan import Constant, Part
 from shardmill.precision.original import Original
-
-MATRIX = 2
 
 
 def sites(part: Part) -> dict[str, list[Constant]]:
     """The matrices of a part by their paths, each with the blocks that it is made of."""
-    found: dict[str, list[Constant]] = {path: [] for path, shape in part.shapes.items() if len(shape) == MATRIX}
+    found: dict[str, list[Constant]] = {path: [] for path in matrices(part.shapes)}
     for tensor in part.tensors:
         if tensor.path in found:
             found[tensor.path].append(tensor)

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardmill.convert.palette import indices
+from shardmill.convert.palette import PATTERNS, indices
 from shardmill.forms.form import Form
 
-PATTERNS = 1 << 16
 DAMPING = 0.01  # of the mean of the weights, added to each: numbers whose inputs calibration has not seen count too
 
 

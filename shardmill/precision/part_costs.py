@@ -22,8 +22,7 @@ from torch import Tensor
 from shardmill.convert.stream import single_threaded_torch
 from shardmill.files import parse_json
 from shardmill.forms.form import INT4
-from shardmill.plan import Part
-from shardmill.plan import Tensor as Constant
+from shardmill.plan import Constant, Part
 from shardmill.precision.calibration import read_edges
 from shardmill.precision.matrices import matrices
 from shardmill.precision.original import Original

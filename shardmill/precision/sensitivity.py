@@ -19,7 +19,7 @@ from shardmill.convert.weights import read
 from shardmill.gates.heap import give_back
 from shardmill.gates.naming import Weights
 from shardmill.models.sources import put_back
-from shardmill.plan import Tensor as Constant
+from shardmill.plan import Constant
 from shardmill.precision.original import Original, head_blocks, last_states
 
 PASS = 128  # positions whose logits are in memory at a time: fewer would expand the LM head more often

@@ -22,7 +22,7 @@ from shardmill.convert.rows import Band
 from shardmill.convert.table import write_table
 from shardmill.forms.form import form
 from shardmill.models.architecture import Source
-from shardmill.plan import Tensor as Constant
+from shardmill.plan import Constant
 
 from .small import LAYERS, draft, write_checkpoint
 
