@@ -11,7 +11,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 from shardmill.machine import NATIVE_MISSING, memory_bytes, native_present
@@ -34,8 +33,8 @@ class Finding:
     meaning: str
 
 
-def examine(folder: Path = Path(".")) -> list[Finding]:
-    """All findings; disk space is that of `folder`."""
+def examine() -> list[Finding]:
+    """All findings."""
     darwin = platform.system() == "Darwin"
     return [
         python(sys.version_info[:2]),
@@ -44,7 +43,7 @@ def examine(folder: Path = Path(".")) -> list[Finding]:
         compiler(darwin, _compiler_path()),
         *packages(metadata.requires(PACKAGE) or []),
         memory(memory_bytes()),
-        disk(shutil.disk_usage(folder).free),
+        disk(shutil.disk_usage(".").free),
         *hub(),
     ]
 

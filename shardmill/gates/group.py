@@ -7,7 +7,6 @@ choose; which it chooses is compared where the router lies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +14,11 @@ from torch import Tensor
 
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.naming import Weights
-from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import compared_widths, cut
+from shardmill.gates.passes import cut
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
+from shardmill.gates.stateless import stateless_parity
 from shardmill.gates.weights import PackageWeights
-from shardmill.lane.figures import psnr
-from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.plan import Part
 from shardmill.runtime.functions import of_blueprint
@@ -82,18 +78,10 @@ def group_parity(
         given = [{"x": _columns(z[rows]), "weights": _columns(shares[rows])} for rows in passes]
         return np.concatenate([experts(one)[0, :, :, 0].T for one in given])
 
-    with load_programs_as("fp32"):
-        plain = run(1)
-        if is_portable():
-            _, expected = added(reference, part, known["hidden"][part.layer], stored.over(original))
-            error = Measurement("program_error", relative_error(plain, expected))
-            yield explained(error, partial(run, 1), program)
-        for width in compared_widths(verify, part.tokens):
-            name = f"T={width}"
-            error = Measurement(width_measure(name), relative_error(run(width), plain), name)
-            yield explained(error, partial(run, width), program)
-    with load_programs_as("fp16"):
-        yield explained(Measurement("psnr", psnr(run(part.tokens), exact)), partial(run, part.tokens), program)
+    def expected() -> Tensor:
+        return added(reference, part, known["hidden"][part.layer], stored.over(original))[1]
+
+    yield from stateless_parity(run, program, part, expected, exact, verify)
 
 
 def _columns(rows: Floats) -> Floats:

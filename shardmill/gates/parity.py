@@ -16,7 +16,7 @@ from shardmill.gates import experts, routed
 from shardmill.gates.edges import at_end
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, compared_widths, cut, schedules
+from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, cut, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
@@ -234,44 +234,3 @@ NOT_RUN = {
 def not_run() -> dict[str, str]:
     """The measurements that this machine can't make, each with the reason."""
     return {} if is_portable() else NOT_RUN
-
-
-def head_parity(
-    program: Path,
-    part: Part,
-    reference: Reference,
-    known: tuple[Tensor, Tensor],
-    stored: PackageWeights,
-    verify: int,
-) -> Iterator[Measurement]:
-    """All measurements of a head part but those of its weights.
-
-    Args:
-        program: the compiled bundle.
-        part: what it was made from.
-        reference: transformers' model.
-        known: the last layer's output [n, d] and the logits [n, vocab], both with the original weights.
-        stored: the package's weights.
-        verify: the most tokens of a decode pass.
-    """
-    hidden, logits = known
-    rows = hidden.numpy() * np.float32(part.graph.stream_scale)
-
-    def run(width: int) -> Floats:
-        head = Program(program, False, of_blueprint(part.blueprint, part.calls))
-        chunks = [rows[list(p.tokens)].T[None, :, :, None] for p in cut(len(rows), [width])]
-        return np.concatenate([head({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
-
-    with load_programs_as("fp32"):
-        plain = run(1)
-        if is_portable():
-            expected = reference.logits(hidden, stored.rows("lm_head.weight"), stored)
-            error = Measurement("program_error", relative_error(plain, expected))
-            yield explained(error, partial(run, 1), program)
-        for width in compared_widths(verify, part.tokens):
-            name = f"T={width}"
-            error = Measurement(width_measure(name), relative_error(run(width), plain), name)
-            yield explained(error, partial(run, width), program)
-    with load_programs_as("fp16"):
-        ratio = Measurement("psnr", psnr(run(part.tokens), logits[:, part.start : part.end]))
-        yield explained(ratio, partial(run, part.tokens), program)

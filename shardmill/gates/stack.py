@@ -46,7 +46,7 @@ def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Float
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredModel:
     """transformers' model with the weights that the packages hold."""
 
     reference: Reference
@@ -64,7 +64,7 @@ class Stored:
 
 
 def stack_parity(
-    load: Callable[[], Engine], stored: Stored, states: Mapping[str, Tensor]
+    load: Callable[[], Engine], stored: StoredModel, states: Mapping[str, Tensor]
 ) -> Iterator[Measurement | NotRun]:
     """All measurements of the stack but that of the embedding table (table.py).
 
@@ -79,7 +79,7 @@ def stack_parity(
     yield from cost(load, tokens, states["logits"])
 
 
-def program_and_widths(load: Callable[[], Engine], stored: Stored, tokens: Sequence[int]) -> Iterator[Measurement]:
+def program_and_widths(load: Callable[[], Engine], stored: StoredModel, tokens: Sequence[int]) -> Iterator[Measurement]:
     """Questions 1 and 2. The engine is gone when this ends, and is idle before transformers has run: both are large."""
     with load_programs_as("fp32"):
         engine = load()
@@ -167,7 +167,7 @@ def top1(found: Compared) -> Measurement | NotRun:
 
 def stored_model(
     reference: Reference, packages: Mapping[str, tuple[Part, Path]], embedding: Part, source: Path, prefix: str
-) -> Stored:
+) -> StoredModel:
     """transformers' model with the weights of all packages.
 
     Args:
@@ -184,4 +184,4 @@ def stored_model(
     def original(rows: Tensor) -> Tensor:
         return undone(rows, table.source, list(vectors.values()))
 
-    return Stored(reference, lambda name: vectors[name] if name in vectors else weights(name), head, original)
+    return StoredModel(reference, lambda name: vectors[name] if name in vectors else weights(name), head, original)

@@ -28,7 +28,7 @@ def failed(verdict: Path) -> Path:
     return verdict.with_suffix(".failed.json")
 
 
-def settle(gate: str, content: Mapping[str, Any], made: Path) -> None:
+def write_verdict(gate: str, content: Mapping[str, Any], made: Path) -> None:
     """Writes a verdict.
 
     Args:

@@ -77,7 +77,7 @@ def undisturbed(build: tiny.Build) -> Rows:
 
 def chained(
     build: tiny.Build, programs: Mapping[str, Path], table: Path
-) -> tuple[Callable[[], engine.Engine], stack.Stored]:
+) -> tuple[Callable[[], engine.Engine], stack.StoredModel]:
     """What makes an engine of a build's programs, and transformers' model with the weights that they hold."""
     pieces = {name: (build.parts[name], path) for name, path in programs.items()}
     known_model = reference.Reference(build.source, tiny.CONTEXT, carry(build.plan))

@@ -116,7 +116,7 @@ def test_the_first_engine_is_gone_before_the_second_is_loaded(monkeypatch: pytes
     """Two full-size engines at a time would not fit; nothing may hold the first, not even until the next collection."""
     rows = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
     tokens = torch.arange(12)
-    monkeypatch.setattr(stack.Stored, "logits", lambda *_: rows[tokens[:8]])
+    monkeypatch.setattr(stack.StoredModel, "logits", lambda *_: rows[tokens[:8]])
     alive: list[weakref.ref[Known]] = []
 
     def load() -> Known:
@@ -128,7 +128,7 @@ def test_the_first_engine_is_gone_before_the_second_is_loaded(monkeypatch: pytes
     states = {"tokens": tokens, "hidden": torch.zeros(1, 8, 4), "logits": rows[tokens]}
     gc.disable()
     try:
-        found = list(stack.stack_parity(load, stack.Stored(None, None, (), lambda rows: rows), states))  # type: ignore[arg-type]
+        found = list(stack.stack_parity(load, stack.StoredModel(None, None, (), lambda rows: rows), states))  # type: ignore[arg-type]
     finally:
         gc.enable()
     assert len(alive) == 2

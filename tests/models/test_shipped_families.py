@@ -55,7 +55,7 @@ class Shipped:
         with load_programs_as("fp32"):
             return Engine(manifest, Path("/"))
 
-    def stored(self) -> stack.Stored:
+    def stored(self) -> stack.StoredModel:
         """transformers' model with the packages' weights."""
         pairs = {name: (self.parts[name], path) for name, path in self.packages.items()}
         reference = Reference(self.source, CONTEXT, carry(self.plan))

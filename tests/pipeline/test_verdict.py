@@ -12,7 +12,7 @@ from shardmill.gates.measurement import Measurement, compare
 from shardmill.pipeline.perform import perform
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Action, Task
-from shardmill.pipeline.verdict import failed, settle
+from shardmill.pipeline.verdict import failed, write_verdict
 
 
 def content(kl: float) -> dict[str, object]:
@@ -22,7 +22,7 @@ def content(kl: float) -> dict[str, object]:
 def judge(folder: Path, kl: float) -> Path:
     """Lets a gate's job say so; the verdict's path."""
     verdict = folder / "stack.json"
-    task = Task(lambda made: settle("parity stack", content(kl), made["verdict"]), Action("parity_stack"))
+    task = Task(lambda made: write_verdict("parity stack", content(kl), made["verdict"]), Action("parity_stack"))
     perform(task, {"verdict": verdict}, folder / "stack.receipt.json", Store(folder / "store"))
     return verdict
 

@@ -16,7 +16,7 @@ from shardmill.models import ENCODER
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
-from shardmill.pipeline.verdict import settle
+from shardmill.pipeline.verdict import write_verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,8 +66,8 @@ def task(
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         source = source_folder(record)
         found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
-        content = report(piece.name, found, judged, partial(furthest, [stored], source))
-        settle(f"parity {piece.name}", content, made["verdict"])
+        content = verdict(piece.name, found, judged, partial(furthest, [stored], source))
+        write_verdict(f"parity {piece.name}", content, made["verdict"])
 
     inputs = {
         "part": digest(piece.content),
@@ -100,7 +100,7 @@ def measurements(
         source: the checkpoint's folder.
         stored: the package's weights.
     """
-    from shardmill.gates import encoder, group, parity
+    from shardmill.gates import encoder, group, head, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
@@ -119,9 +119,8 @@ def measurements(
         yield from group.group_parity(bundle, piece, reference, known, source, stored, verify)
     else:
         hidden = known["hidden"][-1]
-        yield from parity.head_parity(
-            bundle, piece, reference, (hidden, known["logits"][: len(hidden)]), stored, verify
-        )
+        logits = known["logits"][: len(hidden)]
+        yield from head.head_parity(bundle, piece, reference, (hidden, logits), stored, verify)
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
 
 
-def report(
+def verdict(
     name: str, found: Iterable[Measurement | NotRun], judged: Mapping[str, Any], worst: Callable[[], str]
 ) -> dict[str, Any]:
     """What parity/P.json holds.

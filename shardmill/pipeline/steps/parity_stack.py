@@ -15,10 +15,10 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.costly import costliest
 from shardmill.gates import limits
-from shardmill.pipeline.steps.parity import host_side, report
+from shardmill.pipeline.steps.parity import host_side, verdict
 from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
-from shardmill.pipeline.verdict import settle
+from shardmill.pipeline.verdict import write_verdict
 
 if TYPE_CHECKING:
     from shardmill.gates.measurement import Measurement, NotRun
@@ -71,7 +71,7 @@ def task(
             )
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        settle("parity stack", report("stack", chain([whole], found), judged, worst), made["verdict"])
+        write_verdict("parity stack", verdict("stack", chain([whole], found), judged, worst), made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}

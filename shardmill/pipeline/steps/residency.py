@@ -10,7 +10,7 @@ from pathlib import Path
 from shardmill import machine, plan
 from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
-from shardmill.pipeline.verdict import settle
+from shardmill.pipeline.verdict import write_verdict
 
 
 def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
@@ -39,7 +39,7 @@ def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
             "findings": findings,
             "rows": [asdict(row) for row in rows],
         }
-        settle(f"residency {piece.name}", content, made["verdict"])
+        write_verdict(f"residency {piece.name}", content, made["verdict"])
 
     inputs = {"package": package.sha256, "bundle": bundle.sha256}
     params = {"tokens": piece.tokens, "engine": engine}
