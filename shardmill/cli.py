@@ -47,7 +47,7 @@ from shardmill.commands import (
 )
 from shardmill.printable import one_line
 
-HELP = "Core ML programs for the Apple Neural Engine: run, look into and check what the pipeline builds."
+HELP = "Run, inspect, check and publish the Core ML programs that the pipeline builds for the Apple Neural Engine."
 INTERRUPTED = "shardmill: interrupted"
 OF_THE_PLACE = {  # errors that whoever named a file or a folder can mend
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT,

@@ -35,7 +35,7 @@ def test_what_was_not_chosen_was_still_predicted_right(tmp_path: Path) -> None:
         (tmp_path / f"{evidence}.json").write_text(json.dumps({"evidence": evidence, "rows": rows}))
     same = runner.invoke(app, ["diff-residency", str(tmp_path / "predicted.json"), str(tmp_path / "measured.json")])
     assert same.exit_code == 0
-    assert "0 operations differ; 1 were measured eligible, and given to another device" in same.stdout
+    assert "0 operations differ; 1 could run on the Neural Engine, but were given to another device" in same.stdout
 
 
 def test_compare_compiled_refuses_what_is_no_bundle(tmp_path: Path) -> None:

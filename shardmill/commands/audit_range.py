@@ -1,4 +1,4 @@
-"""`shardmill audit-range`: how near a model's activations come to the end of fp16."""
+"""`shardmill audit-range`: how close a model's activations come to the largest fp16 number."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COLUMNS = ("layer", "program", "operation", "output", "largest", "headroom", "ov
 
 def audit_range(
     build: Build,
-    prompts: Annotated[Path, typer.Option(help="Text file; its first tokens, up to the context, are run.")],
+    prompts: Annotated[Path, typer.Option(help="Text file; as many of its first tokens as fit the context are run.")],
     operations: Annotated[int, typer.Option(min=0, help="How many of the worst operations to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print every operation as one JSON list.")] = False,
 ) -> None:
     """Run a text in fp16 and show the largest value of each layer. Exit code 1 if one overflows or turns NaN.
 
     Headroom is 65504, the largest fp16 number, divided by the largest value seen. Slots that the attention mask hides
-    don't count: what stands there is the mask's.
+    don't count, since their values come from the mask.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""`shardmill bench`: how fast a built model is on this machine, and what drafting wins."""
+"""`shardmill bench`: how fast a built model is on this machine, and what drafting gains."""
 
 from __future__ import annotations
 
@@ -25,23 +25,29 @@ TIMES = "default: 5"
 def bench(
     build: Build,
     draft: Annotated[
-        Path | None, typer.Option(help="Build of a draft model, to measure that too.", parser=located_build)
+        Path | None, typer.Option(help="Build of a draft model, to measure drafting with it too.", parser=located_build)
     ] = None,
     drafter: Annotated[list[str] | None, typer.Option(help=f"Drafter to measure, repeatable; {FULL}.")] = None,
     prompt_tokens: Annotated[
-        list[int] | None, typer.Option(help="Length of a tiled prompt, repeatable; default: 100, 200, 372, 800.")
+        list[int] | None, typer.Option(help="Prompt length in tokens, repeatable; default: 100, 200, 372, 800.")
     ] = None,
     task: Annotated[list[str] | None, typer.Option(help=f"Task to measure, repeatable; {FULL}.")] = None,
     prompts_per_task: Annotated[int | None, typer.Option(help="Prompts of each task; default: 3.")] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request; default: 80.")] = None,
-    repetitions: Annotated[int | None, typer.Option(help=f"Measurements that a median is of; {TIMES}.")] = None,
-    text: Annotated[str | None, typer.Option(help="Dense code; default: resources/text/code.txt.")] = None,
-    task_prompts: Annotated[str | None, typer.Option(help="Folder of the tasks; default: resources/tasks.")] = None,
+    repetitions: Annotated[int | None, typer.Option(help=f"Measurements of which the median counts; {TIMES}.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Text that prompts are made of; default: resources/text/code.txt.")
+    ] = None,
+    task_prompts: Annotated[
+        str | None, typer.Option(help="Folder of the tasks' prompts; default: resources/tasks.")
+    ] = None,
     precision: Precision = "fp32",
-    output: Annotated[Path | None, typer.Option(help="Default: benchmark/speed.json in the build folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what is written instead of tables.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; default: benchmark/speed.json in the build folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of tables.")] = False,
 ) -> None:
-    """Measure a built model through its server: every drafter against T = 1. Run it on a quiet machine."""
+    """Measure a built model through its server, with every drafter and without any. Run it on a quiet machine."""
     wanted = {
         "drafters": drafter,
         "prompt_tokens": prompt_tokens,

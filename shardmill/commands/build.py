@@ -18,7 +18,7 @@ def located_build(text: str) -> Path:
 Build = Annotated[
     Path,
     typer.Argument(
-        help="A build's folder, e.g. build/demo, or a published one: hf:OWNER/NAME@REVISION or hf:OWNER/NAME.",
+        help="A build's folder, e.g. build/demo, or a published build: hf:OWNER/NAME@REVISION or hf:OWNER/NAME.",
         metavar="BUILD",
         parser=located_build,
     ),

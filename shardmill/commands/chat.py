@@ -44,18 +44,18 @@ _KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
 
 def chat(
     build: Build,
-    system: Annotated[str | None, typer.Option(help="What the model is told first; needs a chat template.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+    system: Annotated[str | None, typer.Option(help="System prompt; needs a chat template.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     drafter: DrafterName = "ngram",
     draft_build: DraftBuild = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
     context_policy: ContextOption = "stop",
     chat_template: TemplateFile = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
 ) -> None:
-    """Talk to a built model."""
+    """Chat with a built model in the terminal."""
     from rich.console import Console
 
     from shardmill.decode import Sampling
@@ -85,7 +85,7 @@ def chat(
 
 
 def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Path | None) -> None:
-    """Refuses what the model is told first where it cannot be told.
+    """Refuses a system prompt that the model can't be given.
 
     Raises:
         ShardmillError: it is not UTF-8 text.
@@ -96,7 +96,7 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Pa
     checked_text(system, "--system")
     if chosen is None and not has_template((build / manifest["tokenizer"]["path"]).parent):
         raise typer.BadParameter(
-            f"{build} has no chat template, so --system has no place to go; give one by --chat-template"
+            f"{build} has no chat template, so --system has no place to go; give one with --chat-template"
         )
 
 

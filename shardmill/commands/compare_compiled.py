@@ -12,9 +12,9 @@ from shardmill.printable import one_line
 
 def compare_compiled(
     first: Annotated[Path, typer.Argument(help="A compiled bundle, .mlmodelc.")],
-    second: Annotated[Path, typer.Argument(help="Another one of the same package.")],
+    second: Annotated[Path, typer.Argument(help="Another bundle of the same package.")],
 ) -> None:
-    """Show how two compiled bundles differ, but for build information. Exit code 1 if they do."""
+    """Show how two compiled bundles differ, apart from build information. Exit code 1 if they do."""
     from shardmill.quiet import quiet_coremltools
 
     with quiet_coremltools():

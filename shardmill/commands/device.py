@@ -1,4 +1,4 @@
-"""`shardmill device ...`: builds out to a Mac, and what was measured there back."""
+"""`shardmill device ...`: sends builds to a Mac, and takes in what was measured there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.build import located_build
-from shardmill.commands.inspect import size
+from shardmill.commands.size import size
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from shardmill.device.ways import Way
 
-app = typer.Typer(
-    help="Measure builds on a Mac that has no shardmill, and take in what was measured.", no_args_is_help=True
-)
+app = typer.Typer(help="Measure builds on a Mac that has no shardmill, and import the results.", no_args_is_help=True)
+
+NOTHING = "nothing was measured: make a kit with `shardmill device kit`, and import its result"
 
 Builds = Annotated[
     list[Path],
@@ -36,7 +36,7 @@ def kit(
     builds: Builds,
     output: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.")] = Path("kit.zip"),
 ) -> None:
-    """Pack builds with what they should give and what measures them: one zip that needs coremltools only."""
+    """Pack builds, the outputs they should give and the program that measures them into one zip."""
     from shardmill.device.kit import write_kit
 
     content = write_kit(builds, output)
@@ -52,10 +52,10 @@ def import_(
     file: Annotated[Path, typer.Argument(help="result.json, as measure.py wrote it.")],
     builds: Annotated[
         list[Path] | None,
-        typer.Argument(help="The build that it is of; default: whichever of build/* it is.", metavar="[BUILD]..."),
+        typer.Argument(help="Builds that it may be a result of; default: all in build/.", metavar="[BUILD]..."),
     ] = None,
 ) -> None:
-    """Put what was measured beside the build that it is of, by chip and system. `snakemake all` then shows it."""
+    """Store a result beside the build that was measured. The next `snakemake all` shows it in the report."""
     from shardmill.device.importing import import_result
 
     for target, evidence in import_result(file, builds or _builds()):
@@ -71,7 +71,7 @@ def rank(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say which build of a checkpoint is the fastest on which chip, by what was imported."""
+    """Rank the builds of a checkpoint by the speed that was measured on each chip."""
     from shardmill.device.rank import rank as ranked
 
     rows = ranked(builds or _builds())
@@ -79,7 +79,7 @@ def rank(
         typer.echo(json.dumps(rows, indent=1))
         return
     if not rows:
-        typer.echo("nothing was imported: `shardmill device kit` and `shardmill device import` come first")
+        typer.echo("nothing was imported: make a kit with `shardmill device kit`, and import its result")
         return
     from rich.console import Console
 
@@ -96,7 +96,7 @@ def forecast(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Foresee what passes take on systems that builds were measured on, by bytes, operations and dispatches."""
+    """Forecast how long passes take on systems that were measured, from bytes, operations and dispatches."""
     from shardmill.device.forecast import forecast as foreseen
     from shardmill.quiet import quiet_coremltools
 
@@ -112,7 +112,7 @@ def forecast(
         name = called[row["build"]]
         typer.echo(one_line(f"{row['system']}: {name} at T={row['width']}: forecast {ms:.2f} ms{beside}"))
     if not rows:
-        typer.echo("nothing was measured: `shardmill device kit` and `shardmill device import` come first")
+        typer.echo(NOTHING)
 
 
 @app.command()
@@ -122,9 +122,9 @@ def ways(
         list[Path] | None, typer.Argument(help="Measured builds; default: all in build/.", metavar="[BUILD]...")
     ] = None,
     most: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, of all of them, instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of them as JSON instead of a table.")] = False,
 ) -> None:
-    """Foresee which cut into programs is the fastest, on systems that builds were measured on; nothing is built."""
+    """Forecast which division into programs is fastest on systems that were measured. Builds nothing."""
     from shardmill.device.ways import ways as found
     from shardmill.pipeline.origin import load
 
@@ -133,7 +133,7 @@ def ways(
         typer.echo(json.dumps({system: [asdict(way) for way in own] for system, own in by_system.items()}, indent=1))
         return
     if not by_system:
-        typer.echo("nothing was measured: `shardmill device kit` and `shardmill device import` come first")
+        typer.echo(NOTHING)
         return
     from rich.console import Console
 
@@ -143,7 +143,7 @@ def ways(
 
 
 def _builds() -> list[Path]:
-    """Finished builds of this folder; one that is damaged is told, and is no reason to leave out the others."""
+    """Finished builds of this folder; a damaged one is left out, and a line says so."""
     from shardmill.errors import ShardmillError
     from shardmill.runtime.manifest import COMPLETE, read_manifest
 

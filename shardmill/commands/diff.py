@@ -1,4 +1,4 @@
-"""`shardmill diff`: what is other in one build than in another?"""
+"""`shardmill diff`: how do two builds differ?"""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from shardmill.release.compare import Difference
 
 WORDS = {
-    "config": "chosen otherwise in the config",
-    "workflow": "another shardmill",
-    "package": "other packages",
-    "checkpoint": "another checkpoint",
-    "tensor": "other tensors of the checkpoint",
-    "part": "cut into other parts",
-    "operations": "other operations",
-    "weights": "weights in other forms",
-    "bytes": "files with other bytes",
-    "verdict": "other numbers of the gates",
-    "figure": "measured otherwise by the benchmark",
+    "config": "different in the config",
+    "workflow": "a different shardmill",
+    "package": "different packages",
+    "checkpoint": "a different checkpoint",
+    "tensor": "different tensors in the checkpoint",
+    "part": "divided into different parts",
+    "operations": "different operations",
+    "weights": "weights in different forms",
+    "bytes": "files with different bytes",
+    "verdict": "different numbers from the gates",
+    "figure": "different figures from the benchmark",
 }
 SHOWN = 12
 
@@ -36,7 +36,7 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     everything: Annotated[bool, typer.Option("--all", help=f"Show more than {SHOWN} lines of a kind.")] = False,
 ) -> None:
-    """Say what differs between two builds, from the checkpoint's tensors to verdicts and figures, and why.
+    """Show what differs between two builds, from the checkpoint's tensors to the gates' numbers, and why.
 
     Exit code 0 whether or not something differs.
     """

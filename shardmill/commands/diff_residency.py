@@ -13,9 +13,9 @@ from shardmill.printable import one_line
 
 
 def diff_residency(
-    predicted: Annotated[Path, typer.Argument(help="residency/P.json of a build on Linux.")],
+    predicted: Annotated[Path, typer.Argument(help="residency/PART.json of a build made on Linux.")],
     measured: Annotated[
-        Path, typer.Argument(help="The same part's of a build on a Mac, or a result.json of `shardmill device`.")
+        Path, typer.Argument(help="The same file of a build made on a Mac, or a result.json of `shardmill device`.")
     ],
 ) -> None:
     """List operations on which a prediction and a measurement disagree. Exit code 1 if there are any."""
@@ -34,7 +34,7 @@ def diff_residency(
         because = f" ({', '.join(d.rules)})" if d.rules else ""
         typer.echo(one_line(f"{d.function} {d.output}: predicted {d.predicted}{because}, measured {d.measured}"))
     left = sum(row.get("status") == "not_chosen" for row in rows)
-    aside = f"; {left} were measured eligible, and given to another device" if left else ""
+    aside = f"; {left} could run on the Neural Engine, but were given to another device" if left else ""
     typer.echo(f"{len(differences)} operations differ{aside}")
     if differences:
         raise typer.Exit(1)

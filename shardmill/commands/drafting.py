@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 # Written out, as --help must not wait for the imports of decode; a test compares them with the names there.
 DRAFTERS = "none, ngram, suffix, learned or draft_model"
 POLICIES = "cost_model or always"
-EFFECT = "Changes the speed only; but draft_model at a temperature also what a seed gives."
+EFFECT = "Affects the speed only, except that draft_model at a temperature also changes what a seed gives."
 
 DrafterName = Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")]
 DraftBuild = Annotated[
     Path | None,
     typer.Option(help="For draft_model: the draft model's build, a folder or hf:OWNER/NAME.", parser=located_build),
 ]
-PolicyName = Annotated[str, typer.Option(help=f"How much is drafted: {POLICIES}.")]
+PolicyName = Annotated[str, typer.Option(help=f"What decides how much is drafted: {POLICIES}.")]
 ContextOption = Annotated[
     Literal["stop", "slide"],
-    typer.Option(help="Once the context is full: stop, or slide on and forget the oldest tokens but the first four."),
+    typer.Option(help="When the context is full: stop, or slide on and forget the oldest, except the first four."),
 ]
 TemplateFile = Annotated[
     Path | None,
@@ -40,18 +40,18 @@ TemplateFile = Annotated[
 ]
 Lossy = Annotated[
     float | None,
-    typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept drafts that are not the model's choice, "
-                 "if they lie within this share of its probability, e.g. 0.9."),
+    typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept a drafted token that is not the model's "
+                 "choice, if it is among the most likely ones that make up this share of the probability, e.g. 0.9."),
 ]  # fmt: skip
 Precision = Annotated[
     Literal["fp32", "fp16"],
-    typer.Option(help="The portable engine's. fp16 rounds as the Neural Engine does, and wide passes may then round "
-                 "a near tie otherwise than single ones; Core ML has no choice."),
+    typer.Option(help="Of the portable engine; Core ML has no choice. fp16 rounds as the Neural Engine does, so a near "
+                 "tie may fall differently in a wide pass than in a narrow one."),
 ]  # fmt: skip
 
 
 def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = False) -> None:
-    """Refuses a drafter that there is not, and a second build that is missing or would not be used.
+    """Refuses a drafter that does not exist, and a second build that is missing or would not be used.
 
     Args:
         name: as --drafter gives it.
@@ -87,7 +87,7 @@ def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_policy(name: str) -> None:
-    """Refuses a policy that there is not.
+    """Refuses a policy that does not exist.
 
     Raises:
         ShardmillError: no policy has that name.

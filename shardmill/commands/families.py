@@ -1,4 +1,4 @@
-"""`shardmill families`: which models build."""
+"""`shardmill families`: which models can be built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """List the model families that build, what checkpoints they cover, and the configs that there are for them."""
+    """List the model families that can be built, the checkpoints that they cover, and the configs for them."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

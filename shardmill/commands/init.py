@@ -9,7 +9,7 @@ import typer
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to make, or one that holds nothing of the workflow.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to make, or one that holds none of the workflow's files.")],
 ) -> None:
     """Write the workflow, its configs and the demo's checkpoint into a folder, ready for `snakemake --cores 4 all`."""
     from shardmill.pipeline.origin import lay_out

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmill.commands.size import size
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
     from portable_coreml.files.contents import Contents, Feature, Function, Weights
     from rich.table import Table
-
-UNITS = ("B", "kB", "MB", "GB")
 
 
 def inspect(
@@ -89,11 +88,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right" if column in ("count", "tensors", "elements", "size") else "left")
     return table
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them, in powers of 1000."""
-    unit = 0
-    while count >= 1000 and unit < len(UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {UNITS[unit]}"

@@ -21,12 +21,14 @@ def label(
     build: Build,
     text: Annotated[str | None, typer.Option(help="Text to label.")] = None,
     file: Annotated[str | None, typer.Option(help="File with the text; - is stdin.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Take each line for a text of its own.")] = False,
-    redact: Annotated[bool, typer.Option("--redact", help="Print the text with the type of each span in it.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Treat each line as a text of its own.")] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Print the text with each span replaced by its type.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text.")] = False,
     precision: Precision = "fp32",
 ) -> None:
-    """Find spans in a text: their places in characters, their types and scores. Or say what a whole text is."""
+    """Find spans in a text: their positions in characters, types and scores. Or print the labels of a whole text."""
     from shardmill.quiet import quiet_coremltools
     from shardmill.runtime import label as reading
 

@@ -1,4 +1,4 @@
-"""`shardmill lint`: what in a program is known to leave the Neural Engine."""
+"""`shardmill lint`: which operations of a program are known to leave the Neural Engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lint(
     ios: Annotated[bool, typer.Option("--ios", help="Judge for an iPhone or iPad.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
-    """Judge a program by the placement rules: predictions, not measurements. Exit code 1 if there is an error."""
+    """Predict by the placement rules what leaves the Neural Engine. Exit code 1 if there is an error."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmill.commands.inspect import size
+from shardmill.commands.size import size
 from shardmill.forms.recipe import SEARCH
 from shardmill.models.calls import FIXED, RANGE
 

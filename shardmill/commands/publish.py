@@ -22,22 +22,24 @@ class Programs(StrEnum):
 def publish(
     build: Build,
     repo: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name on the hub.")],
-    private: Annotated[bool, typer.Option("--private", help="Nobody else sees it.")] = False,
-    include: Annotated[Programs | None, typer.Option(help="Default: those that were signed, or both.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    include: Annotated[
+        Programs | None, typer.Option(help="Programs to upload; default: those that were signed, or both.")
+    ] = None,
     license: Annotated[
-        str | None, typer.Option(help="Identifier; default: that of the checkpoint's repository.")
+        str | None, typer.Option(help="License identifier; default: that of the checkpoint's repository.")
     ] = None,
     may: Annotated[
-        bool, typer.Option("--i-may", help="You answer for what the license does not plainly allow.")
+        bool, typer.Option("--i-may", help="Confirm that you may publish, where the license does not plainly say so.")
     ] = False,
     key: Annotated[Path | None, typer.Option(help="Private key (PEM) to sign with, the card included.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Prepare and say what would be uploaded; send nothing.")
     ] = False,
 ) -> None:
-    """Upload a build with a card, its attestations and its signatures. Run again, it goes on where it broke off.
+    """Upload a build with a card, its attestations and its signatures. Run it again to continue after an interruption.
 
-    Refused: a build whose files or verdicts are not right, whose license does not allow it, or that names your machine.
+    Refuses a build whose files or verdicts are wrong, whose license does not allow it, or that names your machine.
     """
     from shardmill.release.publish import Wish, prepare, upload
 

@@ -12,10 +12,10 @@ def pull(
     repo: Annotated[str, typer.Argument(metavar="REPO_ID[@REVISION]", help="A published build: owner/name.")],
     out: Annotated[Path | None, typer.Option(help="Folder to make; default: one in shardmill's cache.")] = None,
     key: Annotated[
-        list[Path] | None, typer.Option(help="A public key in PEM, one of which must have signed the build.")
+        list[Path] | None, typer.Option(help="Public key (PEM), repeatable; one of them must have signed the build.")
     ] = None,
 ) -> None:
-    """Fetch a published build and look at all that `verify` looks at. Prints the folder.
+    """Fetch a published build, check all that `verify` checks, and print its folder.
 
     Every command that takes a build folder takes hf:OWNER/NAME[@REVISION] as well.
     """

@@ -13,18 +13,17 @@ from shardmill.commands.build import Build
 
 def rebuild(
     build: Build,
-    out: Annotated[Path, typer.Option(help="Folder to build in; it is made.")] = Path("rebuilt"),
+    out: Annotated[Path, typer.Option(help="Folder to build in; it is created.")] = Path("rebuilt"),
     sign: Annotated[
-        Path | None, typer.Option(metavar="KEY", help="Private key (PEM): sign that you built the same.")
+        Path | None, typer.Option(metavar="KEY", help="Private key (PEM), to sign that you built the same bytes.")
     ] = None,
-    source: Annotated[Path | None, typer.Option(help="Where a checkpoint lies that is on no hub.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Folder of the checkpoint, if it is on no hub.")] = None,
     cores: Annotated[int, typer.Option(min=1, help="Cores for Snakemake.")] = machine.cores(),
 ) -> None:
-    """Build again what a provenance.json, a build's folder or hf:OWNER/NAME speaks of, and compare every byte.
+    """Build again what a provenance.json, a build's folder or hf:OWNER/NAME describes, and compare every byte.
 
-    Exit code 1 if a byte differs, with the step and the ingredient that explain it. Of a build with a calibration text
-    it says how many codes differ. Packages of other versions and a
-    shardmill of other code are refused before anything is built.
+    Exit code 1 if a byte differs, with the step and the ingredient that explain it. For a build with a calibration text
+    it says how many codes differ. If packages have other versions, or shardmill has other code, nothing is built.
     """
     from shardmill.release.rebuild import build_again, check_tools, codes_compared, compare, read_original, state
 

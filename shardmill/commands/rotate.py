@@ -1,4 +1,4 @@
-"""`shardmill rotate`: a checkpoint that few bits hold better."""
+"""`shardmill rotate`: a checkpoint that loses less in few bits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 
 def rotate(
     checkpoint: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
 ) -> None:
-    """Rotate a checkpoint's weights: the same model, to fp32's rounding, and one that INT4 changes less."""
+    """Rotate a checkpoint's weights: it stays the same model, to within fp32's rounding, but loses less in INT4."""
 
     from shardmill.quiet import quiet_coremltools, quiet_transformers
 

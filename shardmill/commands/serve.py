@@ -29,16 +29,19 @@ if TYPE_CHECKING:
 LIMIT = "default: as many tokens as the context holds"
 
 
-Host = Annotated[str, typer.Option(help="Address to listen at.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="SHARDMILL_API_KEY", help="Key that clients must send; safer as a variable.")
+    str | None,
+    typer.Option(
+        envvar="SHARDMILL_API_KEY", help="Key that clients must send; safer in the variable than on the command line."
+    ),
 ]
-DefaultDrafter = Annotated[str, typer.Option(help=f"For requests that name none: {DRAFTERS}.")]
+DefaultDrafter = Annotated[str, typer.Option(help=f"Drafter for requests that name none: {DRAFTERS}.")]
 DraftTable = Annotated[
     Path | None,
     typer.Option(
-        help="File that learned begins with, if there is one, and that is written at the end. "
+        help="File in which the drafter `learned` keeps its table from run to run; written at the end. "
         "It holds token sequences of the requests."
     ),
 ]
@@ -46,12 +49,13 @@ Queue = Annotated[int, typer.Option(min=0, help="Requests that may wait; more ar
 LongestPrompt = Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")]
 LongestAnswer = Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")]
 LongestBody = Annotated[int, typer.Option(min=1, help="Longest request body.")]
-Grace = Annotated[float, typer.Option(min=0, help="Time for the running request at shutdown.")]
+Grace = Annotated[float, typer.Option(min=0, help="Seconds that the running request has left at shutdown.")]
 Warm = Annotated[
-    bool, typer.Option("--warm", help="Listen while the programs are being loaded; /health tells how far that is.")
+    bool, typer.Option("--warm", help="Listen at once, while programs are still loading; /health reports the progress.")
 ]
 GuardMargin = Annotated[
-    float, typer.Option(min=0, help="Rows of wide passes whose two best logits are closer are run again alone.")
+    float,
+    typer.Option(min=0, help="Run a token again alone if its two best logits in a wide pass are closer."),
 ]
 
 

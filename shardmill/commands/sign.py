@@ -14,7 +14,7 @@ def sign(
     build: Build,
     key: Annotated[Path, typer.Option(help="Your private key: PEM, curve P-256, P-384 or P-521, no password.")],
 ) -> None:
-    """Sign a build: its attestations in DSSE envelopes, all that leaves the machine by an OpenSSF model signature.
+    """Sign a build: its attestations in DSSE envelopes, and all that leaves the machine by an OpenSSF model signature.
 
     Works without a network. Verify with `shardmill verify BUILD --key PUBLIC`, or with other tools: docs/signing.md.
     """

@@ -11,10 +11,10 @@ from shardmill.files import load_json
 
 
 def synth_checkpoint(
-    folder: Annotated[Path, typer.Argument(help="Where to write; must not exist.")],
-    like: Annotated[Path, typer.Option(help="A config: its model's config.json decides the shapes.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    like: Annotated[Path, typer.Option(help="A config, whose model's config.json decides the shapes.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
-    layers: Annotated[int | None, typer.Option(min=1, help="Another number of layers.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Number of layers, if other than the model's.")] = None,
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
 

@@ -18,14 +18,12 @@ SHOWN = 20
 
 def verify(
     build: Build,
-    key: Annotated[
-        list[Path] | None, typer.Option(help="A public key in PEM of somebody you believe; may be given several times.")
-    ] = None,
+    key: Annotated[list[Path] | None, typer.Option(help="Public key (PEM) of somebody you trust, repeatable.")] = None,
 ) -> None:
     """Check every byte, statement and signature of a build. Exit code 1 if something is changed, missing or added.
 
-    The records start from provenance.json, whose sha256 is printed: who may write here could have changed all of them.
-    With --key they must be signed by one of the keys; without, compare the sha256 with one that you noted elsewhere.
+    All records hang on provenance.json, whose sha256 is printed: whoever can write to the folder could have replaced
+    them all. With --key they must be signed by one of the keys; without, compare the sha256 with one noted elsewhere.
     """
     from shardmill.checkpoint.hashing import hash_file
     from shardmill.pipeline.audit import ATTESTATION

@@ -13,9 +13,9 @@ from shardmill.commands.drafting import Precision
 def warm(
     build: Build,
     precision: Precision = "fp32",
-    again: Annotated[bool, typer.Option("--again", help="Load what an earlier run has loaded too.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also load what an earlier run has loaded.")] = False,
 ) -> None:
-    """Load a build's programs one after the other. Stopped, it goes on with the rest next time."""
+    """Load a build's programs one after the other. If it is stopped, the next run loads the rest."""
     from shardmill.quiet import quiet_coremltools
     from shardmill.runtime.warm import warm as warmed
 

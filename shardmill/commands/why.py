@@ -15,7 +15,7 @@ def why(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also list what is unchanged.")] = False,
 ) -> None:
-    """Say what the next `snakemake all` would work on and why, without working."""
+    """Say what the next `snakemake all` would work on and why, without doing any of it."""
     from rich.console import Console
     from rich.table import Table
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.inspect import size
+from shardmill.commands.size import size
 from shardmill.forms.costly import WORST, costliest
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ RIGHT = {"nat", "of all", "saves", "for", "dB"}
 def why_quality(
     build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")],
 ) -> None:
-    """Say which matrices cost a build its quality: as its search measured it, else by how far they were rounded."""
+    """List the matrices that cost a build most quality: by its search, or else by how far they were rounded."""
     from rich.console import Console
 
     from shardmill.errors import ShardmillError

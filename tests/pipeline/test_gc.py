@@ -109,7 +109,7 @@ def test_a_folder_without_a_store_is_left_alone(tmp_path: Path) -> None:
     """Its scratch folders may be somebody else's."""
     (tmp_path / ".making-x").mkdir()
     said = CliRunner().invoke(app, ["gc", str(tmp_path)])
-    assert (said.exit_code, "no store there" in said.stderr) == (1, True)
+    assert (said.exit_code, "there is no store" in said.stderr) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == [".making-x"]
 
 

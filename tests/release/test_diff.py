@@ -111,7 +111,7 @@ def test_other_tensors_are_named(first: Path, checkpoint: Path, tmp_path: Path, 
 
 def test_a_person_reads_a_few_lines_and_a_program_all(first: Path, second: Path) -> None:
     code, text = run("diff", first, second)
-    assert code == 0 and "chosen otherwise in the config:\n  convert.precision: int8 -> fp16" in text
+    assert code == 0 and "different in the config:\n  convert.precision: int8 -> fp16" in text
     assert "more (--all shows them)" in text and "more" not in run("diff", first, second, "--all")[1]
     content = json.loads(run("diff", first, second, "--json")[1])
     assert {"kind", "name", "before", "after"} == content["differences"][0].keys() and content["reasons"]
