@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill import regular
 from shardmill.checkpoint.volume import volume
 from shardmill.errors import CheckpointError
 
@@ -67,8 +68,9 @@ class Span:
 
 
 def file_state(path: Path) -> FileState:
-    """Raises CheckpointError where the file can't be looked at."""
+    """Raises CheckpointError where there is no regular file, which could be read to its end."""
     try:
+        regular.check(path)
         stat = os.stat(path)
     except OSError as error:
         raise CheckpointError(f"{path}: can't be read ({error.strerror}); fetch it again") from error
@@ -113,7 +115,7 @@ class HashCache:
     def _spans(self, file: str, state: str) -> dict[Span, str]:
         query = "SELECT first, last, dtype, sha256 FROM hashes WHERE file = ? AND state = ?"
         rows = self._run([(query, (file, state))])
-        return {Span(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(sha)}
+        return {Span(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(str(sha))}
 
     def _run(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Runs the statements in one transaction; the rows of the last, or none where the cache can't be used."""

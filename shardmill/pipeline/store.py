@@ -150,7 +150,7 @@ class Store:
 
 def _adopt(scratch: Path, entry: Path) -> None:
     """Makes a scratch folder the entry; an intact one that another process made meanwhile stays."""
-    if entry.exists() and not intact(entry):
+    if os.path.lexists(entry) and not intact(entry):
         drop(entry)
     try:
         scratch.rename(entry)
@@ -164,7 +164,10 @@ def drop(entry: Path) -> None:
     gone = aside(entry.parent)
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         entry.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    if gone.is_dir() and not gone.is_symlink():
+        shutil.rmtree(gone, ignore_errors=True)
+    else:  # rmtree leaves a link, and waits at a pipe for its writer
+        gone.unlink(missing_ok=True)
 
 
 def intact(entry: Path) -> bool:

@@ -1,6 +1,8 @@
 """The hash cache is a memory of files that did not change, and of nothing else."""
 
+import contextlib
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -193,6 +195,15 @@ def test_damaged_cache_is_begun_anew(watched: Watched, damage: bytes) -> None:
     watched.cache.path.write_bytes(damage)
     assert watched.hash() == right == watched.hash() == watched.hash()
     assert watched.reads <= 3
+
+
+@pytest.mark.parametrize("rotten", ["NULL", "x'00'", "1", "'text'"])
+def test_a_row_that_holds_no_hash_is_not_taken(watched: Watched, rotten: str) -> None:
+    watched.settle()
+    right = watched.hash()
+    with contextlib.closing(sqlite3.connect(watched.cache.path)) as db, db:
+        db.execute(f"UPDATE hashes SET sha256 = {rotten}")
+    assert watched.hash() == right and watched.reads == 2
 
 
 def test_unusable_cache_is_done_without(watched: Watched, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,12 +74,24 @@ def damage_output(folder: Path) -> None:
     file.write_bytes(b"\x00\x02")
 
 
-DAMAGES = {
+def put(at: Path, make: Callable[[Path], object]) -> None:
+    """Something else in the place of a file or a folder."""
+    shutil.rmtree(at) if at.is_dir() else at.unlink()
+    make(at)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "a changed byte": damage_output,
     "a truncated file": lambda e: os.truncate(e / "file.json", 0) if not (e / "file.json").chmod(0o644) else None,
     "a missing file": lambda e: (e / "file.json").unlink(),
     "a missing folder": lambda e: shutil.rmtree(e / "folder.mlpackage"),
     "a file more in a folder": lambda e: (e / "folder.mlpackage" / "more").write_text(""),
+    "a pipe for a file": lambda e: put(e / "file.json", os.mkfifo),
+    "a pipe for a folder": lambda e: put(e / "folder.mlpackage", os.mkfifo),
+    "a pipe in a folder": lambda e: put(e / "folder.mlpackage" / "deep" / "data.bin", os.mkfifo),
+    "a pipe for the entry": lambda e: put(e, os.mkfifo),
+    "a link to nothing for the entry": lambda e: put(e, lambda at: at.symlink_to("nothing")),
+    "a link to itself for the entry": lambda e: put(e, lambda at: at.symlink_to(at.name)),
     "no record": lambda e: (e / "entry.json").unlink(),
     "half a record": lambda e: (e / "entry.json").write_text("{"),
     "another record": lambda e: (e / "entry.json").write_text("[1]"),
@@ -101,6 +114,7 @@ def test_a_damaged_entry_is_made_again(shop: Store, here: Outcome, there: Outcom
     assert there.perform(shop) is True
     assert there.hashes() == whole
     assert there.perform(shop, never) is False
+    assert not list(shop.root.glob("tmp-*"))
 
 
 def test_work_is_done_beside_the_entries(shop: Store, here: Outcome) -> None:
