@@ -6,6 +6,7 @@ it were the only one. What is wrong with one is said in one line, and the others
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from typing import Any
 
 from shardmill.config import Config
 from shardmill.errors import ConfigError
+from shardmill.files import digest
 from shardmill.pipeline.origin import workflow_root
 from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
 
 KEY = "batch"
+LONGEST = 240  # bytes of a file's name; file systems take 255
+KEPT = 40  # characters of a longer one, of up to four bytes each
 Of = Callable[..., Callable[[Any], Any]]
 
 
@@ -40,7 +44,7 @@ class Batch:
     @property
     def refusals(self) -> dict[str, str]:
         """The same by names that can be a file's."""
-        return {re.sub(r"[^\w.-]", "_", file): line for file, line in self.refused.items()}
+        return {_file_name(file): line for file, line in self.refused.items()}
 
     def names(self, wildcard: str) -> str:
         """A regular expression for what a wildcard stands for: "model", "part" or "point"."""
@@ -49,6 +53,12 @@ class Batch:
             found["part"] |= {*config.parts}
             found["point"] |= {*config.points}
         return any_of(found[wildcard])
+
+
+def _file_name(path: str) -> str:
+    """A path as a name that a file can have, with room for `.log` after it."""
+    name = re.sub(r"[^\w.-]", "_", path)
+    return name if len(os.fsencode(name)) <= LONGEST else f"{digest(path)[:16]}_{name[-KEPT:]}"
 
 
 def any_of(names: Iterable[str]) -> str:

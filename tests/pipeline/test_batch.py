@@ -81,6 +81,15 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
     ]
 
 
+def test_a_refused_config_may_have_a_path_longer_than_a_name(tmp_path: Path) -> None:
+    """Snakemake ends, with all other models, at a name that no file can have."""
+    paths = ["/".join(letter * 90 for letter in "abcd") + f"/{name}.yaml" for name in ("模" * 80, "x", "y")]
+    names = [*Batch({}, dict.fromkeys(paths, "it makes no sense")).refusals]
+    assert len(names) == 3 and names[1].endswith("_x.yaml")
+    for name in names:
+        (tmp_path / f"{name}.log").touch()
+
+
 def test_what_nobody_foresaw_stops_no_other_model(folder: Path) -> None:
     for name in ("a", "b"):
         write(f"models/{name}.yaml", model=name)
