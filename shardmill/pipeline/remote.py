@@ -33,7 +33,7 @@ URL, MODE = "SHARDMILL_REMOTE_STORE", "SHARDMILL_REMOTE_STORE_MODE"
 READ, READ_WRITE = "read", "read-write"
 FORM = "v1"  # of what is stored there; another form would lie beside it
 AT_A_TIME = 8  # files
-LONGEST = 255  # bytes of a file's name
+LONGEST, LONGEST_PATH = 255, 1024  # bytes of a file's name, and of its path in an entry
 WITH_USERS = ("sftp", "ssh", "ftp")  # protocols whose URLs name a user; elsewhere it may be a token
 ALSO = {"s3a": "s3"}
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -211,18 +211,22 @@ def _targets(files: Mapping[str, str], made: Mapping[str, Path]) -> dict[Path, s
     found = {}
     for file, sha256 in files.items():
         first, *inner = PurePosixPath(file).parts or ("",)
-        if first not in known or ".." in inner or not all(map(_can_be, inner)):
+        if first not in known or ".." in inner or not _can_be(file):
             raise Refused(f"{printable(file)} is no output of this step")
         found[known[first].joinpath(*inner)] = sha256
+    both = next((path.name for path in found if not found.keys().isdisjoint(path.parents)), None)
+    if both is not None:
+        raise Refused(f"{printable(both)} is in a folder that is a file, too")
     lacking = set(known) - {PurePosixPath(file).parts[0] for file in files}
     if lacking:
         raise Refused(f"{min(lacking)} is not in it")
     return found
 
 
-def _can_be(name: str) -> bool:
-    """Whether a file can have a name."""
-    return "\0" not in name and len(os.fsencode(name)) <= LONGEST
+def _can_be(path: str) -> bool:
+    """Whether a file can have a path."""
+    whole = os.fsencode(path)
+    return b"\0" not in whole and len(whole) <= LONGEST_PATH and all(len(part) <= LONGEST for part in whole.split(b"/"))
 
 
 def _is_here(held: Path, target: Path, sha256: str) -> bool:

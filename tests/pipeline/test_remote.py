@@ -110,6 +110,18 @@ MANIFESTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda text: files(text, **{"folder.mlpackage/a\0b": DATA}),
         "is no output of this step",
     ),
+    "a path that none can have": (
+        lambda text: files(text, **{f"folder.mlpackage/{'x/' * 600}y": DATA}),
+        "is no output of this step",
+    ),
+    "a file that is a folder": (
+        lambda text: files(text, **{"folder.mlpackage/deep/data.bin/more": DATA}),
+        "more is in a folder that is a file, too",
+    ),
+    "a folder that is a file": (
+        lambda text: files(text, **{"folder.mlpackage": DATA}),
+        "data.bin is in a folder that is a file, too",
+    ),
     "an output less": (lambda text: files(text, **{"file.json": None}), "file.json is not in it"),
 }
 
