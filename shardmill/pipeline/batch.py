@@ -6,17 +6,19 @@ it were the only one. What is wrong with one is said in one line, and the others
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shardmill.config import Config
 from shardmill.errors import ConfigError
-from shardmill.files import digest
+from shardmill.files import digest, load_json, write_json
 from shardmill.pipeline.origin import workflow_root
 from shardmill.printable import one_line
 from shardmill.yamlfile import read_yaml
@@ -24,6 +26,9 @@ from shardmill.yamlfile import read_yaml
 KEY = "batch"
 LONGEST = 240  # bytes of a file's name; file systems take 255
 KEPT = 40  # characters of a longer one, of up to four bytes each
+BUILDS = Path("build")
+REFUSED = BUILDS / ".refused.json"
+NONE: Mapping[str, str] = MappingProxyType({})
 Of = Callable[..., Callable[[Any], Any]]
 
 
@@ -71,13 +76,19 @@ def is_batch(content: Mapping[str, Any]) -> bool:
     return KEY in content
 
 
-def read_batch(content: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any], str], Config]) -> Batch:
+def read_batch(
+    content: Mapping[str, Any],
+    name: str,
+    read: Callable[[Mapping[str, Any], str], Config],
+    known: Mapping[str, str] = NONE,
+) -> Batch:
     """The models of a list.
 
     Args:
         content: the batch config's.
         name: what errors begin with.
         read: checks and settles the content of a config, given its file's name; may raise ConfigError.
+        known: by config file, what is refused without another look.
 
     Raises:
         ConfigError: the list itself makes no sense, or no config of it can be built.
@@ -85,6 +96,9 @@ def read_batch(content: Mapping[str, Any], name: str, read: Callable[[Mapping[st
     models: dict[str, Config] = {}
     refused: dict[str, str] = {}
     for file in _files(content, name):
+        if file.as_posix() in known:
+            refused[file.as_posix()] = known[file.as_posix()]
+            continue
         try:
             found = read(read_yaml(file), str(file))
             if found.model in models:
@@ -96,6 +110,26 @@ def read_batch(content: Mapping[str, Any], name: str, read: Callable[[Mapping[st
     if not models:
         raise ConfigError(next(iter(refused.values())))
     return Batch(models, refused, listed=True)
+
+
+def tell_refused(found: Batch) -> None:
+    """Leaves what a run refuses, as it begins, for the Snakemakes of its jobs, which need not find it out again.
+
+    To see that a config can't be built may take transformers, or a hub that does not answer; a job has neither the
+    memory nor the time for that.
+    """
+    if not found.listed:
+        return
+    with contextlib.suppress(OSError):  # a folder that may only be read: jobs look for themselves
+        write_json(REFUSED, dict(found.refused))
+
+
+def told_refused() -> Mapping[str, str]:
+    """What the run of this job refuses; nothing where it could not tell."""
+    try:
+        return {str(file): str(line) for file, line in load_json(REFUSED).items()}
+    except (OSError, ValueError, AttributeError):
+        return NONE
 
 
 def _files(content: Mapping[str, Any], name: str) -> list[Path]:

@@ -14,7 +14,18 @@ from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
 from shardmill.pipeline import dag, fingerprint, remote, storage
-from shardmill.pipeline.batch import Batch, alike, any_of, is_batch, of, parts_of, read_batch, together
+from shardmill.pipeline.batch import (
+    Batch,
+    alike,
+    any_of,
+    is_batch,
+    of,
+    parts_of,
+    read_batch,
+    tell_refused,
+    together,
+    told_refused,
+)
 from shardmill.pipeline.configured import (
     calibrates,
     calibration_files,
@@ -89,6 +100,7 @@ __all__ = [
     "start_without_delay",
     "sum_up",
     "task_files",
+    "tell_refused",
     "together",
     "tools",
     "verdicts",
@@ -103,11 +115,17 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         _demand_one_model({os.path.relpath(file): read_yaml(Path(file)) for file in workflow.configfiles})
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
-            return read_batch(config, name, partial(_fitting, workflow=workflow))
+            return _read_batch(config, name, workflow)
         found = _settled(config, name)
         return Batch({found.model: found})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
+
+
+def _read_batch(config: Mapping[str, Any], name: str, workflow: Any) -> Batch:
+    """The models of a list, for the process that begins a run or for one of its jobs."""
+    known = {} if workflow.is_main_process else told_refused()
+    return read_batch(config, name, partial(_fitting, workflow=workflow), known)
 
 
 def _demand_one_model(contents: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,32 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
     assert [path for path in snakefile.artifacts(found, IN_BUILD) if "refused" in path] == [
         f"build/refused/models_{name}.yaml" for name in "bcdefg"
     ]
+
+
+def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What settles a config imports transformers, and asks a hub: a job of Slurm has no memory and no time for that."""
+    write("good.yaml", model="good")
+    write("bad.yaml", model="bad", topology=[[0, 9]])
+    monkeypatch.setattr(snakefile, "file_problems", lambda _: [])
+    content = {"batch": ["*.yaml"]}
+
+    monkeypatch.setattr(snakefile, "too_large", lambda *_: None)
+
+    def read(main: bool) -> Batch:
+        workflow = SimpleNamespace(configfiles=[], is_main_process=main)
+        return snakefile.checked(content, workflow)
+
+    assert read(main=False).refused.keys() == {"bad.yaml"}  # nobody has told it
+    begun = read(main=True)
+    assert not Path("build/.refused.json").exists()  # a dry run tells the jobs of another run nothing
+    snakefile.tell_refused(begun)
+    settled: list[str] = []
+    settle = snakefile._settled
+    monkeypatch.setattr(snakefile, "_settled", lambda given, name: settled.append(name) or settle(given, name))
+    assert read(main=False) == begun and begun.refused.keys() == {"bad.yaml"}
+    assert settled == ["good.yaml"]
+    Path("build/.refused.json").write_text("[")
+    assert read(main=False) == begun and settled == ["good.yaml", "bad.yaml", "good.yaml"]
 
 
 def test_a_refused_config_may_have_a_path_longer_than_a_name(tmp_path: Path) -> None:
