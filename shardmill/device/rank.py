@@ -20,7 +20,7 @@ class Standing:
         system: chip and system.
         source: the checkpoint; only builds of the same are compared.
         build: the folder.
-        place: 1 for the winner; None for what has no place, since it fails, or a figure is missing.
+        place: 1 for the winner; None for what has no place, since it fails, or its narrowest pass was not measured.
         form: shapes, widths, programs, state and precision, as the kit described them.
         ms: of a pass by width.
         tokens_per_second: by width, as far as every token of a pass counts.
@@ -56,11 +56,17 @@ def rank(builds: Sequence[Path]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for group in sorted({(standing.system, standing.source) for standing in found}):
         own = [standing for standing in found if (standing.system, standing.source) == group]
-        running = [s for s in own if not s.trouble and s.ms]
-        running.sort(key=lambda s: (s.ms[min(s.ms)] / min(s.ms), s.build))
+        running = [s for s in own if not s.trouble and _narrowest(s) in s.ms]
+        running.sort(key=lambda s: (s.ms[_narrowest(s)] / _narrowest(s), s.build))
         rows += [asdict(s) | {"place": place} for place, s in enumerate(running, 1)]
         rows += [asdict(s) for s in own if s not in running]
     return rows
+
+
+def _narrowest(standing: Standing) -> int:
+    """The width of the passes that decide a place, measured or not."""
+    width: int = min(standing.form["widths"])
+    return width
 
 
 def _standings(build: Path) -> Iterator[Standing]:

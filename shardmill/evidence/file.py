@@ -18,6 +18,7 @@ from shardmill.lane.results import KIND
 Json = Mapping[str, Any]
 FOLDER = "evidence"
 COREML = "coreml"
+APART = "each"  # what a kit says of bundles where each function has one of its own
 LONGEST = 100  # characters of a file's name; what else there is to tell systems apart is hashed
 TROUBLE = ("wrong", "refused", "crashed", "timeout")
 
@@ -123,9 +124,18 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def of_build(path: Path, content: Json, manifest: Json) -> Evidence | None:
-    """What a result says of a build; None where none of its variants has the build's packages."""
+    """What a result says of a build; None where none of its variants has the build's packages, compiled as they are.
+
+    Builds may share their packages and differ in the bundles that they load, or in the widths of their passes.
+    """
     packages = {part: entry["files"] for part, entry in manifest["packages"].items()}
-    variants = [variant for variant in content["variants"].values() if variant["artifacts"] == packages]
+    apart = any("bundles" in part["program"] for part in manifest["parts"])
+    variants = [
+        variant
+        for variant in content["variants"].values()
+        if variant["artifacts"] == packages and (variant["described"].get("bundles") == APART) == apart
+    ]
+    variants.sort(key=lambda variant: variant["described"]["widths"] != manifest.get("widths"))  # its own passes first
     by_context = {_context(variant): variant for variant in reversed(variants)}
     found = [Evidence(path, content, by_context[slots]) for slots in sorted(by_context, reverse=True)]
     return replace(found[0], shorter=tuple(found[1:])) if found else None

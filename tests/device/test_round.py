@@ -137,6 +137,18 @@ def test_the_fastest_build_of_a_checkpoint_wins_on_each_chip(kit: Path, build: P
     assert "Apple M4" in runner.invoke(app, ["device", "rank", str(own), str(other)]).stdout
 
 
+def test_what_was_not_measured_in_its_narrowest_passes_has_no_place(kit: Path, own: Path, tmp_path: Path) -> None:
+    """A token of a wide pass is cheaper, so a build of which nothing else is known would win."""
+    measured(kit)
+    other = Path(shutil.copytree(own, tmp_path / "other"))
+    import_result(on_a_mac(kit / "result.json", tmp_path / "a.json"), [own])
+    content = load_json(on_a_mac(kit / "result.json", tmp_path / "b.json"))
+    lines(content)["pass.T=1"] = {"status": "not_run", "value": {}, "timing": {}, "detail": "the disk was full"}
+    write_json(tmp_path / "b.json", sealed(content))
+    import_result(tmp_path / "b.json", [other])
+    assert [(Path(row["build"]).name, row["place"]) for row in rank([own, other])] == [("own", 1), ("other", None)]
+
+
 def test_what_fails_on_a_device_has_no_place(kit: Path, own: Path, tmp_path: Path) -> None:
     measured(kit, FAULT="nan:head_0")
     import_result(on_a_mac(kit / "result.json", tmp_path / "a.json"), [own])

@@ -11,7 +11,9 @@ from shardmill.files import sealed, write_json
 PARTS = ("layers_00_02", "head_0")
 MANIFEST: dict[str, Any] = {
     "packages": {part: {"path": f"packages/{part}.mlpackage", "files": {"a": f"{place}" * 64}}
-                 for place, part in enumerate(PARTS)}
+                 for place, part in enumerate(PARTS)},
+    "parts": [{"name": part, "program": {"path": f"compiled/{part}.mlmodelc"}} for part in PARTS],
+    "widths": [1, 4],
 }  # fmt: skip
 MACHINE: dict[str, Any] = {
     "chip": "Apple M4 Max",

@@ -70,14 +70,40 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path: Path, content: Any) 
 
 
 def test_it_is_of_the_build_whose_packages_it_names() -> None:
-    other = {"packages": {**MANIFEST["packages"], "head_0": {"files": {"a": "9" * 64}}}}
+    other = {**MANIFEST, "packages": {**MANIFEST["packages"], "head_0": {"files": {"a": "9" * 64}}}}
     assert of_build(Path("x"), result(), MANIFEST) is not None
     assert of_build(Path("x"), result(), other) is None
 
 
+def twins(**described: Any) -> dict[str, Any]:
+    """A result of two builds of the same packages, the second of which is described otherwise."""
+    content = result()
+    other = json.loads(json.dumps(content["variants"]["small"]))
+    other["described"] |= described
+    content["variants"]["twin"] = {**other, "model": "twin"}
+    return sealed(content)
+
+
+def test_builds_of_the_same_packages_are_told_apart_by_their_bundles() -> None:
+    """Whether functions have bundles of their own is just what such a kit is made to compare."""
+    apart = [{**part, "program": {**part["program"], "bundles": {"1": "t1"}}} for part in MANIFEST["parts"]]
+    content = twins(bundles="each")
+    for manifest, name in ((MANIFEST, "small"), ({**MANIFEST, "parts": apart}, "twin")):
+        found = of_build(Path("x"), content, manifest)
+        assert found is not None and found.variant["model"] == name
+    assert of_build(Path("x"), result(), {**MANIFEST, "parts": apart}) is None
+
+
+def test_of_builds_of_the_same_packages_the_one_with_its_widths_counts() -> None:
+    """A program of flexible shapes is the same whatever widths a config verifies drafts with."""
+    for widths, name in (([1, 4], "small"), ([1, 2, 4], "twin"), ([1, 3, 4], "small")):
+        found = of_build(Path("x"), twins(widths=[1, 2, 4]), {**MANIFEST, "widths": widths})
+        assert found is not None and found.variant["model"] == name
+
+
 def test_evidence_of_older_programs_is_named_and_not_used(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", result())
-    other = {"packages": {PARTS[0]: {"files": {"a": "9" * 64}}}}
+    other = {**MANIFEST, "packages": {PARTS[0]: {"files": {"a": "9" * 64}}}}
     assert read_evidence([file], other) == ([], ["a.json"])
     ((found,), stale) = read_evidence([file], MANIFEST)
     assert (found.variant["model"], stale) == ("small", [])
