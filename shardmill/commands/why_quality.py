@@ -33,11 +33,12 @@ def why_quality(
     if not (build / "plan.json").is_file():
         raise ShardmillError(f"{build}: holds no plan.json; name a model's build folder")
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
-    search = build / "search.json"
+    file = build / "search.json"
     try:
         lines = list(_measured(build))
+        search = read_json(file) if file.is_file() else None
         with quiet_coremltools():
-            table = _searched(read_json(search)) if search.is_file() else _rounded(build)
+            table = _rounded(build) if search is None or _is_past(search, build) else _searched(search)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ShardmillError(
             f"{build}: holds files that were changed; `shardmill verify {build}` names them"
@@ -61,6 +62,18 @@ def _measured(build: Path) -> Iterator[str]:
     for row in read_json(file)["gate"]:
         if row["question"] == COST:
             yield f"{row['name']} {float(row['value']):.4g}, must be {row['threshold']}: {row['meaning']}"
+
+
+def _is_past(search: Mapping[str, Any], build: Path) -> bool:
+    """Whether a search chose other forms than the build has by now: the config names a recipe since."""
+    from shardmill.files import read_json
+    from shardmill.forms import recipe
+
+    file = build / "precision.json"
+    if not file.is_file():
+        return False
+    now = recipe.read(read_json(file), file.name)
+    return any(now.form(path) != form for path, form in search["forms"].items())
 
 
 def _searched(search: Mapping[str, Any]) -> Table:

@@ -19,7 +19,7 @@ from shardmill.files import write_json
 from shardmill.gates import limits
 from shardmill.gates.thresholds import THRESHOLDS
 
-WORST = "layers.2.mlp.down_proj.weight"
+WORST, OTHER = "layers.2.mlp.down_proj.weight", "layers.0.mlp.down_proj.weight"
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +56,28 @@ def test_the_matrix_that_was_rounded_most_comes_first(build: Path) -> None:
 
 
 def test_of_a_search_it_says_what_was_foreseen(build: Path) -> None:
-    costs = {"a": {"int4": 0.03, "int8": 0.001}, "b": {"int4": 0.01, "int8": 0.0}}
+    costs = {WORST: {"int4": 0.03, "int8": 0.001}, OTHER: {"int4": 0.01, "int8": 0.0}}
     sizes = {path: {"int4": 1000, "int8": 3000} for path in costs}
-    write_json(build / "search.json", {"forms": {"a": "int4", "b": "int8"}, "costs": costs, "sizes": sizes})
+    write_json(build / "search.json", {"forms": {WORST: "int4", OTHER: "int8"}, "costs": costs, "sizes": sizes})
     try:
-        rows = [line.split() for line in asked(build).splitlines() if re.match(r"\s*[ab] ", line)]
-        assert rows == [["a", "int4", "0.03", "100.0%", "0.029", "2.0", "kB"], ["b", "int8", "0", "0.0%"]]
+        rows = [line.split() for line in asked(build).splitlines() if re.match(r"\s*layers\.", line)]
+        assert rows == [[WORST, "int4", "0.03", "100.0%", "0.029", "2.0", "kB"], [OTHER, "int8", "0", "0.0%"]]
     finally:
         (build / "search.json").unlink()
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"forms": {"a": "int4"}, "costs": {}, "sizes": {}}'])
+def test_a_search_whose_choice_the_build_no_longer_has_is_left_out(build: Path) -> None:
+    """Its file stays when the config names a recipe in its place."""
+    without = asked(build)
+    search = {"forms": {WORST: "int8"}, "costs": {WORST: {"int8": 0.5}}, "sizes": {WORST: {"int8": 1}}}
+    write_json(build / "search.json", search)
+    try:
+        assert asked(build) == without
+    finally:
+        (build / "search.json").unlink()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", f'{{"forms": {{"{WORST}": "int4"}}, "costs": {{}}, "sizes": {{}}}}'])
 def test_a_search_that_was_changed_is_one_line(build: Path, content: str) -> None:
     (build / "search.json").write_text(content)
     try:
