@@ -108,9 +108,12 @@ def forecast(
     called = _called(rows)
     for row in rows:
         ms, known = row["forecast_ms"], row["measured_ms"]
+        where = f"{row['system']}: {called[row['build']]} at T={row['width']}"
+        if ms is None:
+            typer.echo(one_line(f"{where}: no forecast, its tokens decide which experts a pass calls"))
+            continue
         beside = f", measured {known:.2f} ms ({ms / known - 1:+.0%})" if known else ", not measured"
-        name = called[row["build"]]
-        typer.echo(one_line(f"{row['system']}: {name} at T={row['width']}: forecast {ms:.2f} ms{beside}"))
+        typer.echo(one_line(f"{where}: forecast {ms:.2f} ms{beside}"))
     if not rows:
         typer.echo(NOTHING)
 

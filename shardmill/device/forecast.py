@@ -87,7 +87,8 @@ def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
         builds: folders of finished builds, measured or not.
 
     Returns:
-        A row for each system, build and width: `forecast_ms`, and `measured_ms` where there is that.
+        A row for each system, build and width: `forecast_ms`, None where the tokens of a pass decide which experts it
+        calls, and `measured_ms` where there is that.
 
     Raises:
         ShardmillError: a folder holds no finished build, or a system was measured too little.
@@ -97,12 +98,13 @@ def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for system, costs in _costs(known).items():
         for build, manifest in forms.items():
-            form = described(build, manifest)
+            form, routed = described(build, manifest), any(part["kind"] == "experts" for part in manifest["parts"])
             here = [one for one in known[build] if one.system == system and one.context == (form["context"] or 0)]
             for width in form["widths"]:
-                taken = [ms for one in here if (ms := one.timing(f"pass.T={width}", "ms"))]
+                taken = [found for one in here if (found := one.timing(f"pass.T={width}", "ms"))]
                 row = {"system": system, "build": str(build), "width": width, "costs": asdict(costs)}
-                row |= {"forecast_ms": costs.ms(work_of(form, width)), "measured_ms": taken[0] if taken else None}
+                ms = None if routed else costs.ms(work_of(form, width))
+                row |= {"forecast_ms": ms, "measured_ms": taken[0] if taken else None}
                 rows.append(row)
     return rows
 

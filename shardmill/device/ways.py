@@ -51,12 +51,17 @@ def ways(config: Config, builds: Sequence[Path]) -> dict[str, list[Way]]:
         builds: folders of finished builds.
 
     Raises:
-        ConfigError: the config is an encoder's, or can't be built at all.
+        ConfigError: the config is an encoder's, routes to experts, or can't be built at all.
         ShardmillError: a folder holds no finished build, or a system was measured too little.
     """
     own = preview(config)
     if own.buckets:
         raise ConfigError(f"{config.model}: an encoder has a program for each bucket, and no cuts to choose")
+    if own.expert_groups:
+        raise ConfigError(
+            f"{config.model}: its tokens decide which groups of experts a pass calls, so no cut has a time of its own; "
+            "`shardmill plan` says what to expect of them, and `experts: dense` has ways"
+        )
     fitting = list(_fitting(config, own))
     return {
         system: sorted((_way(found, costs) for found in fitting), key=lambda way: (way.ms[1], way.programs))

@@ -82,3 +82,19 @@ def test_a_build_that_was_not_measured_gets_a_forecast_and_nothing_else(kit: Pat
     said = CliRunner().invoke(app, ["device", "forecast", str(first), str(second), str(third)]).stdout
     assert "third at T=4: forecast 12.00 ms, not measured" in said
     assert "first at T=1: forecast 10.00 ms, measured 10.00 ms (" in said
+
+
+def test_a_build_that_routes_to_experts_gets_no_forecast(kit: Path, build: Path, tmp_path: Path) -> None:
+    """All of its experts would count, of which a pass calls a few."""
+    measured(kit)
+    first, second, third = (Path(shutil.copytree(build, tmp_path / name)) for name in ("first", "second", "third"))
+    for one in (first, second):
+        as_measured(kit, one, {1: 10.0, 4: 12.0})
+    manifest = load_json(third / "model.json")
+    experts = {"name": "experts_00_0", "kind": "experts", "inputs": {"weights": [1, 2, "T", 1]}, "states": {}}
+    manifest["parts"].insert(1, manifest["parts"][0] | experts)
+    write_json(third / "model.json", manifest)
+    rows = forecast([first, second, third])
+    assert [row["forecast_ms"] is None for row in rows] == [Path(row["build"]).name == "third" for row in rows]
+    said = CliRunner().invoke(app, ["device", "forecast", str(first), str(second), str(third)])
+    assert said.exit_code == 0 and "third at T=4: no forecast, its tokens decide" in said.stdout

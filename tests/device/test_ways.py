@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 import yaml
-from models import tiny_encoders
+from models import tiny_encoders, tiny_families
 from typer.testing import CliRunner
 
 from shardmill import config
@@ -73,6 +73,16 @@ def test_an_encoder_has_no_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings = {"model": "e", "source": {"path": "checkpoint"}, "buckets": [32]}
     with pytest.raises(ConfigError, match="no cuts to choose"):
         ways(config.parse(settings), [])
+
+
+def test_a_cut_of_experts_that_the_host_routes_to_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All groups of all layers were counted as called."""
+    monkeypatch.chdir(tmp_path)
+    tiny_families.tiny_model("granitemoe").save_pretrained(tmp_path / "checkpoint")
+    settings = {"model": "m", "source": {"path": "checkpoint"}, "context": 64, "experts": 4}
+    with pytest.raises(ConfigError, match=r"m: its tokens decide which groups of experts.*`experts: dense`"):
+        ways(config.parse(settings), [])
+    assert ways(config.parse(settings | {"experts": "dense"}), []) == {}
 
 
 def test_files_are_found_beside_the_workflow_as_in_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
