@@ -8,6 +8,7 @@ number be negative; one that the samples say nothing about comes out as zero, th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from shardmill.errors import ShardmillError
 from shardmill.evidence.build import evidence_files, read_evidence
 from shardmill.evidence.file import Evidence
 from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+log = logging.getLogger(__name__)
 
 LEAST = 3  # samples, as many as there are numbers to be found
 
@@ -72,7 +75,7 @@ def fitted(samples: Sequence[tuple[Work, float]]) -> Costs:
     from scipy.optimize import nnls
 
     if len(samples) < LEAST:
-        raise ShardmillError(f"a forecast needs {LEAST} measured passes of a chip at least, there are {len(samples)}")
+        raise ShardmillError(_too_few(len(samples)))
     rows = np.array([[work.bytes, work.operations, work.dispatches] for work, _ in samples])
     scale = np.maximum(rows.max(axis=0), 1e-30)  # bytes and dispatches are many orders apart
     relative = rows / scale / np.array([[ms] for _, ms in samples])
@@ -91,7 +94,7 @@ def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
         calls, and `measured_ms` where there is that.
 
     Raises:
-        ShardmillError: a folder holds no finished build, or a system was measured too little.
+        ShardmillError: a folder holds no finished build, or every system was measured too little.
     """
     forms = {build: read_manifest(build, COMPLETE) for build in builds}
     known = {build: _measured(build, manifest) for build, manifest in forms.items()}
@@ -116,7 +119,7 @@ def costs_by_system(builds: Sequence[Path]) -> dict[str, Costs]:
         builds: folders of finished builds.
 
     Raises:
-        ShardmillError: a folder holds no finished build, or a system was measured too little.
+        ShardmillError: a folder holds no finished build, or every system was measured too little.
     """
     return _costs({build: _measured(build, read_manifest(build, COMPLETE)) for build in builds})
 
@@ -128,10 +131,20 @@ def _measured(build: Path, manifest: Mapping[str, Any]) -> list[Evidence]:
 
 
 def _costs(known: Mapping[Path, Sequence[Evidence]]) -> dict[str, Costs]:
-    """By system, from what is known of builds."""
+    """By system, from what is known of builds; one that was measured too little keeps no other from its forecast."""
     every = [one for found in known.values() for one in found]
     systems = sorted({one.system for one in every})
-    return {system: fitted(_samples([one for one in every if one.system == system])) for system in systems}
+    samples = {system: _samples([one for one in every if one.system == system]) for system in systems}
+    few = [f"{system}: {_too_few(len(found))}" for system, found in samples.items() if len(found) < LEAST]
+    if few and len(few) == len(samples):
+        raise ShardmillError("; ".join(few))
+    for one in few:
+        log.warning("left out: %s", one)
+    return {system: fitted(found) for system, found in samples.items() if len(found) >= LEAST}
+
+
+def _too_few(passes: int) -> str:
+    return f"a forecast needs {LEAST} measured passes of a chip at least, there are {passes}"
 
 
 def _samples(evidence: Sequence[Evidence]) -> list[tuple[Work, float]]:

@@ -52,7 +52,7 @@ def ways(config: Config, builds: Sequence[Path]) -> dict[str, list[Way]]:
 
     Raises:
         ConfigError: the config is an encoder's, routes to experts, or can't be built at all.
-        ShardmillError: a folder holds no finished build, or a system was measured too little.
+        ShardmillError: a folder holds no finished build, or every system was measured too little.
     """
     own = preview(config)
     if own.buckets:

@@ -52,20 +52,20 @@ def test_the_work_of_a_pass_is_counted_from_the_build(build: Path) -> None:
     assert narrow.dispatches == 1 and narrow.bytes == form["weights_bytes"] / 2
 
 
-def as_measured(kit: Path, build: Path, ms: dict[int, float]) -> None:
+def as_measured(kit: Path, build: Path, ms: dict[int, float], chip: str = "Apple M4 Max") -> None:
     """Puts a result beside the build as if a Mac had given it."""
     content: dict[str, Any] = load_json(kit / "result.json")
-    content["engine"] = {"name": "coreml"}
+    content["engine"], content["machine"]["chip"] = {"name": "coreml"}, chip
     for width, value in ms.items():
         lines(content)[f"pass.T={width}"]["timing"]["ms"] = value
-    write_json(build / "evidence/mac.json", sealed(content))
+    write_json(build / f"evidence/{chip}.json", sealed(content))
 
 
 def test_a_build_that_was_not_measured_gets_a_forecast_and_nothing_else(kit: Path, build: Path, tmp_path: Path) -> None:
     measured(kit)
     first, second = (Path(shutil.copytree(build, tmp_path / name)) for name in ("first", "second"))
     as_measured(kit, first, {1: 10.0, 4: 12.0})
-    with pytest.raises(ShardmillError, match="there are 2"):
+    with pytest.raises(ShardmillError, match=r"^Apple M4 Max, .*: a forecast needs 3 .*, there are 2$"):
         forecast([first])
     as_measured(kit, second, {1: 10.0, 4: 12.0})
     third = Path(shutil.copytree(build, tmp_path / "third"))
@@ -98,3 +98,16 @@ def test_a_build_that_routes_to_experts_gets_no_forecast(kit: Path, build: Path,
     assert [row["forecast_ms"] is None for row in rows] == [Path(row["build"]).name == "third" for row in rows]
     said = CliRunner().invoke(app, ["device", "forecast", str(first), str(second), str(third)])
     assert said.exit_code == 0 and "third at T=4: no forecast, its tokens decide" in said.stdout
+
+
+def test_a_chip_that_was_measured_too_little_keeps_no_other_from_its_forecast(
+    kit: Path, build: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured(kit)
+    first, second = (Path(shutil.copytree(build, tmp_path / name)) for name in ("first", "second"))
+    for one in (first, second):
+        as_measured(kit, one, {1: 10.0, 4: 12.0})
+    as_measured(kit, first, {1: 20.0, 4: 24.0}, chip="Apple M1")
+    rows = forecast([first, second])
+    assert {row["system"].partition(",")[0] for row in rows} == {"Apple M4 Max"} and len(rows) == 4
+    assert "left out: Apple M1," in caplog.text and "there are 2" in caplog.text

@@ -126,6 +126,7 @@ def test_sums_need_every_program() -> None:
     assert evidence().total("load.first", "load_seconds") == 101.0
     lines = measurements() | {"head_0/load.first": line("crashed", "killed")}
     assert evidence(lines).total("load.first", "load_seconds") is None
+    assert evidence({}).total("load.first", "load_seconds") is None
 
 
 def test_what_contradicts_a_rule_carries_its_name() -> None:
@@ -142,6 +143,36 @@ def test_what_contradicts_a_rule_carries_its_name() -> None:
         evidence(lines), [verdict(("a", "eligible", ()), ("b", "ineligible", ()), ("c", "eligible", ()), rule="W5")]
     )
     assert (small.rules, small.output) == (("W5",), "a")
+
+
+def test_a_part_has_the_rows_of_its_own_plans_that_there_are() -> None:
+    """Of its several programs all, and none of another part, of another measurement or of a plan that was refused."""
+    lines = measurements() | {
+        f"{PARTS[0]}.0/residency.T=1": planned(("conv", "a", "ane")),
+        f"{PARTS[0]}.1/residency.T=4": planned(("conv", "b", "ane")),
+        f"{PARTS[0]}.2/residency.T=8": line("refused", "no plan"),
+        f"{PARTS[0]}.0/parity.T=1": line(psnr=60.0),
+        f"{PARTS[1]}/residency.T=1": planned(("conv", "c", "ane")),
+    }
+    found = evidence(lines).residency(PARTS[0])
+    assert [(row["output"], row["shape"]) for row in found] == [("a", "T=1"), ("b", "T=4")]
+
+
+def test_what_was_measured_here_or_nowhere_contradicts_nothing() -> None:
+    lines = {f"{PARTS[0]}/residency.T=1": planned(("conv", "a", "ineligible"))}
+    assert contradictions(evidence(lines), [verdict(("a", "eligible", ()), said="measured")]) == []
+    assert contradictions(evidence(), [verdict(("a", "eligible", ()))]) == []
+
+
+def test_a_finding_about_a_small_program_is_contradicted_by_the_engine_alone() -> None:
+    """W5 says that its operations are left to the CPU; what else was found is no such claim."""
+    plans = {status: {f"{PARTS[0]}/residency.T=1": planned(("conv", "a", status))} for status in ("ane", "not_chosen")}
+    predicted = {rule: verdict(("a", "eligible", ()), rule=rule) for rule in ("W5", "S7")}
+    assert [c.rules for c in contradictions(evidence(plans["ane"]), [predicted["W5"]])] == [("W5",)]
+    assert contradictions(evidence(plans["ane"]), [predicted["S7"]]) == []
+    assert contradictions(evidence(plans["not_chosen"]), [predicted["W5"]]) == []
+    kept = [measured_verdicts([one], [evidence(plans["ane"])])[0]["findings"] for one in predicted.values()]
+    assert kept == [predicted["W5"]["findings"], []]
 
 
 def test_another_engine_contradicts_nothing_and_replaces_nothing() -> None:
