@@ -45,6 +45,7 @@ from shardmill.commands import (
     why,
     why_quality,
 )
+from shardmill.imports import spare_coremltools
 from shardmill.printable import one_line
 
 HELP = "Run, inspect, check and publish the Core ML programs that the pipeline builds for the Apple Neural Engine."
@@ -152,4 +153,5 @@ app.add_typer(device.app, name="device")
 def main() -> None:
     """Entry point of the `shardmill` command."""
     interrupt.ends_this_process(INTERRUPTED)
+    spare_coremltools()
     app()

@@ -15,7 +15,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"shardmill": ROOT / "shardmill", "portable_coreml": ROOT / "portable/portable_coreml"}
-GROUND = {"errors", "files", "interrupt", "machine", "printable", "pydantic_errors", "quiet", "regular", "yamlfile"}
+GROUND = {
+    "errors",
+    "files",
+    "imports",
+    "interrupt",
+    "machine",
+    "printable",
+    "pydantic_errors",
+    "quiet",
+    "regular",
+    "yamlfile",
+}
 # Each room with those that it may use, beside the ground; from the ground up.
 MAY_USE: dict[str, set[str]] = {
     "decode": set(),

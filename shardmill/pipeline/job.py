@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
+from shardmill.imports import spare_coremltools
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
 from shardmill.pipeline import dag, fingerprint, memory, remote, storage, table
 from shardmill.pipeline.disk import full_at
@@ -49,6 +50,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
     collect_rarely()
+    spare_coremltools()
     build = Path("build") / snakemake.wildcards.model
     withdrawal = partial(_withdraw, build) if own in dag.of_the_model(table.STEPS) else _nothing
     try:

@@ -94,6 +94,11 @@ def test_libraries_are_told_how_many_threads_the_job_has(tmp_path: Path, monkeyp
     assert run(tmp_path, body).returncode == 0
 
 
+def test_a_job_imports_of_coremltools_what_it_needs(tmp_path: Path) -> None:
+    """It is most of what a small job does."""
+    assert run(tmp_path, "import coremltools; assert 'transformers' not in sys.modules").returncode == 0
+
+
 def test_torch_obeys_however_many_cores_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread, which every machine has: of more than there are cores, MKL would give fewer."""
     for name in THREADS:
