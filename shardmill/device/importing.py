@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
-from shardmill.evidence.file import FOLDER, Evidence, file_name, of_build, read_result
+from shardmill.evidence.file import Evidence, file_name, of_build, read_result
+from shardmill.evidence.folder import FOLDER
 from shardmill.files import replacing
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmill.evidence.file import FOLDER, Evidence, of_build, read_result
+from shardmill.evidence.file import Evidence, of_build, read_result
 
 Json = Mapping[str, Any]
 
@@ -22,11 +22,6 @@ class Contradiction:
     predicted: str
     rules: tuple[str, ...]
     measured: str
-
-
-def evidence_files(build: Path) -> list[Path]:
-    """Files of evidence in a build's folder, in the order of their names."""
-    return sorted((build / FOLDER).glob("*.json"))
 
 
 def read_evidence(files: Iterable[Path], manifest: Json) -> tuple[list[Evidence], list[str]]:

@@ -16,7 +16,6 @@ from shardmill.files import load_json, read_sealed
 from shardmill.lane.results import KIND
 
 Json = Mapping[str, Any]
-FOLDER = "evidence"
 COREML = "coreml"
 APART = "each"  # what a kit says of bundles where each function has one of its own
 LONGEST = 100  # characters of a file's name; what else there is to tell systems apart is hashed

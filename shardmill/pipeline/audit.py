@@ -21,7 +21,7 @@ from typing import Any
 from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.evidence.build import evidence_files
+from shardmill.evidence.folder import evidence_files
 from shardmill.files import dumps, read_sealed
 from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, card, is_signature
 from shardmill.pipeline.task import RECEIPT, SOURCE

@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.evidence.build import evidence_files
+from shardmill.evidence.folder import evidence_files
 from shardmill.files import parse_json
 from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import RULES, SEARCH

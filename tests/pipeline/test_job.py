@@ -99,6 +99,24 @@ def test_a_job_imports_of_coremltools_what_it_needs(tmp_path: Path) -> None:
     assert run(tmp_path, "import coremltools; assert 'transformers' not in sys.modules").returncode == 0
 
 
+def test_a_job_that_finds_its_work_done_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+    """A build has dozens of jobs, and most of what such a one does is to start."""
+    slow = (
+        "torch",
+        "transformers",
+        "coremltools",
+        "numpy",
+        "scipy",
+        "pydantic",
+        "packaging",
+        "jinja2",
+        "fsspec",
+        "yaml",
+    )
+    body = f"import sys; found = [name for name in {slow} if name in sys.modules]; assert not found, found"
+    assert run(tmp_path, body).returncode == 0
+
+
 def test_torch_obeys_however_many_cores_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread, which every machine has: of more than there are cores, MKL would give fewer."""
     for name in THREADS:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.files import write_json, write_text
-from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE, Evidence, gate_statements, provenance
 from shardmill.pipeline.task import Task
 
 
@@ -34,11 +33,20 @@ def task(
         recipe: the file that says which form each matrix has, if one does.
         settings: the config as plain data.
     """
-    lists = {PARITY_TEXT: [text], CALIBRATION_TEXT: calibration, RECIPE: recipe}
-    named = {key: file for key, files in lists.items() for file in files}
-    evidence = Evidence(record, manifest, receipts, verdicts, named, settings)
 
     def work(made: Mapping[str, Path]) -> None:
+        from shardmill.pipeline.provenance import (
+            CALIBRATION_TEXT,
+            PARITY_TEXT,
+            RECIPE,
+            Evidence,
+            gate_statements,
+            provenance,
+        )
+
+        lists = {PARITY_TEXT: [text], CALIBRATION_TEXT: calibration, RECIPE: recipe}
+        named = {key: file for key, files in lists.items() for file in files}
+        evidence = Evidence(record, manifest, receipts, verdicts, named, settings)
         results = gate_statements(manifest.parent, verdicts)
         lines = [json.dumps(result, sort_keys=True, ensure_ascii=False) for result in results]
         write_text(made["results"], "".join(f"{line}\n" for line in lines))

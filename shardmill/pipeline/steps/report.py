@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.hashing import hash_file, tree_hashes
-from shardmill.evidence.build import read_evidence
 from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.pipeline.task import Task, paths_from
-from shardmill.report.read import Build, read_pieces, read_receipts, read_verdicts
+
+if TYPE_CHECKING:
+    from shardmill.report.read import Build
 
 
 def task(
@@ -47,6 +48,9 @@ def task(
     """
 
     def work(made: Mapping[str, Path]) -> None:
+        from shardmill.evidence.build import read_evidence
+        from shardmill.report.read import Build, read_pieces, read_receipts, read_verdicts
+
         plan, root, model = read_json(summary), manifest.parent, read_json(manifest)
         devices, stale = read_evidence(sorted(evidence), model)
         build = Build(
