@@ -138,6 +138,16 @@ def test_rooms_stand_on_one_another() -> None:
         seen.add(own)
 
 
+def test_the_page_shows_every_room() -> None:
+    """docs/architecture.md lists the rooms in the same order, and the ground after them."""
+    section = (
+        (ROOT / "docs/architecture.md").read_text().partition("## The rooms of the library\n")[2].partition("\n## ")[0]
+    )
+    *listed, ground = section.strip().split("\n\n")
+    assert re.findall(r"\[`(\w+)`\]", "\n".join(listed)) == [name for name in MAY_USE if name != "portable"]
+    assert set(re.findall(r"`(\w+)`", ground)) >= GROUND
+
+
 def test_no_circle_runs_through_files() -> None:
     finished: set[str] = set()
 

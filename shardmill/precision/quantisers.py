@@ -4,8 +4,8 @@ The error that counts is that of the matrix' outputs, (W - Q) H (W - Q)^T, where
 calibration has seen. Every row stands alone.
 
 GPTQ (https://arxiv.org/abs/2210.17323) is coremltools' own, fed with H and with scales that were searched for first:
-its own cut nothing off, which costs 4-bit codes up to two and a half times the error. docs/precision-measured.md has what else
-was tried. Sums are made in a fixed order as long as PyTorch runs on a single thread.
+its own cut nothing off, which costs 4-bit codes up to two and a half times the error. What else was tried is in
+docs/precision-measured.md. Sums are made in a fixed order as long as PyTorch runs on a single thread.
 """
 
 from __future__ import annotations
