@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shardmill.serve.settings import Settings
 
 LIMIT = "default: as many tokens as the context holds"
+LONGEST_GRACE = 3600.0  # seconds
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -49,7 +51,10 @@ Queue = Annotated[int, typer.Option(min=0, help="Requests that may wait; more ar
 LongestPrompt = Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")]
 LongestAnswer = Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")]
 LongestBody = Annotated[int, typer.Option(min=1, help="Longest request body.")]
-Grace = Annotated[float, typer.Option(min=0, help="Seconds that the running request has left at shutdown.")]
+Grace = Annotated[
+    float,
+    typer.Option(min=0, max=LONGEST_GRACE, help="Seconds that the running request has left at shutdown."),
+]
 Warm = Annotated[
     bool, typer.Option("--warm", help="Listen at once, while programs are still loading; /health reports the progress.")
 ]
@@ -87,6 +92,8 @@ def serve(
     check_policy(policy)
     if draft_build is not None:
         check_draft_build(draft_build, read_manifest(build))
+    if draft_table is not None:
+        _check_table(draft_table)
     limits = Limits(
         queue=queue,
         prompt_tokens=max_prompt_tokens,
@@ -135,6 +142,13 @@ def _programs(build: Path, draft_build: Path | None) -> int:
     manifests = [read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)]
     manifests += [read_manifest(draft_build)] if draft_build else []
     return sum(len(manifest["parts"]) for manifest in manifests)
+
+
+def _check_table(file: Path) -> None:
+    """Raises ShardmillError where what was learned could not be written at the end, however long that is from now."""
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        why = "may not be written to" if file.parent.is_dir() else "is no folder"
+        raise ShardmillError(f"--draft-table {file}: {file.parent} {why}; name a file in another")
 
 
 def _checked_key(key: str | None) -> str | None:

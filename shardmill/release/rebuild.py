@@ -103,8 +103,9 @@ def check_tools(original: Original) -> None:
     family = model_type(original.folder / RECORD) if original.folder else ""
     changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt, family)})
     if changed:
-        commit = _commit(original) or "a commit that its provenance does not tell"
-        raise ShardmillError(f"built by other code in {', '.join(changed)}; check out shardmill's {commit}")
+        commit = _commit(original)
+        remedy = f"check out shardmill's {commit}" if commit else "of which commit its provenance does not tell"
+        raise ShardmillError(f"built by other code in {', '.join(changed)}; {remedy}")
 
 
 def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:

@@ -49,17 +49,24 @@ def test_a_package_of_another_version_is_refused_with_the_remedy(build: Path) ->
         check_tools(read_original(changed(build, change)))
 
 
-def test_other_code_is_refused_with_the_commit(build: Path) -> None:
+@pytest.mark.parametrize(
+    ("digest", "says"),
+    [
+        ({"gitCommit": "c" * 40}, f"check out shardmill's {'c' * 40}"),
+        ({}, "of which commit its provenance does not tell"),
+    ],
+)
+def test_other_code_is_refused_with_the_commit(build: Path, digest: dict[str, str], says: str) -> None:
     def change(content: dict[str, Any]) -> None:
         steps = content["predicate"]["buildDefinition"]["internalParameters"]["steps"]
         steps["compiled/head_0"] |= {"step": "compile", "code": "0" * 64}
-        dependency(content, "workflow")["digest"] = {"gitCommit": "c" * 40}
+        dependency(content, "workflow")["digest"] = digest
 
     original = read_original(changed(build, change))
     for name in list(steps := original.definition["internalParameters"]["steps"]):
         if name != "compiled/head_0":
             del steps[name]
-    with pytest.raises(ShardmillError, match=f"other code in compile; check out shardmill's {'c' * 40}"):
+    with pytest.raises(ShardmillError, match=f"other code in compile; {says}"):
         check_tools(original)
 
 

@@ -112,6 +112,11 @@ def test_a_damaged_tokenizer_config_is_named(build: Path) -> None:
     [
         (("--drafter", "magic"), "no drafter is called 'magic'"),
         (("--drafter", "draft_model"), "--draft-build"),
+        (
+            ("--draft-table", "/no/such/folder/table"),
+            "--draft-table /no/such/folder/table: /no/such/folder is no folder",
+        ),
+        (("--draft-table", "/dev/null/table"), "/dev/null is no folder"),
         (("--host", "no.such.host.invalid"), "can't listen at no.such.host.invalid:8000"),
     ],
 )
@@ -120,6 +125,21 @@ def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: st
     result = shardmill("serve", build, *options)
     assert result.exit_code == 1 and says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 + ("--host" in options)  # and the warning about no API key
+
+
+def test_a_grace_that_is_no_number_of_seconds_is_refused(build: Path) -> None:
+    for seconds in ("inf", "nan", "1e9"):
+        result = shardmill("serve", build, "--grace-seconds", seconds)
+        assert result.exit_code == 2 and "--grace-seconds" in result.stderr
+
+
+def test_a_draft_table_in_a_folder_that_may_not_be_written_is_told_at_the_start(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end it would be lost. As root everything may be written."""
+    monkeypatch.setattr("shardmill.commands.serve.os.access", lambda *_: False)
+    result = shardmill("serve", build, "--draft-table", tmp_path / "table")
+    assert result.exit_code == 1 and f"{tmp_path} may not be written to" in result.stderr
 
 
 @pytest.mark.parametrize(
