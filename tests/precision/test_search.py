@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.precision.search import Table, best, front, smallest
+from shardmill.precision.search import Table, best, front, smallest, summed
 
 FORMS = ("fp16", "int8", "int4")
 
@@ -57,8 +58,26 @@ def test_no_set_of_forms_is_smaller(table: tuple[Table, Table], most: float) -> 
     losses, sizes = table
     within = [size for loss, size in every(losses, sizes) if loss <= most]
     found = smallest(losses, sizes, most)
-    assert within and found is not None and found.loss <= most + 1e-6
+    assert within and found is not None and found.loss <= most + 1e-12
     assert found.size == pytest.approx(min(within), rel=1e-3)
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 9), (5, 9), (1, 24)])
+def test_a_limit_is_kept_to_the_last_byte(seed: int, count: int) -> None:
+    """Of large models, too, where a set over it by a millionth is what the solver takes for one that keeps to it."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(1e8, 1e9, count).tolist()
+    bits = {"int4": 4.0, "palette6": 6.0, "int8": 8.0}
+    sizes = {f"m{i}": {name: each * n for name, each in bits.items()} for i, n in enumerate(numbers)}
+    shares = {"int4": 1e-12, "palette6": 1e-13, "int8": 1e-14}
+    losses = {path: {name: shares[name] * size for name, size in row.items()} for path, row in sizes.items()}
+    near = {path: rng.choice([*row]) for path, row in sizes.items()}
+    for solve, table, limit in (
+        (best, sizes, summed(sizes, near) - 1),
+        (smallest, losses, summed(losses, near) * (1 - 1e-9)),
+    ):
+        found = solve(losses, sizes, limit)
+        assert found is not None and summed(table, found.forms) <= limit
 
 
 @settings(deadline=None, max_examples=30)
