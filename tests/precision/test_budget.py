@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from shardmill.precision.budget import searched
 SHAPES = {f"layers.{i}.{name}.weight": (64, 128) for i in range(4) for name in ("q", "down")} | {"layers.0.norm": (64,)}
 HEAD = {"lm_head.weight": (96, 64)}
 EXPERTS = {"experts.0.weight": (128, 128)}
+NUMBERS = sum(prod(shape) for shape in (SHAPES | HEAD | EXPERTS).values() if len(shape) == 2)
 ERRORS = {"int4": 0.01, "int8": 0.00001, "palette4": 0.005, "palette6/16": 0.0004, "palette8/1": 1e-6, "fp16": 1e-9}
 
 
@@ -100,6 +102,13 @@ def test_points_run_along_the_front_beside_the_choice_and_uniform_forms() -> Non
     assert 0.005 * losses[0] < losses[-1] <= 0.01 * losses[0]  # INT8 would leave a thousandth
 
 
+def test_points_end_at_the_least_loss_where_no_forms_leave_a_hundredth() -> None:
+    """A palette of 6 bits leaves a twenty-fifth of what INT4 loses."""
+    points = found({"bits_per_weight": 16.0}, "int4", "palette6/16", points=3)["points"]
+    assert {*points["front_1"]["forms"].values()} == {"int4"}
+    assert {*points["front_3"]["forms"].values()} == {"palette6/16"}
+
+
 def test_points_of_the_front_do_not_depend_on_the_budget() -> None:
     one, other = (found({"bits_per_weight": bits}, points=3)["points"] for bits in (5.0, 7.0))
     assert one["chosen"] != other["chosen"]
@@ -133,6 +142,10 @@ def test_a_budget_that_no_forms_keep_says_what_they_reach(name: str) -> None:
         ConfigError, match=rf"convert\.budget\.{name}: no forms keep to .*: with int4, int8 it is "
     ) as error:
         found({name: tight})
+    vectors, experts = 2 * 64, stored_bytes("int8", EXPERTS["experts.0.weight"])
+    beside = {"bits_per_weight": f"{8 * experts / NUMBERS:.8g}", "bytes_per_token": f"{vectors + experts}"}
+    told = f" at least, {beside[name]} of it for vectors and for experts" if name in beside else " at least"
+    assert told in str(error.value) and ("experts" in str(error.value)) is (name in beside)
     reached = float(str(error.value).split(" it is ")[1].split()[0])
     assert found({name: reached})["estimate"]
     with pytest.raises(ConfigError):
