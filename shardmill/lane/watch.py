@@ -17,6 +17,7 @@ from typing import Any
 
 from shardmill.lane.results import Record
 
+ENDING = 10.0  # seconds that a child has to end in after its last measurement
 TAIL = 300  # characters of what a dead child said last
 
 
@@ -76,12 +77,14 @@ def _followed(
     begun: Callable[[str], None],
     first: str,
 ) -> Iterator[Record]:
-    """The records of a running child. Until it says what it begins, it is at the first."""
+    """The records of a running child. Until it says what it begins, it is at the first; after the last, at none."""
     key, stage, start = first, "start of the process", time.monotonic()
     pending = b""
     while True:
-        left = start + watch.limit - time.monotonic()
+        left = start + (watch.limit if key else ENDING) - time.monotonic()
         ready, _, _ = select.select([reading], [], [], max(left, 0))
+        if not ready and not key:
+            return  # an engine that can't be taken down: all that it was asked for is there
         if not ready:
             yield _failed(key, "timeout", f"no end of {stage} within {watch.limit:g} s", start)
             return
