@@ -24,10 +24,11 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int
     """What a step's rule declares as mem_mb, see `memory.declared` and `where`."""
 
     limit, beside = most_mb(workflow), held_mb(workflow)
+    known = {name: _known(config) for name, config in batch.models.items()}
 
     @cache
     def of_model(step: str, model: str) -> memory.Resource | int:
-        return _declared(step, batch.models[model], limit, beside)
+        return _declared(step, batch.models[model], known[model], limit, beside)
 
     def of_step(name: str) -> memory.Resource | int:
         known = of_model(name, next(iter(batch.models)))
@@ -50,12 +51,16 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int
     return of_step
 
 
-def _declared(step: str, config: Config, limit: int | None, beside: int) -> memory.Resource | int:
+def _known(config: Config) -> memory.Known:
+    """The sizes of the jobs of a model."""
+    positions = reference.positions(settings(config)["parity"], config.length)
+    return memory.known_sizes(Path("build") / config.model, positions, cache(partial(expected, config)))
+
+
+def _declared(step: str, config: Config, known: memory.Known, limit: int | None, beside: int) -> memory.Resource | int:
     """What the jobs of a step of a model declare, see `memory.declared`."""
     needs = STEPS[step].needs
     need = needs if isinstance(needs, memory.Need) else needs[config.convert.method]
-    positions = reference.positions(settings(config)["parity"], config.length)
-    known = memory.known_sizes(Path("build") / config.model, positions, partial(expected, config))
     return memory.declared(known, step, need, limit, beside, STEPS[step].each_thread)
 
 
@@ -66,9 +71,10 @@ def too_large(config: Config, workflow: Any) -> TooLarge | None:
     """
     limit, beside = most_mb(workflow), held_mb(workflow)
     theirs = workflow.resource_settings.overwrite_resources or {}
+    known = cache(_known(config))  # no plan comes while the rules are read
 
     def ask(job: dag.Job) -> None:
-        declared = _declared(job[0], config, limit, beside)
+        declared = _declared(job[0], config, known, limit, beside)
         if not isinstance(declared, int):
             declared(SimpleNamespace(get=dag.own(STEPS, job).get), [f"build/{config.model}"])
 
