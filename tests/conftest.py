@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import portable_coreml
 import pytest
-import templates
+import shared
 import tiny
 import torch
 from stored import Outcome
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_unconfigure() -> None:
     """Nothing is left of what tests shared."""
-    templates.remove()
+    shared.remove()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,19 +6,7 @@ count conversions, have a folder of their own.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from pathlib import Path
+import shared
 
-NAME = "SHARDMILL_TESTS_TEMPLATES"  # pytest's workers inherit it from the process that started them
-_IS_OURS = NAME not in os.environ
-if _IS_OURS:
-    os.environ[NAME] = tempfile.mkdtemp(prefix="shardmill-templates-")
-FOLDER = Path(os.environ[NAME])
-
-
-def remove() -> None:
-    """Removes it, in the process that made it."""
-    if _IS_OURS:
-        shutil.rmtree(FOLDER, ignore_errors=True)
+FOLDER = shared.FOLDER / "templates"
+FOLDER.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """A build under whatever a machine does to it: it ends with one line or goes on, and comes to the same artifacts.
 
-`pytest tests/faults --kills 50` kills it at 50 random points instead of a few.
+`pytest tests/faults --kills 50` kills it at 50 random points instead of one in each stage.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
-import tiny
 from pipeline.project import Project
+from pipeline.undisturbed import undisturbed
 from unprivileged import unprivileged
 
 from shardmill.pipeline.audit import audit
 
 pytestmark = pytest.mark.pipeline
-LONGEST = 12.0  # seconds from a start to a kill at most: a job takes less, so that every start gets further
+LONGEST = 4.0  # seconds at most from a stage's begin to a kill, in which two or three of its jobs end
 YEAR = 365 * 86400.0  # seconds
+BEGUN: dict[str, Callable[[Path], bool]] = {
+    "the start": lambda build: True,
+    "split": lambda build: (build / "source.receipt.json").exists(),
+    "conversion": lambda build: any((build / "packages").glob("*.receipt.json")),
+    "the gates": lambda build: any((build / "logs").glob("parity_*.log")),
+}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_checkpoint(tmp_path_factory.mktemp("faults") / "checkpoint", layers=2)
-
-
-@pytest.fixture(scope="module")
-def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A build that nothing disturbed."""
-    project = Project(tmp_path_factory.mktemp("undisturbed") / "project").create(checkpoint)
-    project.finish()
-    return project
+    return undisturbed(tmp_path_factory.mktemp("undisturbed") / "project")
 
 
 def fresh(finished: Project, folder: Path) -> Project:
@@ -49,20 +50,37 @@ def built(finished: Project, folder: Path) -> Project:
     return Project(folder)
 
 
-def test_killed_at_random_points_it_comes_to_the_same(
+def some_time_after(begun: Callable[[Path], bool], delay: float) -> Callable[[Path], bool]:
+    """Holds of a build `delay` seconds after a stage has begun, or once all have ended."""
+    since: list[float] = []
+
+    def reached(build: Path) -> bool:
+        if not since and begun(build):
+            since.append(time.monotonic())
+        return bool(since and time.monotonic() > since[0] + delay) or (build / "model.json").exists()
+
+    return reached
+
+
+def test_killed_in_every_stage_it_comes_to_the_same(
     finished: Project, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """After each SIGKILL what is recorded is whole and as in a build that nothing disturbed."""
-    project, drawn, truth = fresh(finished, tmp_path / "project"), random.Random(0), finished.records()
-    for kill in range(request.config.getoption("kills")):
+    """SIGKILL at random points, then to the end, in another folder and under another hash seed: the same receipts.
+
+    After each SIGKILL what is recorded is whole, and as in a build that nothing disturbed.
+    """
+    project, drawn, truth = fresh(finished, tmp_path / "elsewhere"), random.Random(0), finished.records()
+    project.hash_seed = 99
+    for kill, begun in zip(range(request.config.getoption("kills")), cycle(BEGUN.values())):
         if (project.build / "model.json").exists():
             shutil.rmtree(project.folder / "build")
-        end = time.monotonic() + drawn.uniform(0.5, LONGEST)
-        project.kill_when(lambda build, end=end: time.monotonic() > end or (build / "model.json").exists())
+        project.kill_when(some_time_after(begun, drawn.uniform(0, LONGEST)))
+        for file in project.build.rglob("*.json"):
+            if ".snakemake" not in file.parts and not file.name.startswith("."):
+                json.loads(file.read_text())  # whole, or not there
         for file in project.build.rglob("*.receipt.json"):
             name = file.relative_to(project.build).as_posix()
             assert file.read_bytes() == truth[name], f"{name} after kill {kill}"
-            assert json.loads(file.read_text())
     project.finish()
     assert project.records() == truth
     assert audit(project.build).wrong == ()

@@ -1,4 +1,4 @@
-"""The real pipeline under the real Snakemake: it completes, works once, survives SIGKILL, and stops at a gate."""
+"""The real pipeline under the real Snakemake: it completes, works once, and stops at a gate."""
 
 from __future__ import annotations
 
@@ -6,34 +6,26 @@ import fcntl
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
-import tiny
 from typer.testing import CliRunner
 
 from shardmill.cli import app
 from shardmill.pipeline.audit import audit, is_out_of_scope
 
 from .project import Project
+from .undisturbed import undisturbed
 
 pytestmark = pytest.mark.pipeline
 PARTS = ("layers_00_01", "layers_01_02", "head_0")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_checkpoint(tmp_path_factory.mktemp("pipeline") / "checkpoint", layers=2)
-
-
-@pytest.fixture(scope="module")
-def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A build that nothing disturbed."""
-    project = Project(tmp_path_factory.mktemp("undisturbed") / "project", hash_seed=1).create(checkpoint)
-    project.finish()
-    return project
+    return undisturbed(tmp_path_factory.mktemp("undisturbed") / "project")
 
 
 def copied(project: Project, folder: Path) -> Project:
@@ -120,8 +112,8 @@ def test_no_job_takes_more_memory_than_it_declares(finished: Project) -> None:
     assert {name for name, sizes in found.items() if not sizes or int(sizes[1]) > int(sizes[2])} == set()
 
 
-def test_a_dry_run_knows_the_memory_before_there_is_a_plan(checkpoint: Path, tmp_path: Path) -> None:
-    project = Project(tmp_path / "fresh").create(checkpoint)
+def test_a_dry_run_knows_the_memory_before_there_is_a_plan(finished: Project, tmp_path: Path) -> None:
+    project = Project(tmp_path / "fresh").create(finished.folder / "checkpoint")
     done = project.run("all", "--dry-run")
     assert done.returncode == 0, done.stdout
     assert re.search(r"rule convert:(\n    .*)*mem_mb=\d{3},", done.stdout) and "TBD" not in done.stdout
@@ -162,8 +154,7 @@ def test_a_second_run_runs_no_job(finished: Project) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished.build.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("gone", ["packages/head_0.mlpackage", "compiled/head_0.mlmodelc", "embedding.safetensors"])
-def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Path, gone: str) -> None:
+def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Path) -> None:
     """Though report and provenance, the last to be made, are there."""
     project = copied(finished, tmp_path / "project")
     shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
@@ -173,10 +164,11 @@ def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Pat
         (project.build / last).touch()
     (project.build / "plots").mkdir()
     assert "Nothing to be done" in project.run("all", "--dry-run", "--rerun-triggers", "mtime").stdout
-    artifact = project.build / gone
-    shutil.rmtree(artifact) if artifact.is_dir() else artifact.unlink()
-    rule = {"packages": "convert", "compiled": "compile"}.get(gone.split("/")[0], "embedding")
-    assert rule in jobs(project.run("all", "--dry-run", "--rerun-triggers", "mtime").stdout)
+    artifacts = {"packages/head_0.mlpackage": "convert", "compiled/head_0.mlmodelc": "compile"}
+    for gone, rule in {**artifacts, "embedding.safetensors": "embedding"}.items():
+        artifact = (project.build / gone).rename(tmp_path / "gone")
+        assert rule in jobs(project.run("all", "--dry-run", "--rerun-triggers", "mtime").stdout), gone
+        artifact.rename(project.build / gone)
 
 
 def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_path: Path) -> None:
@@ -189,32 +181,6 @@ def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_
     assert worked == []
     assert sum("unchanged" in line for line in said(output)) >= 4 * len(PARTS)
     assert jobs(again.finish()) == set()
-
-
-POINTS: dict[str, Callable[[Path], bool]] = {
-    "during split": lambda build: (build / "source.receipt.json").exists(),
-    "during conversion": lambda build: any((build / "packages").glob("*.receipt.json")),
-    "during the gates": lambda build: any((build / "logs").glob("parity_*.log")),
-}
-
-
-def test_a_build_killed_again_and_again_ends_like_an_undisturbed_one(
-    finished: Project, checkpoint: Path, tmp_path: Path
-) -> None:
-    """SIGKILL at three points, then to the end: in another folder, under another hash seed, the same receipts."""
-    project = Project(tmp_path / "elsewhere", hash_seed=99).create(checkpoint)
-    shutil.rmtree(project.folder / "shardmill")
-    shutil.copytree(finished.folder / "shardmill", project.folder / "shardmill")  # the very same library
-    for reached in POINTS.values():
-        assert not reached(project.build)
-        project.kill_when(reached)
-        for file in project.build.rglob("*.json"):
-            if ".snakemake" not in file.parts and not file.name.startswith("."):
-                json.loads(file.read_text())  # whole, or not there
-        assert not (project.build / "model.json").exists()
-    project.finish()
-    assert project.records() == finished.records()
-    assert audit(project.build).wrong == ()
 
 
 @pytest.mark.parametrize("before", ["nothing", "a finished build"])

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 from pipeline import made
-from pipeline.project import ROOT, Project
+from pipeline.project import ROOT
+from pipeline.undisturbed import undisturbed
 
 from shardmill.attest.statement import with_seal
 from shardmill.errors import ShardmillError
@@ -249,10 +249,8 @@ def test_model_json_is_told_from_a_damaged_statement(build: Path) -> None:
 @pytest.mark.pipeline
 def test_a_stranger_builds_the_same_bytes(tmp_path: Path, keys: Keys, others: Keys) -> None:
     """With another hash seed, number of cores, locale and time zone; then verify counts two."""
-    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
-    project = Project(tmp_path / "project").create(checkpoint)
+    project = undisturbed(tmp_path / "project")
     shutil.copytree(ROOT / "resources", project.folder / "resources")
-    project.finish()
     sign(project.build, keys.private)
     command = [sys.executable, "-c", "from shardmill.cli import main; main()", "rebuild", str(project.build)]
     other = {"PYTHONHASHSEED": "7", "LC_ALL": "C", "TZ": "Asia/Tokyo"}
