@@ -6,11 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
-import pytest
-from pipeline import driver
 from pipeline.project import Project
 
 from .slurm import Cluster
@@ -52,14 +49,6 @@ class Submitting(Project):
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
-
-
-def made_here(project: Project, leave_out: Collection[str]) -> Project:
-    """Does the jobs of a project in this process, but those of the steps that are left out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(project.folder)
-        driver.run(project.folder, project.content(), leave_out)
-    return project
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import tiny
+from pipeline.driver import made_here
 from pipeline.project import TARGETS, Project
 
 from .configuration import NODES
 from .slurm import Cluster
-from .submitting import Submitting, contents, made_here
+from .submitting import Submitting, contents
 
 pytestmark = pytest.mark.pipeline
 

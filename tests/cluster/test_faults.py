@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import tiny
+from pipeline.driver import made_here
 from pipeline.project import Project
 
 from shardmill.pipeline.table import STEPS
 
 from .configuration import NODES
 from .slurm import Cluster, Job, kill_tasks, waited_for
-from .submitting import Submitting, contents, killed, made_here
+from .submitting import Submitting, contents, killed
 
 pytestmark = pytest.mark.pipeline
 PART = "head_0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,11 @@ CONFIG = tiny.settings(
     parity={"text": "text.txt", "positions": 16, "perplexity_positions": 48},
     benchmark={"text": "text.txt", "prompt_tokens": [8], "tasks": [], "new_tokens": 8, "repetitions": 1},
 )
+
+
+def steps_that(did: str, output: str) -> set[str]:
+    """The steps of which a job "worked" in a run of Snakemake, or left something "unchanged"."""
+    return set(re.findall(rf"^shardmill (\w+).*: {did}\b", output, re.MULTILINE))
 
 
 def share_templates(root: Path) -> None:
