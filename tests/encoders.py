@@ -14,9 +14,7 @@ from models import tiny_encoders
 from shardmill import config
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.layout import text_files
-from shardmill.convert import package, trace
 from shardmill.convert.table import write_table
-from shardmill.convert.weights import PartWeights
 from shardmill.files import write_json
 from shardmill.machine import load_programs_as
 from shardmill.pipeline.steps.split import split
@@ -40,7 +38,7 @@ def build(checkpoint: Path, folder: Path, weights: str = "fp16", **changes: Any)
     programs: dict[str, Mapping[str, Any]] = {}
     for name, part in parts.items():
         made = folder / f"{name}.mlpackage"
-        package.save(trace.convert(part, PartWeights(part, source), weights), made)
+        tiny.convert(part, source, made, weights)
         with load_programs_as("fp16"):
             ct.models.utils.compile_model(str(made), str(folder / f"{name}.mlmodelc"))
         programs[name] = {"path": f"{name}.mlmodelc"}

@@ -151,11 +151,12 @@ def split(source: Path, **changes: Any) -> tuple[dict[str, plan.Part], dict[str,
 
 
 def convert(part: plan.Part, source: Path, path: Path, quantization: str = "int8") -> Path:
-    """The canonical package of a part, by coremltools alone."""
+    """The canonical package of a part, by coremltools alone, but for what it does that changes nothing."""
     from shardmill.convert import package, trace
     from shardmill.convert.weights import PartWeights
 
-    package.save(trace.convert(part, PartWeights(part, source), quantization), path)
+    with trace.hurried():
+        package.save(trace.convert(part, PartWeights(part, source), quantization), path)
     return path
 
 

@@ -71,7 +71,7 @@ def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str
     if by_pass:
         pipeline.append_pass(QUANTIZED)
         pipeline.set_options(QUANTIZED, {"config": every_projection(INT8)})
-    with _hurried():
+    with hurried():
         model = _converted(part, weights, pipeline)
         if quantization == INT8 and not by_pass:
             model = cto.linear_quantize_weights(model, every_projection(INT8))
@@ -82,18 +82,31 @@ def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str
 
 
 @contextmanager
-def _hurried() -> Iterator[None]:
-    """Inside, coremltools leaves out what changes nothing here. There is no switch for any of it.
+def unchecked() -> Iterator[None]:
+    """Inside, coremltools leaves out what no program depends on, in two thirds of the time. It has no switch for it.
 
     It does not check a program after each of its ninety passes, nor write it out for a log of which nobody sees that
     level. Only a program that has compressed constants, which it gets at the end, is searched for what depends on them,
-    whenever something is put into it. And sympy is not asked for the b of n a = n b, which every reshape asks.
+    whenever something is put into it.
     """
-    spread, solve = Block._propagate_nonreplaceable_vars, tensor_transformation.sm.solve
+    spread = Block._propagate_nonreplaceable_vars
 
     def spread_if_any(block: Block) -> None:
         if any(op.op_type.startswith("constexpr_") for op in _all_operations(block)):
             spread(block)
+
+    with _replaced(
+        (Program, "validate", lambda *_, **__: None),
+        (Program, "__str__", object.__repr__),
+        (Block, "_propagate_nonreplaceable_vars", spread_if_any),
+    ):
+        yield
+
+
+@contextmanager
+def hurried() -> Iterator[None]:
+    """Inside, coremltools is `unchecked`, and sympy is not asked for the b of n a = n b, which every reshape asks."""
+    solve = tensor_transformation.sm.solve
 
     def solve_at_sight(equations: Sequence[Any], unknowns: Sequence[Any], **options: Any) -> Any:
         terms = equations[0].as_coefficients_dict() if len(equations) == len(unknowns) == 1 else {}
@@ -102,16 +115,17 @@ def _hurried() -> Iterator[None]:
             return [{unknowns[0]: known[0]}]
         return solve(equations, unknowns, **options)
 
-    instead = [
-        (Program, "validate", lambda *_, **__: None),
-        (Program, "__str__", object.__repr__),
-        (Block, "_propagate_nonreplaceable_vars", spread_if_any),
-        (tensor_transformation.sm, "solve", solve_at_sight),
-    ]
+    with unchecked(), _replaced((tensor_transformation.sm, "solve", solve_at_sight)):
+        yield
+
+
+@contextmanager
+def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Inside, attributes are others, each named by its owner and its name."""
     with ExitStack() as stack:
-        for owner, name, quick in instead:
+        for owner, name, other in attributes:
             stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, quick)
+            setattr(owner, name, other)
         yield
 
 

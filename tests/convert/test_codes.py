@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import templates
 import torch
 from code_writer import write_codes
 
@@ -67,7 +68,7 @@ def test_codes_of_rounding_to_nearest_give_its_package(
     convert: Callable[..., None], made: tuple[Part, Path, dict[str, str], Tensors], tmp_path: Path
 ) -> None:
     part, source, chosen, tensors = made
-    convert_stamped(part, source, chosen, tmp_path / "nearest.mlpackage")
+    convert_stamped(part, source, chosen, tmp_path / "nearest.mlpackage", templates.FOLDER)
     assert files(converted(convert, made, tensors, tmp_path)) == files(tmp_path / "nearest.mlpackage")
 
 
@@ -105,7 +106,7 @@ def test_what_a_file_does_not_name_is_the_checkpoint_s(
     made: tuple[Part, Path, dict[str, str], Tensors], tmp_path: Path
 ) -> None:
     part, source, chosen, tensors = made
-    convert_stamped(part, source, chosen, tmp_path / "nearest.mlpackage")
+    convert_stamped(part, source, chosen, tmp_path / "nearest.mlpackage", templates.FOLDER)
     few = {name: values for name, values in tensors.items() if ".1." in name}
     assert 0 < len(few) < len(tensors)
     assert files(converted(convert_stamped, made, few, tmp_path)) == files(tmp_path / "nearest.mlpackage")
@@ -160,7 +161,7 @@ def test_codes_of_a_form_that_a_matrix_does_not_have_are_left_alone(
     made: tuple[Part, Path, dict[str, str], Tensors], tmp_path: Path
 ) -> None:
     part, source, chosen, tensors = made
-    convert_stamped(part, source, chosen, tmp_path / "nearest.mlpackage")
+    convert_stamped(part, source, chosen, tmp_path / "nearest.mlpackage", templates.FOLDER)
     more = {
         f"{FIRST}.int8.codes": tensors[f"{FIRST}.int4.codes"] * 0,
         f"{FIRST}.int8.scale": tensors[f"{FIRST}.int4.scale"],

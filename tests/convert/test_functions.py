@@ -13,6 +13,7 @@ from typing import Any
 
 import coremltools as ct
 import pytest
+import templates
 
 from shardmill.convert import package, trace
 from shardmill.convert.functions import by_function, share_places
@@ -27,17 +28,14 @@ from shardmill.plan import Part
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 WIDTHS = (1, 4)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("functions") / "checkpoint")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("templates")
 
 
 def fixed(part: Part) -> Part:
@@ -50,25 +48,25 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("kind", "quantization"), [("layers", "int8"), ("head", "fp16")])
 def test_stamped_functions_are_those_that_coremltools_combines(
-    checkpoint: Path, cache: Path, tmp_path: Path, kind: str, quantization: str
+    checkpoint: Path, tmp_path: Path, kind: str, quantization: str
 ) -> None:
     """Byte for byte; `layers` in coremltools' own names."""
     part = fixed(layers_part(checkpoint, 1, 3) if kind == "layers" else head_part(checkpoint, 32, 64))
     convert_plain(part, checkpoint, quantization, tmp_path / "plain.mlpackage")
-    convert_stamped(part, checkpoint, quantization, tmp_path / "stamped.mlpackage", cache)
+    convert_stamped(part, checkpoint, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
-def test_kinds_of_layers_in_normal_form_are_combined_alike(tmp_path: Path, cache: Path) -> None:
+def test_kinds_of_layers_in_normal_form_are_combined_alike(tmp_path: Path) -> None:
     """Attention and convolutions, whose states differ."""
     source = write_family(tmp_path / "checkpoint", "lfm2")
     part = fixed(draft(source, [[0, 2], [2, 4]])["layers_00_02"])
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
-    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", cache)
+    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
-def test_all_but_the_names_of_state_updates_is_coremltools_own(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+def test_all_but_the_names_of_state_updates_is_coremltools_own(checkpoint: Path, tmp_path: Path) -> None:
     """Against its public functions alone, called here."""
     part = fixed(layers_part(checkpoint, 1, 3))
     descriptor = ct.utils.MultiFunctionDescriptor()
@@ -79,7 +77,7 @@ def test_all_but_the_names_of_state_updates_is_coremltools_own(checkpoint: Path,
     descriptor.default_function_name = "t1"
     ct.utils.save_multifunction(descriptor, str(tmp_path / "theirs.mlpackage"))
     package.canonicalize(tmp_path / "theirs.mlpackage")
-    convert_stamped(part, checkpoint, "int8", tmp_path / "ours.mlpackage", cache)
+    convert_stamped(part, checkpoint, "int8", tmp_path / "ours.mlpackage", templates.FOLDER)
     ours, theirs = (package.load_spec(tmp_path / f"{whose}.mlpackage") for whose in ("ours", "theirs"))
     for update in [*state_updates(ours), *state_updates(theirs)]:
         update.attributes["name"].Clear()
@@ -98,11 +96,11 @@ def state_updates(spec: Any) -> Iterator[Any]:
                 yield op
 
 
-def test_the_weights_are_those_of_one_function(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+def test_the_weights_are_those_of_one_function(checkpoint: Path, tmp_path: Path) -> None:
     """The file has the same bytes, so any number of functions takes the same room."""
     part = layers_part(checkpoint, 1, 3)
-    convert_stamped(part, checkpoint, "int8", tmp_path / "one.mlpackage", cache)
-    convert_stamped(fixed(part), checkpoint, "int8", tmp_path / "several.mlpackage", cache)
+    convert_stamped(part, checkpoint, "int8", tmp_path / "one.mlpackage", templates.FOLDER)
+    convert_stamped(fixed(part), checkpoint, "int8", tmp_path / "several.mlpackage", templates.FOLDER)
     one, several = (tmp_path / f"{name}.mlpackage" / WEIGHT_FILE for name in ("one", "several"))
     assert one.read_bytes() == several.read_bytes()
     spec = package.load_spec(tmp_path / "several.mlpackage")
@@ -113,15 +111,13 @@ def test_the_weights_are_those_of_one_function(checkpoint: Path, cache: Path, tm
 
 
 @pytest.mark.parametrize("state", [GRAPH, HOST])
-def test_shorter_contexts_take_no_room_but_their_text(
-    checkpoint: Path, cache: Path, tmp_path: Path, state: str
-) -> None:
+def test_shorter_contexts_take_no_room_but_their_text(checkpoint: Path, tmp_path: Path, state: str) -> None:
     """The weight file is that of one context, the functions of the whole context are the same, and two runs agree."""
     part = layers_part(checkpoint, 1, 3)
     one = replace(part, calls=Calls(FIXED, WIDTHS, state))
     several = replace(part, calls=Calls(FIXED, WIDTHS, state, (16, 32)))
     for name, chosen in {"one": one, "several": several, "again": several}.items():
-        convert_stamped(chosen, checkpoint, "int8", tmp_path / f"{name}.mlpackage", cache)
+        convert_stamped(chosen, checkpoint, "int8", tmp_path / f"{name}.mlpackage", templates.FOLDER)
     assert files(tmp_path / "several.mlpackage") == files(tmp_path / "again.mlpackage")
     weights = {name: (tmp_path / f"{name}.mlpackage" / WEIGHT_FILE).read_bytes() for name in ("one", "several")}
     assert weights["one"] == weights["several"]
@@ -135,16 +131,18 @@ def test_shorter_contexts_take_no_room_but_their_text(
         assert [array.shape[2] for array in arrays] == [slots] * 4
 
 
-def test_shorter_contexts_are_those_that_coremltools_combines(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+def test_shorter_contexts_are_those_that_coremltools_combines(checkpoint: Path, tmp_path: Path) -> None:
     """Which stores the weights once by their values, here by their names."""
     part = replace(layers_part(checkpoint, 1, 3), calls=Calls(FIXED, (1, 4), GRAPH, (16,)))
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
-    convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", cache)
+    convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
-def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path, cache: Path) -> None:
-    one, other = (sample.program(part, "int8", cache) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3))))
+def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path) -> None:
+    one, other = (
+        sample.program(part, "int8", templates.FOLDER) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3)))
+    )
     from shardmill.convert.template.program import main_block
 
     for op in main_block(other).operations:
@@ -162,9 +160,9 @@ convert_stamped(part, source, "int8", path, threads=1)
 """
 
 
-def test_the_bytes_do_not_depend_on_the_process(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_the_process(checkpoint: Path, tmp_path: Path) -> None:
     part = fixed(head_part(checkpoint, 32, 64))
-    convert_stamped(part, checkpoint, "int8", tmp_path / "here.mlpackage", cache, threads=3)
+    convert_stamped(part, checkpoint, "int8", tmp_path / "here.mlpackage", templates.FOLDER, threads=3)
     subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS],
         input=pickle.dumps((part, checkpoint, tmp_path / "there.mlpackage")),

@@ -9,6 +9,7 @@ from typing import Any
 import coremltools as ct
 import numpy as np
 import pytest
+import templates
 import torch
 
 from shardmill.convert import package
@@ -19,6 +20,8 @@ from shardmill.models.calls import ENUMERATED, FIXED, HOST, RANGE, Calls
 from shardmill.models.contract import constants
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
+
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def test_stamped_packages_are_plain_ones(checkpoint: Path, tmp_path: Path, calls
     """Of plain layers, which with states keep coremltools' own names."""
     part = replace(layers_part(checkpoint, 1, 3), calls=calls)
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
-    convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage")
+    convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
     spec = package.load_spec(tmp_path / "stamped.mlpackage")
     described = spec.description.functions[0] if spec.description.functions else spec.description
@@ -49,14 +52,14 @@ def test_layers_of_several_kinds_give_what_is_new_to_each(tmp_path: Path) -> Non
     source = write_family(tmp_path / "checkpoint", "lfm2")
     part = replace(draft(source, [[0, 2], [2, 4]])["layers_00_02"], calls=Calls(RANGE, (), HOST))
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
-    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage")
+    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
 def test_enumerated_shapes_are_described_as_coremltools_describes_them(checkpoint: Path, tmp_path: Path) -> None:
     """Of a program with one input it can convert them itself."""
     part = replace(head_part(checkpoint, 32, 64), calls=Calls(ENUMERATED, (1, 4), HOST))
-    convert_stamped(part, checkpoint, "fp16", tmp_path / "ours.mlpackage")
+    convert_stamped(part, checkpoint, "fp16", tmp_path / "ours.mlpackage", templates.FOLDER)
     weights = {path: torch.rand(shape) for path, shape in constants(part.blueprint).items()}
     hidden = part.graph.hidden
     traced = torch.jit.trace(build(part.blueprint, weights), torch.zeros(1, hidden, 4, 1), check_trace=False)

@@ -14,6 +14,8 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.gates.residency import predict
 from shardmill.plan import Part
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def files(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}

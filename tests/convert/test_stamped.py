@@ -21,6 +21,8 @@ from shardmill.plan import Part
 
 from .small import head_part, layers_part, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,9 +12,8 @@ import routed
 import tiny
 from models import tiny_encoders
 
-from shardmill.convert import package, trace
+from shardmill.convert import package
 from shardmill.convert.table import write_table
-from shardmill.convert.weights import PartWeights
 from shardmill.device.kit import write_kit
 from shardmill.device.rank import rank
 from shardmill.files import load_json, write_json
@@ -54,8 +53,7 @@ def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: st
     write_table(parts.pop("embedding"), source, tmp_path / "embedding.safetensors", 1)
     packages = {}
     for name, part in parts.items():
-        packages[name] = tmp_path / f"{name}.mlpackage"
-        package.save(trace.convert(part, PartWeights(part, source), "fp16"), packages[name])
+        packages[name] = tiny.convert(part, source, tmp_path / f"{name}.mlpackage", "fp16")
     build = finish(plan, packages, tmp_path / "embedding.safetensors", source, tmp_path / "encoder")
     variant, found = lane(build, tmp_path)
     assert [part["programs"][0]["widths"] for part in variant["parts"]] == [[width] for width in plan["buckets"]]

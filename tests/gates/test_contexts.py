@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import templates
 import tiny
 
 from shardmill.convert.stamped import convert_stamped
@@ -29,7 +30,7 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     source = tiny.fetched(tiny.write_checkpoint(folder / "checkpoint"), folder / "source")
     form = {"shapes": "fixed", "state": request.param, "contexts": CONTEXTS}
     parts, plan = tiny.split(source, program=form)
-    convert_stamped(parts["layers_02_03"], source, "int8", folder / "one.mlpackage")
+    convert_stamped(parts["layers_02_03"], source, "int8", folder / "one.mlpackage", templates.FOLDER)
     return Runner(folder / "one.mlpackage", parts["layers_02_03"], plan)
 
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+import templates
 import tiny
 import torch
 from code_writer import write_codes
@@ -161,7 +162,9 @@ def kept(
     write_codes(folder / "chosen.safetensors", codes)
     write_codes(folder / "converted.safetensors", converted or codes)
     package = folder / "p.mlpackage"
-    convert_stamped(part, built.source, as_forms or forms, package, codes=folder / "converted.safetensors")
+    convert_stamped(
+        part, built.source, as_forms or forms, package, templates.FOLDER, codes=folder / "converted.safetensors"
+    )
     held = PackageWeights(package, part, chosen=Chosen(folder / "chosen.safetensors", forms))
     return {row.name: (row.value, row.detail) for row in weights_kept(held, built.source)}
 

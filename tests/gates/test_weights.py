@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import templates
 import tiny
 import torch
 
@@ -96,7 +97,7 @@ def mixed(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> Packag
     """The part with a matrix in each form."""
     part, path = built.parts["layers_02_03"], tmp_path_factory.mktemp("mixed") / "layers_02_03.mlpackage"
     chosen = dict(zip(matrices(part.shapes), FORMS, strict=False))
-    convert_stamped(part, built.source, chosen, path)
+    convert_stamped(part, built.source, chosen, path, templates.FOLDER)
     return PackageWeights(path, part)
 
 
@@ -132,7 +133,7 @@ def test_a_palette_s_step_reaches_to_the_second_entry_by_distance() -> None:
 def test_functions_that_do_not_share_their_weights_are_refused(built: tiny.Build, tmp_path: Path) -> None:
     """The gate reads one function's; another one could hold anything."""
     part, path = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, 4))), tmp_path / "p.mlpackage"
-    convert_stamped(part, built.source, "int8", path)
+    convert_stamped(part, built.source, "int8", path, templates.FOLDER)
     shared = PackageWeights(path, part)
     assert weight_steps(shared, built.source, [*part.shapes])[0] <= 1
     spec = load_spec(path)

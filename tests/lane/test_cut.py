@@ -10,6 +10,7 @@ import coremltools as ct
 import numpy as np
 import portable_coreml
 import pytest
+import templates
 import tiny
 from portable_coreml.proxy import MLModelProxy
 
@@ -120,7 +121,7 @@ def test_one_of_several_functions_is_cut_off_by_itself(built: tiny.Build, tmp_pa
     """It stays as the only one, with its own shapes, and gives what it gave."""
     part = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, WIDTH)))
     package, cut = tmp_path / "both.mlpackage", tmp_path / "cut.mlpackage"
-    convert_stamped(part, built.source, "int8", package)
+    convert_stamped(part, built.source, "int8", package, templates.FOLDER)
     found = operations(package, f"t{WIDTH}")
     assert len(found) > 50 and len(operations(package, "t1")) > 50
     cut_after(package, cut, len(found) - 1, f"t{WIDTH}")

@@ -21,6 +21,8 @@ from shardmill.plan import Part
 
 from ..small import layers_part
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 # Sliding layers as well as those without rotary embedding: three kinds.
 THREE = {
     "num_hidden_layers": 6,
@@ -37,8 +39,8 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lfm2": ({}, 4, 2),
     "lfm2_moe": ({}, 4, 3),
     "mixtral": ({"num_hidden_layers": 3}, 3, 1),
-    "smollm3": (THREE, 6, 3),
     "zaya": ({}, 3, 2),
+    "smollm3": (THREE, 6, 3),
 }
 
 
