@@ -1,4 +1,4 @@
-"""Which models build: the families that there are, and the configs for them."""
+"""Which models can be built: the families, and the configs for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON with one spelling, and files that appear whole or not at all."""
+"""JSON in one canonical layout, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
 
     Args:
         text: the JSON.
-        unique: whether a key that is given twice is an error; else the last counts, as everywhere.
+        unique: whether a key that is given twice is an error; if not, the last one counts.
 
     Raises:
-        ValueError: it is none, is nested too deeply, or repeats a key that may not be.
+        ValueError: it is no JSON, is nested too deeply, or repeats a key though keys must be unique.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique if unique else None)
@@ -78,13 +78,13 @@ def read_json(path: Path) -> Any:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with the digest of itself, by which damage shows."""
+    """A record with a digest of its own content, by which damage shows."""
     body = {key: value for key, value in content.items() if key != SEAL}
     return body | {SEAL: digest(body)}
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """A record that was written sealed. Raises UnreadableError where a single bit of it is another."""
+    """A record that was written sealed. Raises UnreadableError if a single bit of it has changed."""
     content = read_json(path)
     try:
         whole = sealed(content) == content and dumps(content).encode() == regular.read_bytes(path)

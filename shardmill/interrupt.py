@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end the process, with one line and the exit code of the signal, whatever a library does about it.
+"""Ctrl-C and SIGTERM end the process with one line and the signal's exit code, even if a library catches them.
 
 Ctrl-C is a person's wish; SIGTERM that of a scheduler, which takes a job's node away. Both are a KeyboardInterrupt,
 which Python raises wherever the program is. A bare `except` in a library's import may swallow it, and what was half

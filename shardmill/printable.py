@@ -1,4 +1,4 @@
-"""Text that comes from a file or a library, fit for a terminal: no name clears the screen or writes a line of ours."""
+"""Makes text from files and libraries fit for a terminal: no name clears the screen or fakes a line of ours."""
 
 from __future__ import annotations
 

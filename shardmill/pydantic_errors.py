@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with somebody's settings, in one line."""
+"""Turns what pydantic finds wrong with settings into one line."""
 
 from __future__ import annotations
 

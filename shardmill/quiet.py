@@ -1,6 +1,6 @@
-"""Libraries without their remarks, coremltools' on import above all: what a machine without Core ML lacks.
+"""Silences libraries' warnings, above all those of coremltools about what a machine without Core ML lacks.
 
-They are true and of no use to a person who runs a command: `shardmill doctor` says the same in terms of what follows.
+They are true, but of no use to a person who runs a command: `shardmill doctor` says the same with what follows from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads regular files only: a device never ends, and a pipe may wait forever for someone to write to it."""
+"""Reads regular files only, for a device never ends, and a pipe may wait forever for a writer."""
 
 from __future__ import annotations
 

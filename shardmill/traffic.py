@@ -1,9 +1,9 @@
-"""What the weights of a build take, and what passes read: with experts here or there, and at each length of a context.
+"""The bytes of a build's weights, and what passes read: with experts dense or routed, and in each context.
 
-What passes of a model with experts call and read is worked out where all experts run in the layers' programs, and
-where not: by the plan's numbers and one assumption, that a token takes any set of experts as likely as any other,
-whatever the others of the pass take. A trained router comes close on the whole, for it was trained to; on one text it
-may not.
+For a model with experts, what passes call and read is worked out both ways: with all experts in the layers' programs,
+and with groups of them as programs of their own. It follows from the plan's numbers and one assumption: that each token
+takes any set of experts as likely as any other, whatever the other tokens of the pass take. A trained router comes
+close to that on the whole, since it was trained to; on a single text it may not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredWeights:
     """What weights take as they are planned to be stored.
 
     Attributes:
@@ -63,7 +63,7 @@ class Length:
     operations: int
 
 
-def held(parts: Sequence[Part], chosen: Recipe) -> Held:
+def stored_weights(parts: Sequence[Part], chosen: Recipe) -> StoredWeights:
     """The weights that a pass reads where it takes every program, as it does unless experts are routed.
 
     Args:
@@ -76,7 +76,7 @@ def held(parts: Sequence[Part], chosen: Recipe) -> Held:
     for part in read:
         sizes.update(chosen.bytes_by_form(part.named_shapes))
     files, numbers = sum(file_bytes(part.named_shapes, chosen) for part in read), sum(sum(p.parameters) for p in read)
-    return Held(round(8 * files / numbers, 3), dict(sorted(sizes.items())))
+    return StoredWeights(round(8 * files / numbers, 3), dict(sorted(sizes.items())))
 
 
 def passes(config: Config, a: Architecture) -> tuple[Pass, ...]:

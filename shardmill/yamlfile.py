@@ -1,4 +1,4 @@
-"""Reads YAML as people write it: what YAML itself would swallow is an error, in one line that names the file."""
+"""Reads YAML strictly: mistakes that YAML itself lets pass are errors, in one line that names the file."""
 
 from __future__ import annotations
 

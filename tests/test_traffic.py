@@ -59,7 +59,7 @@ def test_weights_are_told_by_the_form_that_they_have() -> None:
     """What is no matrix is in fp16, and every number is counted once, with its scales."""
     a, chosen = architecture("llama"), settings(topology=[[0, 2]], head={"slices": 1}, convert={"precision": "int4"})
     parts = [part for part in empty_parts(chosen, a) if part.kind != "embedding"]
-    found = traffic.held(parts, chosen.convert.recipe)
+    found = traffic.stored_weights(parts, chosen.convert.recipe)
     shapes = [(part.kind, shape) for part in parts for shape in part.shapes.values()]
     layers, head = ([shape for kind, shape in shapes if len(shape) == 2 and kind == k] for k in ("layers", "head"))
     rest = [shape for _, shape in shapes if len(shape) != 2]

@@ -1,1 +1,1 @@
-"""What is said of a build, in the words that others' tools read: in-toto statements of SLSA and of test results."""
+"""Statements about a build that other tools can read: in-toto statements of SLSA provenance and of test results."""

@@ -1,1 +1,1 @@
-"""What a device wants: builds go out as a kit, and what was measured of them comes back as evidence."""
+"""Measuring on devices: builds go out as a kit, and their results come back as evidence."""

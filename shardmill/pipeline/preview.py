@@ -23,7 +23,7 @@ from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
-from shardmill.traffic import Length, Pass, held, lengths, passes
+from shardmill.traffic import Length, Pass, lengths, passes, stored_weights
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def preview(config: Config) -> Preview:
         raise ConfigError(problem)
     parts = empty_parts(chosen, a)
     programs = [_program(part, config) for part in parts if part.kind != "embedding"]
-    found = held(parts, config.convert.recipe)
+    found = stored_weights(parts, config.convert.recipe)
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
     each = passes(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), weights + kept)

@@ -31,7 +31,7 @@ PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Records:
     """What statements of a build are made of.
 
     Attributes:
@@ -73,35 +73,35 @@ def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]
     return {part["name"]: [*named(model["packages"][part["name"]]), *named(part["program"])] for part in model["parts"]}
 
 
-def provenance(evidence: Evidence, results: Path) -> dict[str, Any]:
+def provenance(records: Records, results: Path) -> dict[str, Any]:
     """provenance.json's content.
 
     Args:
-        evidence: what it is made of.
+        records: what it is made of.
         results: the file of the gates' statements.
 
     Raises:
         ShardmillError: one of the files is damaged.
     """
-    build = evidence.manifest.parent
+    build = records.manifest.parent
     model = read_manifest(build, COMPLETE)
-    names = {path: path.relative_to(build).as_posix() for path in evidence.receipts}
-    steps = {names[path].removesuffix(RECEIPT): read_sealed(path) for path in evidence.receipts}
-    fetched = hash_file(evidence.record)
+    names = {path: path.relative_to(build).as_posix() for path in records.receipts}
+    steps = {names[path].removesuffix(RECEIPT): read_sealed(path) for path in records.receipts}
+    fetched = hash_file(records.record)
     byproducts = [
-        *((name, fetched) for name in (evidence.record.name, f"{SOURCE}/{RECORD_FILE}")),
+        *((name, fetched) for name in (records.record.name, f"{SOURCE}/{RECORD_FILE}")),
         (results.name, hash_file(results)),
-        *((names[path], hash_file(path)) for path in evidence.receipts),
+        *((names[path], hash_file(path)) for path in records.receipts),
     ]
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
-            "externalParameters": {"config": parameters(evidence.settings)},
+            "externalParameters": {"config": parameters(records.settings)},
             "internalParameters": {"steps": steps},
             "resolvedDependencies": [
                 workflow(),
-                *_checkpoint(read_json(evidence.record)),
-                *(described(key, hash_file(file)) for key, file in evidence.named.items()),
+                *_checkpoint(read_json(records.record)),
+                *(described(key, hash_file(file)) for key, file in records.named.items()),
                 interpreter(),
                 *packages({name for receipt in steps.values() for name in receipt.get("packages", {})}),
             ],
@@ -111,7 +111,7 @@ def provenance(evidence: Evidence, results: Path) -> dict[str, Any]:
             "byproducts": [described(name, sha) for name, sha in byproducts],
         },
     }
-    return with_seal(statement(PROVENANCE, (*subjects(model, evidence.manifest), *verdicts(steps)), predicate))
+    return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdicts(steps)), predicate))
 
 
 def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, dumps, sealed, write_json
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.pipeline.provenance import Evidence, gate_statements, provenance
+from shardmill.pipeline.provenance import Records, gate_statements, provenance
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]
 GATES = [name for name in STEPS if name.startswith(("residency/", "parity/"))]
@@ -35,7 +35,7 @@ JUDGED = {
 }
 
 
-def write_build(folder: Path, repo: str | None = "a/b") -> Evidence:
+def write_build(folder: Path, repo: str | None = "a/b") -> Records:
     """A build of one part."""
     files = {"config.json": {"sha256": "c" * 64, "size": 1}, "model.safetensors": {"sha256": "d" * 64, "size": 2}}
     write_json(folder / "source.receipt.json", {"repo": repo, "commit": "e" * 40 if repo else "local", "files": files})
@@ -51,16 +51,16 @@ def write_build(folder: Path, repo: str | None = "a/b") -> Evidence:
     verdicts = [folder / f"{name}.json" for name in GATES]
     (folder / "recipe.json").write_text("forms")
     named = {"parity.text": folder / "text.txt", "convert.precision": folder / "recipe.json"}
-    return Evidence(folder / "source.receipt.json", folder / "model.json", receipts, verdicts, named, SETTINGS)
+    return Records(folder / "source.receipt.json", folder / "model.json", receipts, verdicts, named, SETTINGS)
 
 
 def made_in(folder: Path, repo: str | None = "a/b") -> dict[str, Any]:
-    evidence = write_build(folder, repo)
+    records = write_build(folder, repo)
     results = folder / "test-results.jsonl"
     results.write_text(
-        "".join(json.dumps(row) + "\n" for row in gate_statements(evidence.manifest.parent, evidence.verdicts))
+        "".join(json.dumps(row) + "\n" for row in gate_statements(records.manifest.parent, records.verdicts))
     )
-    return provenance(evidence, results)
+    return provenance(records, results)
 
 
 @pytest.fixture
@@ -218,19 +218,19 @@ def test_a_verdict_speaks_of_the_files_that_its_gate_judged(results: list[dict[s
 
 
 def test_what_was_not_measured_has_not_passed(tmp_path: Path) -> None:
-    evidence = write_build(tmp_path)
+    records = write_build(tmp_path)
     verdict = {"part": "head_0", "gate": compare([Measurement("ineligible", 0)]), "evidence": "predicted"}
     write_json(tmp_path / "residency/head_0.json", verdict | {"not_run": {"unknown": "needs a Mac"}})
-    told = gate_statements(evidence.manifest.parent, evidence.verdicts)[-1]["predicate"]
+    told = gate_statements(records.manifest.parent, records.verdicts)[-1]["predicate"]
     assert told["passedTests"] == ["residency/head_0.ineligible"]
     notes = told["configuration"][0]["annotations"]
     assert (notes["evidence"], notes["not_run"]) == ("predicted", {"unknown": "needs a Mac"})
 
 
 def test_a_number_that_missed_is_a_failed_test(tmp_path: Path) -> None:
-    evidence = write_build(tmp_path)
+    records = write_build(tmp_path)
     write_json(tmp_path / "parity/head_0.json", {"part": "head_0", "gate": compare([Measurement("kl", 1.0)])})
-    told = gate_statements(evidence.manifest.parent, evidence.verdicts)[0]["predicate"]
+    told = gate_statements(records.manifest.parent, records.verdicts)[0]["predicate"]
     assert (told["result"], told["passedTests"], told["failedTests"]) == ("FAILED", [], ["parity/head_0.kl"])
 
 

@@ -1,8 +1,8 @@
 """The template of plain layers, a head or an encoder, and the programs composed from it in coremltools' own names.
 
-A program is a few sequences (operations, inputs, states), which consist of stretches, and a rest. A stretch is a layer:
-the first also holds what the layers share, the last has names of its own, and those between differ in numbers only. A
-head is one stretch, and so are an encoder and a single layer.
+A program is a few sequences (operations, inputs, states) and a rest. A sequence consists of stretches, one for each
+layer: the first also holds what the layers share, the last has names of its own, and those between differ in numbers
+only. A head is a single stretch, and so are an encoder and a single layer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Template:
-    """What every program of a form is composed from."""
+    """What all programs of one kind of part are composed from."""
 
     rest: Pattern
     runs: tuple[Run, ...]

@@ -1,8 +1,8 @@
-"""Sample programs: a form converted by coremltools at widths so small that its weights cost nothing.
+"""Sample programs: layers converted by coremltools at widths so small that their weights cost nothing.
 
-Only the widths of the residual stream, of MLPs and of experts (a head's rows) shrink: what shapes attention stays as it
-is, so the graph is that of the part. Samples depend on the graph's numbers, never on a weight, and may be kept in a
-cache folder shared by all models.
+Only the widths of the residual stream, of MLPs and of experts (and a head's rows) shrink. What shapes attention stays
+as it is, so the graph is that of the part. Samples depend on the graph's numbers, never on a weight, and may be kept in
+a cache folder shared by all models.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
 
 
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
-    """The template of the part's form: from this process, or the cache folder, or coremltools."""
+    """The template of parts like this one: from this process, or the cache folder, or coremltools."""
     kinds = part.kinds[:1] if part.kind == "layers" else part.kinds
     return known_template(_bare(part, kinds), stretches(part) > 1, quantization, cache)
 
 
 def stretches(part: Part) -> int:
-    """Of how many stretches a program that is not in normal form consists: of one for each of its layers.
+    """How many stretches a program that is not in normal form consists of: one for each of its layers.
 
-    A head is one, too, and so are experts, and an encoder, which has something before its layers and after them.
+    A head is a single one, and so are experts, and an encoder, which has something before its layers and after them.
     """
     return len(part.kinds) if part.kind == "layers" else 1
 
@@ -85,11 +85,11 @@ def _shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:
 
 @lru_cache(maxsize=8)
 def known_template(bare: Part, alike: bool, quantization: str, cache: Path | None) -> Template:
-    """The template of a form.
+    """The template of a kind of part.
 
     Args:
         bare: a part without widths and tensors.
-        alike: whether its kind stands for any number of layers from two on.
+        alike: whether its kind stands for any number of layers, from two on.
         quantization: "int8" or "fp16".
         cache: where samples are kept, or None.
     """
@@ -124,7 +124,7 @@ def _beside(graph: Graph) -> tuple[int, ...]:
 
 
 def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str) -> bytes:
-    """A sample's protobuf, by coremltools' conversion of a form's layers, so many times in a row, or of a head."""
+    """A sample's protobuf: coremltools converts the part's layers, repeated so many times in a row, or its head."""
     import torch
 
     from shardmill.convert import package, trace

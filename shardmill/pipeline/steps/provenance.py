@@ -39,17 +39,17 @@ def task(
             CALIBRATION_TEXT,
             PARITY_TEXT,
             RECIPE,
-            Evidence,
+            Records,
             gate_statements,
             provenance,
         )
 
         lists = {PARITY_TEXT: [text], CALIBRATION_TEXT: calibration, RECIPE: recipe}
         named = {key: file for key, files in lists.items() for file in files}
-        evidence = Evidence(record, manifest, receipts, verdicts, named, settings)
+        records = Records(record, manifest, receipts, verdicts, named, settings)
         results = gate_statements(manifest.parent, verdicts)
         lines = [json.dumps(result, sort_keys=True, ensure_ascii=False) for result in results]
         write_text(made["results"], "".join(f"{line}\n" for line in lines))
-        write_json(made["provenance"], provenance(evidence, made["results"]))
+        write_json(made["provenance"], provenance(records, made["results"]))
 
     return Task(work)

@@ -100,7 +100,7 @@ def split(
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
-        "weights": asdict(traffic.held(parts, settings.convert.recipe)),
+        "weights": asdict(traffic.stored_weights(parts, settings.convert.recipe)),
         "passes": [asdict(one) for one in traffic.passes(settings, architecture)],
         "lengths": [asdict(one) for one in traffic.lengths(settings, architecture)],
     }
