@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 
 CODES = (errno.ENOSPC, errno.EDQUOT)
 # The second of each is Rust's, as safetensors reports it.
 SIGNS = tuple(sign for code in CODES for sign in (os.strerror(code), f"os error {code})"))
+UNCOPIED = re.compile(rf"filesystem error: cannot copy: {re.escape(os.strerror(errno.EIO))} \[[^]]*\] \[([^]]*)\]")
 SOMEWHERE = "build"
 
 
@@ -23,6 +25,15 @@ def full_at(error: BaseException) -> str | None:
         if any(sign in str(found) for sign in SIGNS):
             return _copied_to(found) or SOMEWHERE
     return None
+
+
+def uncopied_at(error: BaseException) -> str | None:
+    """What a library in C++ could not write; None for another error.
+
+    The standard library of C++ makes an I/O error of a full disk, as of one that fails, so no more is known.
+    """
+    found = next((found for each in chain(error) if (found := UNCOPIED.search(str(each)))), None)
+    return found and found[1]
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

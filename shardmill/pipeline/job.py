@@ -19,7 +19,7 @@ from shardmill.files import load_json
 from shardmill.imports import spare_coremltools
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
 from shardmill.pipeline import dag, fingerprint, memory, remote, storage, table
-from shardmill.pipeline.disk import full_at
+from shardmill.pipeline.disk import full_at, uncopied_at
 from shardmill.pipeline.lock import join_build
 from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_path, taken
 from shardmill.pipeline.step import Step
@@ -179,6 +179,9 @@ def _said(error: Exception, logfile: Path) -> str:
         return f"{full}: the disk is full; free some space and run the same command again"
     if isinstance(error, ShardmillError):
         return str(error)
+    uncopied = uncopied_at(error)
+    if uncopied is not None:
+        return f"{uncopied}: the disk is full, or fails; free some space and run the same command again"
     if isinstance(error, OSError) and error.errno in FORBIDDEN and error.filename:
         return f"{error.filename}: {error.strerror}; allow it and run the same command again"
     return f"unexpected {type(error).__name__}: {first_line(error)} (traceback in {logfile})"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.disk import full_at
+from shardmill.pipeline.disk import full_at, uncopied_at
+from shardmill.pipeline.job import described
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -55,6 +57,16 @@ def test_it_is_found_with_what_could_not_be_written(error: Exception, where: str
 )
 def test_other_errors_are_none(error: Exception) -> None:
     assert full_at(error) is None
+
+
+def test_a_copy_that_a_library_in_c_could_not_end_is_named() -> None:
+    """coremltools makes packages with C++, to which a full disk is an I/O error."""
+    said = "filesystem error: cannot copy: Input/output error [/tmp/a.mlmodel] [build/.store/tmp-1/a b.mlmodel]"
+    error = wrapped(RuntimeError(said))
+    assert full_at(error) is None and uncopied_at(error) == "build/.store/tmp-1/a b.mlmodel"
+    line = described(RuntimeError(said), Path("log"))
+    assert line.startswith("build/.store/tmp-1/a b.mlmodel: the disk is full, or fails; free some space")
+    assert uncopied_at(RuntimeError(said.replace("Input/output error", "No such file or directory"))) is None
 
 
 def test_an_error_that_is_its_own_cause_ends() -> None:
