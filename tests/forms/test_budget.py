@@ -21,3 +21,18 @@ def test_what_a_refusal_names_is_not_refused() -> None:
         least = float(problem.split("it is ")[1].split()[0])
         assert not unreachable({name: least}, ("int4", "int8"), constants)
         assert unreachable({name: least * 0.999}, ("int4", "int8"), constants)
+
+
+def test_the_least_is_what_the_smallest_fitting_forms_take() -> None:
+    """Worked out by hand: a table for each 8 rows fits the first matrix only, and a vector is no matrix."""
+    constants = {"layers.0.q.weight": (8, 16), "layers.0.o.weight": (7, 16), "layers.0.norm": (16,)}
+    first = 8 * 16 // 2 + 2 * 16  # indices of 4 bits, and a table
+    second = 7 * 16 + 2 * 7  # INT8 with a scale for each row
+    forms = ("int8", "palette4/8")
+    for name, least in (
+        ("bits_per_weight", 8 * (first + second) / (15 * 16)),
+        ("bytes_per_token", first + second + 32),
+    ):
+        (problem,) = unreachable({name: least - 0.25, "perplexity": None}, forms, constants)
+        assert problem.endswith(f"less than any forms reach: with int8, palette4/8 it is {least:g} at least")
+        assert unreachable({name: least}, forms, constants) == []
