@@ -58,6 +58,8 @@ def energy(job: Job, width: int) -> Found:
             chain.run(inputs)
             count += 1
         used = millijoules() - before
+    if not used:  # no chip runs on nothing
+        raise Refused(f"powermetrics told of no energy in {SECONDS:g} s: it failed, or writes what can't be read here")
     return Found(timing={"mj_per_pass": used / count, "passes": count})
 
 
