@@ -22,6 +22,15 @@ def test_reports_are_compared_operation_by_operation() -> None:
     assert found == [("c", "ineligible", "eligible", ("T2",)), ("d", "eligible", "absent", ())]
 
 
+@pytest.mark.parametrize("statuses", [("ane", "ineligible", "ane"), ("ineligible", "ane", "unknown")])
+def test_of_several_shapes_the_first_that_is_not_eligible_counts(statuses: tuple[str, ...]) -> None:
+    """An operation that leaves the engine at one width only has left it."""
+    measured = [{"output": "a", "shape": f"T={i}", "status": status} for i, status in enumerate(statuses)]
+    for predicted, expected in (("eligible", [("eligible", "ineligible")]), ("ineligible", [])):
+        found = diff_residency([{"output": "a", "status": predicted}], measured)
+        assert [(d.predicted, d.measured) for d in found] == expected
+
+
 @pytest.mark.parametrize(
     "content",
     ["[]", "{}", '{"rows": 1}', '{"rows": [1]}', '{"rows": [{}]}', '{"rows": [{"output": []}]}', '"rows"'],

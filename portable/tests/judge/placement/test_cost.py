@@ -59,6 +59,17 @@ def test_arithmetic_and_bytes_are_counted_by_hand() -> None:
     assert _seconds(made, ops["c"], shapes) == pytest.approx(wanted)
 
 
+def test_attention_is_both_of_its_products() -> None:
+    """Two heads, three queries on six keys of 16 and values of 8."""
+    made = subject("""program(1.3){ func main<ios18>(tensor<fp16, [1, 2, 3, 16]> q, tensor<fp16, [1, 2, 6, 16]> k,
+        tensor<fp16, [1, 2, 6, 8]> v) {
+        tensor<fp16, [1, 2, 3, 8]> a = scaled_dot_product_attention(key = k, query = q, value = v);
+    } -> (a); }""")
+    shapes = infer_shapes(made.function, {"q": (1, 2, 3, 16), "k": (1, 2, 6, 16), "v": (1, 2, 6, 8)})
+    (op,) = made.runtime_ops
+    assert operations(made, op, shapes) == 2 * 2 * 3 * 6 * (16 + 8)
+
+
 def test_no_share_is_told_where_shapes_depend_on_data() -> None:
     text = PROGRAM.replace("e = exp(x = m)", "e = exp(x = m); tensor<int32, [?, 3]> z = non_zero(x = e)")
     made = subject(text)
