@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 from shardmill.convert import package, trace
@@ -21,20 +22,25 @@ from shardmill.models.contract import stem
 from shardmill.plan import Part
 
 RECORD = 64  # bytes of a blob's record, after which its data begins
+SMALLEST = 10  # elements; smaller arrays coremltools keeps outside the weight file
 
 
 def convert_plain(
     part: Part, source: Path, forms: str | Mapping[str, str], path: Path, codes: Path | None = None
 ) -> None:
-    """Writes the canonical .mlpackage of a part at `path`, which must not exist; see `stamped.convert_stamped`."""
+    """Writes the canonical .mlpackage of a part at `path`, which must not exist; see `stamped.convert_stamped`.
+
+    Raises ShardmillError too where coremltools leaves out a constant: one of two that are equal, or a gain of ones.
+    """
     chosen = spread(forms, part.shapes)
     known = Codes(codes, part, chosen) if codes else None
     if part.calls.shapes == FIXED:
         _convert_functions(part, source, chosen, path)
     else:
         package.save(trace.convert(part, PartWeights(part, source), chosen), path)
+    places = _places(path, part)
     if known:
-        _impose(path, part, chosen, known)
+        _impose(path, part, chosen, known, places)
 
 
 def _convert_functions(part: Part, source: Path, forms: Mapping[str, str], path: Path) -> None:
@@ -46,16 +52,28 @@ def _convert_functions(part: Part, source: Path, forms: Mapping[str, str], path:
         save_combined(packages, path)
 
 
-def _impose(path: Path, part: Part, forms: Mapping[str, str], codes: Codes) -> None:
-    """Writes codes over what a package has in their places. Raises ShardmillError for a constant it does not have."""
+def _places(path: Path, part: Part) -> dict[str, list[int]]:
+    """Where the data of each of a part's constants begins. Raises ShardmillError for one that a package does not have.
+
+    Nothing could tell later whether it is the checkpoint's.
+    """
     places = {
         name: [value.blobFileValue.offset + RECORD for value in values]
         for name, values in weight_sites(package.load_spec(path))
     }
+    gone = [name for name, shape in part.shapes.items() if stem(name) not in places and prod(shape) >= SMALLEST]
+    if gone:
+        raise ShardmillError(
+            f"{part.name}: coremltools leaves out {gone[0]}, which is equal to another constant or changes nothing: "
+            "use `convert: {method: stamped}`"
+        )
+    return places
+
+
+def _impose(path: Path, part: Part, forms: Mapping[str, str], codes: Codes, places: Mapping[str, list[int]]) -> None:
+    """Writes codes over what a package has in their places."""
     contents: list[Made] = []
     for constant, shape in part.shapes.items():
-        if codes.names(constant) and stem(constant) not in places:
-            raise ShardmillError(f"{path.name} does not hold {constant}: use `convert: {{method: stamped}}`")
         contents += codes.contents(constant, forms.get(constant, FP16), shape, places.get(stem(constant), []))
     descriptor = os.open(path / WEIGHT_FILE, os.O_RDWR)
     try:

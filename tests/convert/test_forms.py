@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import encoders
 import pytest
 import templates
+import torch
 from models import tiny_encoders, tiny_families
 from portable_coreml.judge.lint import lint
+from safetensors.torch import load_file, save_file
 
 from shardmill.convert import package, stream
 from shardmill.convert.plain import convert_plain
 from shardmill.convert.stamped import convert_stamped
+from shardmill.errors import ShardmillError
 from shardmill.forms.form import matrices
 from shardmill.forms.recipe import Recipe, recipe
+from shardmill.gates.rounding import weight_steps
 from shardmill.gates.weights import PackageWeights
 from shardmill.plan import Part
 from shardmill.topology import file_bytes
@@ -82,6 +87,33 @@ def test_layers_of_other_kinds_are_plain_coremltools_byte_for_byte(family: Path,
     mix = in_turn(part, "int8", "int4", "palette4/8", "fp16")
     plain, stamped = both(part, family, mix, tmp_path)
     assert files(stamped) == files(plain)
+
+
+@pytest.mark.parametrize(
+    ("role", "changed"),
+    [
+        pytest.param("mlp.down_proj.weight", torch.Tensor.zero_, id="matrices of zeros"),
+        pytest.param("input_layernorm.weight", lambda values: values.fill_(1.0), id="gains of ones"),
+    ],
+)
+def test_what_coremltools_leaves_out_is_told_with_the_remedy(
+    role: str, changed: Callable[[torch.Tensor], object], checkpoint: Path, tmp_path: Path
+) -> None:
+    """It keeps equal constants once, as of layers that were copied, and no multiplication with ones."""
+    source = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    for file in source.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, values in tensors.items():
+            if name.endswith(role):
+                changed(values)
+        save_file(tensors, file, {"format": "pt"})
+    part = layers_part(source, 1, 3)
+    with pytest.raises(
+        ShardmillError, match=rf"layers_01_03: coremltools leaves out layers\.\d\.{role}.*method: stamped"
+    ):
+        convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
+    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
+    assert weight_steps(PackageWeights(tmp_path / "stamped.mlpackage", part), source, [*part.shapes])[0] <= 1
 
 
 def test_encoders_are_plain_coremltools_byte_for_byte(tmp_path: Path) -> None:
