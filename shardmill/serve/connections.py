@@ -7,16 +7,15 @@ request takes. Everything after the head is the gate's business.
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shardmill.serve.errors import invalid
+from shardmill.serve.errors import ApiError, invalid, shutting_down
 from shardmill.serve.settings import Limits
 
-NO_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-)
+ANSWER = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
 
 class Lobby:
@@ -73,8 +72,19 @@ class Connection(H11Protocol):
         """Called for bytes that are no HTTP request, which reach no application; uvicorn's own answer is plain text."""
         answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         if not answering:  # else these bytes would end up in the middle of an answer
-            body = invalid(f"this is no HTTP request: {msg.removesuffix('.')}").body()
-            self.transport.write(NO_REQUEST % len(body) + body)
+            self._dismiss(invalid(f"this is no HTTP request: {msg.removesuffix('.')}"))
+        self.transport.close()
+
+    def shutdown(self) -> None:
+        """Called when the server ends. A request that has not arrived by then would be waited for, and left alone."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
+            self._dismiss(shutting_down())
+        super().shutdown()
+
+    def _dismiss(self, error: ApiError) -> None:
+        """Ends the connection with an answer that no application gives."""
+        body = error.body()
+        self.transport.write(ANSWER % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), body))
         self.transport.close()
 
     def handle_events(self) -> None:

@@ -51,8 +51,15 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends the waiting requests at once and the running one after the grace period."""
         self._worker.refuse()
-        asyncio.get_running_loop().call_later(self._grace, self._worker.cancel_running)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._grace, self._worker.cancel_running)
+        loop.call_later(self._grace + LAST_WORDS / 2, self._hang_up)
         await super().shutdown(sockets)
+
+    def _hang_up(self) -> None:
+        """Leaves those who take nothing of their answers; uvicorn would cancel them with a traceback each."""
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
 
 
 def serve(

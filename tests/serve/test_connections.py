@@ -13,7 +13,7 @@ import pytest
 from shardmill.serve.settings import Limits, Settings
 
 from .fake import Speaker, fake_model
-from .running import PATIENCE, Running, ask, running
+from .running import PATIENCE, Running, ask, running, wait_until
 
 SECONDS, MOST = 0.5, 8
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -121,3 +121,35 @@ def test_a_body_that_nobody_needs_is_not_waited_for(server: Running) -> None:
     request = HEALTH[:-2] + b"Content-Length: 100\r\n\r\n{"
     with connect(server, request) as connection:
         assert is_answered(connection)
+
+
+def test_a_server_that_ends_waits_for_no_body(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever has not sent all of it by then is told so at once, and nobody is sent a traceback."""
+    body = json.dumps(ask()).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with running(fake_model(), Settings(port=0, limits=Limits(grace_seconds=60))) as up:
+        half = connect(up, head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body[:-5]))
+        wait_until(lambda: any(one.cycle for one in up.server.server_state.connections))  # type: ignore[union-attr]
+        begun = time.monotonic()
+    assert time.monotonic() - begun < PATIENCE
+    with half:
+        answer = http.client.HTTPResponse(half)
+        answer.begin()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (503, "shutting_down")
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_server_that_ends_leaves_who_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reader that has stalled neither holds up the end nor makes it look like a failure."""
+    limits = Limits(grace_seconds=0, stall_seconds=PATIENCE)
+    with running(fake_model(Speaker(slots=4096)), Settings(port=0, limits=limits), send_buffer=4096) as up:
+        body = json.dumps(ask(max_tokens=1000, logprobs=20, stream=True)).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.socket() as stalled:
+            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stalled.connect(("127.0.0.1", up.port))
+            stalled.sendall(head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            wait_until(lambda: any(one.flow.write_paused for one in up.server.server_state.connections))  # type: ignore[union-attr]
+            up.server.should_exit = True
+            wait_until(lambda: not up.server.server_state.connections)
+    assert capsys.readouterr().err == ""
