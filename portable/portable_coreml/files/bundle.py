@@ -15,6 +15,7 @@ import os
 import shutil
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from portable_coreml.errors import ProgramError
 from portable_coreml.files.blob import resolve
 from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.metadata import metadata_json
-from portable_coreml.files.model import LoadedModel, parse_spec, read_spec, spec_file
+from portable_coreml.files.model import KEPT, LoadedModel, parse_spec, read_spec, spec_file
 from portable_coreml.files.read_text import read_text
 from portable_coreml.files.regular import read_bytes, read_utf8
 from portable_coreml.files.write_text import write_text
@@ -132,10 +133,18 @@ def read_bundle(path: Path) -> LoadedModel:
         raise ProgramError(f"{text_path}: larger than {_MAX_TEXT_BYTES} bytes")
     version, description = read_core_data(path / "coremldata.bin")
     try:
-        program = read_text(read_utf8(text_path))
+        program = _program(read_utf8(text_path), description.SerializeToString(deterministic=True))
     except ProgramError as error:
         raise ProgramError(f"{path}: {error}") from error
-    return LoadedModel(path, path, version, description, _in_described_order(program, description))
+    return LoadedModel(path, path, version, description, program)
+
+
+@lru_cache(maxsize=KEPT)
+def _program(text: str, description: bytes) -> Program:
+    """The program of a bundle's files, read once however often it is loaded."""
+    from coremltools.proto import Model_pb2
+
+    return _in_described_order(read_text(text), Model_pb2.ModelDescription.FromString(description))
 
 
 def read_core_data(path: Path) -> tuple[int, Any]:

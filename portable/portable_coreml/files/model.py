@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from portable_coreml.files.read_proto import read_program
 from portable_coreml.files.regular import read_bytes, read_json
 from portable_coreml.program import Function, Program
 
+KEPT = 8  # programs that were read last, without their weights
 MAX_SPEC_VERSION = 10  # iOS 26, the newest that coremltools 9.0 writes
 
 
@@ -52,7 +54,15 @@ def mil_program(spec: Any, path: Path) -> Any:
 
 def read_spec(spec: Any, path: Path) -> Program:
     """The program of a Model message. Raises ProgramError, naming `path`, if there is none or it is not sound."""
-    return read_program(mil_program(spec, path))
+    return _program(mil_program(spec, path).SerializeToString(deterministic=True))
+
+
+@lru_cache(maxsize=KEPT)
+def _program(data: bytes) -> Program:
+    """The program of a serialised MIL.Program. Who judges a model loads it many times, and this takes the longest."""
+    from coremltools.proto import MIL_pb2
+
+    return read_program(MIL_pb2.Program.FromString(data))
 
 
 def spec_file(path: Path) -> Path:

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from portable_coreml.errors import InputError, ProgramError
 from portable_coreml.files.features import feature_of
@@ -21,10 +23,20 @@ from portable_coreml.judge.types import check_function
 from portable_coreml.program import Function, TensorType
 
 _REFUSED = ("ST1", "ST2", "D3")
+# What each function was found sound with, by all else that is judged: programs are loaded again and again.
+_SOUND: WeakKeyDictionary[Function, set[tuple[Path, int, bytes]]] = WeakKeyDictionary()
 
 
 def check_loadable(model: LoadedModel, function: Function, description: Any) -> None:
     """Raises ProgramError where Core ML would not load this function of a model."""
+    sound = _SOUND.setdefault(function, set())
+    told = (model.model_dir, model.spec_version, description.SerializeToString(deterministic=True))
+    if told not in sound:
+        _check(model, function, description)
+        sound.add(told)
+
+
+def _check(model: LoadedModel, function: Function, description: Any) -> None:
     check_function(function)
     for subject in subjects(model, Target()):
         for rule in (BY_ID[identity] for identity in _REFUSED if subject.function is function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,21 @@ def test_images_survive(tmp_path: Path) -> None:
     )
     picture = image.fromarray((RNG.random((4, 6, 3)) * 255).astype(np.uint8))
     survives(model, [{"x": picture}, {"x": picture, "factor": np.ones(1, np.float32)}], tmp_path)
+
+
+def test_a_program_is_read_once_until_its_file_changes(attention_package: Path, tmp_path: Path) -> None:
+    """Of a package and of a bundle; what is in the file counts, not when it was written."""
+    from coremltools.proto import Model_pb2
+
+    package = Path(shutil.copytree(attention_package, tmp_path / "m.mlpackage"))
+    bundle = compile_model(package, tmp_path / "m.mlmodelc")
+    before = {path: load_model(path).program for path in (package, bundle)}
+    assert [load_model(path).program is program for path, program in before.items()] == [True, True]
+    file, text = next(package.rglob("*.mlmodel")), bundle / "model.mil"
+    spec = Model_pb2.Model.FromString(file.read_bytes())
+    function = spec.mlProgram.functions["main"]
+    function.block_specializations[function.opset].operations[0].outputs[0].name += "_"
+    file.write_bytes(spec.SerializeToString())
+    text.write_text(text.read_text().replace("write", "wrote"))
+    for path, program in before.items():
+        assert next(differences(program, load_model(path).program), None) is not None

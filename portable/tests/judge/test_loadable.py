@@ -37,11 +37,12 @@ def test_a_default_that_the_program_cannot_take_is_refused_at_load(build_program
 
 
 def test_descriptions_that_contradict_the_program_are_refused(attention_package: Path, tmp_path: Path) -> None:
-    """A default outside its own range, and one that the program's parameter can't have."""
+    """A default outside its own range, and one that the program's parameter can't have; another one was sound."""
     from coremltools.proto import Model_pb2
 
     for wrong, message in ((9, "default shape .* allowed"), (1, "the program takes")):
         package = Path(shutil.copytree(attention_package, tmp_path / f"{wrong}.mlpackage"))
+        MLModelProxy(str(package))
         path = next(package.rglob("*.mlmodel"))
         spec = Model_pb2.Model.FromString(path.read_bytes())
         array = next(m for m in spec.description.input if m.name == "x").type.multiArrayType
