@@ -67,14 +67,14 @@ class Made:
         return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
 
-@pytest.fixture(scope="module", params=[("modernbert", LABEL), ("bert", CLASSIFY), ("bert", EMBED)], ids=str)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return build(tmp_path_factory.mktemp("gates"), *request.param)
-
-
 @pytest.fixture(scope="module")
 def labelling(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return build(tmp_path_factory.mktemp("labels"), "modernbert", LABEL)
+
+
+@pytest.fixture(params=[LABEL, CLASSIFY, EMBED])
+def made(request: pytest.FixtureRequest, labelling: Made, tmp_path: Path) -> Made:
+    return labelling if request.param == LABEL else build(tmp_path, "bert", request.param)
 
 
 def build(folder: Path, model_type: str, task: str) -> Made:

@@ -183,13 +183,11 @@ def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_
     assert jobs(again.finish()) == set()
 
 
-@pytest.mark.parametrize("before", ["nothing", "a finished build"])
-def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path, before: str) -> None:
-    """Non-zero exit, one clear line, and no model.json, not even an old one."""
+def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path) -> None:
+    """Non-zero exit, one clear line, and no model.json, not even the old one."""
     project = copied(finished, tmp_path / "faulty")
-    if before == "a finished build":
-        shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
-        shutil.copytree(finished.build, project.build)
+    shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
+    shutil.copytree(finished.build, project.build)
     project.replace("shardmill/models/host.py", 'np.float32(rope["scale"])', "np.float32(1.0)")
     done = project.run()
     assert done.returncode != 0
