@@ -10,8 +10,8 @@ from typing import Any
 
 from shardmill.checkpoint.hashing import tree_digest
 from shardmill.pipeline import remote
+from shardmill.pipeline.entry import stored
 from shardmill.pipeline.remote import Refused, Remote
-from shardmill.pipeline.store import stored
 
 
 def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str, dict[str, Any]] | None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from shardmill.errors import GateError
 from shardmill.files import digest, write_json
 from shardmill.pipeline import dag
+from shardmill.pipeline.receipts import read_receipt
 from shardmill.pipeline.step import receipt_of
-from shardmill.pipeline.store import TEMPLATES, Store, read_receipt
+from shardmill.pipeline.store import TEMPLATES, Store
 from shardmill.pipeline.task import Artifact, Task, Tools
 from shardmill.pipeline.verdict import Missed, failed
 

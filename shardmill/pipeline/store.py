@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -19,20 +18,33 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.cache import HashCache
-from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.files import digest, dumps, parse_json, read_json, replacing, sealed, write_json
+from shardmill.files import digest, dumps, parse_json, read_json, write_json
 from shardmill.pipeline import blobs, exchange
+from shardmill.pipeline.entry import (
+    ENTRY,
+    STAMPS,
+    adopt,
+    described,
+    files_of,
+    hashes_of,
+    intact,
+    output_files,
+    read_entry,
+    restored,
+    stamps,
+    stored,
+)
 from shardmill.pipeline.ingredients import differences
 from shardmill.pipeline.lock import using_store
+from shardmill.pipeline.receipts import check_artifacts, write_receipt
 from shardmill.pipeline.remote import Remote
-from shardmill.pipeline.scratch import aside, scratch_folder
-from shardmill.pipeline.task import Action, Work, paths_from
+from shardmill.pipeline.scratch import scratch_folder
+from shardmill.pipeline.task import Action, Work
 from shardmill.pipeline.users import register
 
 log = logging.getLogger(__name__)
 
-ENTRY, STAMPS = "entry.json", "stamps.json"
 LAST = ".last"  # the folder beside the store in which builds remember what they did
 TEMPLATES = "templates"  # the folder in which stamped conversion keeps what all parts share
 
@@ -94,11 +106,11 @@ class Store:
             worked = not (intact(entry) and restored(entry, outputs))
             if worked:
                 log.info("worked: %s", self.reason(action, receipt))
-                _check_artifacts(reads or {})
+                check_artifacts(reads or {})
                 self.make(entry, outputs, work)
                 if not restored(entry, outputs):
                     raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
-                exchange.offer(self.shared, entry, _output_files(entry), answer)
+                exchange.offer(self.shared, entry, output_files(entry), answer)
             else:
                 log.info("unchanged")
             write_receipt(receipt, action, read_entry(entry), outputs, notes)
@@ -119,13 +131,13 @@ class Store:
         with scratch_folder(self.root) as scratch:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
-            for file in _files_of(scratch):
+            for file in files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
             records = {name: described(path) for name, path in made.items()}
-            blobs.share(self.root, {f: sha for name, path in made.items() for f, sha in _hashes(path, records[name])})
+            blobs.share(self.root, {f: sha for name, path in made.items() for f, sha in hashes_of(path, records[name])})
             write_json(scratch / ENTRY, records)
             write_json(scratch / STAMPS, stamps(scratch))
-            _adopt(scratch, entry)
+            adopt(scratch, entry)
 
     def last(self, receipt: Path) -> Path:
         """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job).
@@ -146,168 +158,3 @@ class Store:
         """Why there is work: the ingredients of the key that differ from the last time."""
         found = self.changes(action, receipt)
         return "not made before" if found is None else ", ".join(found) or "its entry is gone or damaged"
-
-
-def _adopt(scratch: Path, entry: Path) -> None:
-    """Makes a scratch folder the entry; an intact one that another process made meanwhile stays."""
-    if os.path.lexists(entry) and not intact(entry):
-        drop(entry)
-    try:
-        scratch.rename(entry)
-    except OSError:
-        if not intact(entry):
-            raise
-
-
-def drop(entry: Path) -> None:
-    """Removes an entry; nobody ever sees half of it."""
-    gone = aside(entry.parent)
-    with contextlib.suppress(FileNotFoundError):  # another process was faster
-        entry.rename(gone)
-    if gone.is_dir() and not gone.is_symlink():
-        shutil.rmtree(gone, ignore_errors=True)
-    else:  # rmtree leaves a link, and waits at a pipe for its writer
-        gone.unlink(missing_ok=True)
-
-
-def intact(entry: Path) -> bool:
-    """Whether everything in an entry seems to be what was recorded.
-
-    A file whose size and time of change are those it was made with is believed; any other is hashed. That is enough to
-    foretell what a build would do; what a build takes is hashed in any case, see `restored`.
-    """
-    try:
-        recorded = read_entry(entry)
-        if stamps(entry) == read_json(entry / STAMPS):
-            return True
-        same = [described(entry / made["file"]) == made for made in recorded.values()]
-        whole = bool(same) and all(same)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ShardmillError):
-        whole = False
-    if whole:
-        with contextlib.suppress(OSError):  # a store that may only be read: hashed again the next time
-            write_json(entry / STAMPS, stamps(entry))
-    elif entry.exists():
-        log.warning("damaged entry %s: not used", entry.name[:12])
-    return whole
-
-
-def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
-    """Puts an entry's files at `outputs`, hashed against the record; drops an entry that is not as recorded.
-
-    A disk that rots changes neither size nor time, so only the bytes tell.
-    """
-    try:
-        recorded = read_entry(entry)
-        for name, path in outputs.items():
-            place(entry / recorded[name]["file"], path, recorded[name])
-    except (FileNotFoundError, ShardmillError, KeyError, TypeError, AttributeError) as error:
-        log.warning("damaged entry %s: %s", entry.name[:12], error)
-        drop(entry)
-        return False
-    return True
-
-
-def described(path: Path) -> dict[str, Any]:
-    """What is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
-    sha, files = tree_hashes(path)
-    return {"sha256": sha, "file": path.name, "files": files}
-
-
-def _hashes(path: Path, recorded: Mapping[str, Any]) -> list[tuple[Path, str]]:
-    """Each file of an output with its sha256."""
-    return [(path / file, sha) for file, sha in recorded["files"].items()] or [(path, recorded["sha256"])]
-
-
-def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
-    """Output name -> what is recorded of it."""
-    content: dict[str, dict[str, Any]] = read_json(entry / ENTRY)
-    return content
-
-
-def _output_files(entry: Path) -> dict[str, str]:
-    """Path in the entry -> sha256, of every file of its outputs."""
-    recorded = read_entry(entry).values()
-    hashes = [_hashes(Path(one["file"]), one) for one in recorded]
-    return {path.as_posix(): sha256 for pairs in hashes for path, sha256 in pairs}
-
-
-def _files_of(entry: Path) -> list[Path]:
-    """All files of an entry but its stamps, sorted."""
-    return sorted(f for f in entry.rglob("*") if f.is_file() and f != entry / STAMPS)
-
-
-def stamps(entry: Path) -> dict[str, list[int]]:
-    """Size and modification time of every file of an entry, its record too. Hard links to it change neither."""
-    found = {file.relative_to(entry).as_posix(): file.stat() for file in _files_of(entry)}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
-
-
-def stored(name: str, path: Path) -> str:
-    """An output's name in its entry; it keeps the suffix, by which libraries tell what to write."""
-    return name + path.suffix
-
-
-def place(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
-    """Puts a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
-
-    A file is copied. Snakemake sets the time of every file that is an output, which through a link would make other
-    builds look old, and refuses to make one anew that can't be written, as stored ones can't.
-    Raises ShardmillError, with `target` as it was, where the bytes are not those that were recorded.
-    """
-    with replacing(target) as temporary:
-        if source.is_dir():
-            shutil.copytree(source, temporary, copy_function=link, symlinks=True)
-            for folder, _, _ in os.walk(temporary):
-                os.chmod(folder, 0o777 & os.stat(folder).st_mode | 0o700)  # the store's may be read-only
-        else:
-            shutil.copyfile(source, temporary)
-        if tree_hashes(temporary) != (recorded["sha256"], recorded["files"]):
-            raise ShardmillError(f"{source.name} is not what was recorded")
-
-
-def link(source: str, target: str) -> None:
-    """A hard link, else a copy."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def write_receipt(
-    receipt: Path, action: Action, made: Mapping[str, Any], outputs: Mapping[str, Path], notes: Mapping[str, Any]
-) -> None:
-    """Writes what was made from what.
-
-    Args:
-        receipt: the file to write.
-        action: the work and all that decides its result.
-        made: what is recorded of each output.
-        outputs: where they lie.
-        notes: what else there is to say.
-    """
-    hashes = {
-        "outputs": {name: one["sha256"] for name, one in made.items()},
-        "files": {name: one["files"] for name, one in made.items() if one["files"]},
-        "paths": paths_from(receipt, outputs),
-    }
-    write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
-
-
-def _check_artifacts(receipts: Mapping[Path, Path]) -> None:
-    """Raises ShardmillError where an artifact is not what its receipt says.
-
-    Else its damage would become part of what is made of it, under the key of the sound one.
-    """
-    for artifact, receipt in receipts.items():
-        made = read_receipt(receipt)
-        ((name, sha),) = made["outputs"].items()
-        files = {artifact / file: inner for file, inner in made["files"].get(name, {}).items()} or {artifact: sha}
-        if any(not file.is_file() or hash_file(file) != expected for file, expected in files.items()):
-            raise ShardmillError(f"{artifact}: not the bytes that were made; remove it and build again")
-
-
-def read_receipt(path: Path) -> dict[str, Any]:
-    """A receipt's content."""
-    content: dict[str, Any] = read_json(path)
-    return content

@@ -20,12 +20,14 @@ from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.config import Config
 from shardmill.files import write_json
 from shardmill.pipeline import dag, fingerprint, remote
-from shardmill.pipeline import store as stores
+from shardmill.pipeline import entry as entries
 from shardmill.pipeline.dag import Job
+from shardmill.pipeline.entry import intact, read_entry
 from shardmill.pipeline.foreseen import foreseen
 from shardmill.pipeline.perform import arguments, describe
+from shardmill.pipeline.receipts import read_receipt, write_receipt
 from shardmill.pipeline.remote import Refused
-from shardmill.pipeline.store import Store, intact, read_entry, read_receipt, write_receipt
+from shardmill.pipeline.store import Store
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
 from shardmill.quiet import quiet, quiet_transformers
@@ -115,7 +117,7 @@ class _Walk:
         if step.on_the_side:
             with quiet_transformers(), quiet("shardmill"):
                 _made_in_place(task, outputs)
-            recorded = {name: stores.described(path) for name, path in outputs.items()}
+            recorded = {name: entries.described(path) for name, path in outputs.items()}
             write_receipt(self.known / receipt, task.action, recorded, outputs, task.notes)
         return Verdict(label, "works", self.store.reason(task.action, self.build / receipt))
 

@@ -16,7 +16,7 @@ from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.errors import ShardmillError
 from shardmill.files import SEAL, dumps
-from shardmill.pipeline import store
+from shardmill.pipeline import entry as entries
 from shardmill.pipeline.ingredients import differences
 from shardmill.pipeline.store import Action, Store
 
@@ -37,7 +37,7 @@ def test_a_file_is_a_builds_own(shop: Store, here: Outcome, there: Outcome) -> N
     os.utime(there.outputs["file"])
     assert here.outputs["file"].stat().st_mtime_ns == before
     assert here.outputs["file"].stat().st_mode & stat.S_IWUSR
-    assert store.stamps(entry(shop)) == json.loads((entry(shop) / store.STAMPS).read_text())
+    assert entries.stamps(entry(shop)) == json.loads((entry(shop) / entries.STAMPS).read_text())
 
 
 @pytest.mark.parametrize("key", [{"inputs": {"a": "1"}}, {"params": {"a": 1}}, {"code": "1"}, {"packages": {"a": "1"}}])
@@ -191,7 +191,9 @@ def test_a_store_that_never_holds_what_was_written_ends_the_job(
     shop: Store, here: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Working again and again would not help."""
-    monkeypatch.setattr(store, "tree_hashes", lambda path, real=store.tree_hashes: (real(path)[0], {"x": str(path)}))
+    monkeypatch.setattr(
+        entries, "tree_hashes", lambda path, real=entries.tree_hashes: (real(path)[0], {"x": str(path)})
+    )
     with pytest.raises(ShardmillError, match="not what was just written"):
         here.perform(shop)
     assert here.names() == set()
@@ -201,8 +203,8 @@ def test_to_foretell_a_build_reads_no_gigabytes(shop: Store, here: Outcome, monk
     """`shardmill why` looks at every entry; what was hashed when it was made is believed there."""
     here.perform(shop)
     read: list[Path] = []
-    monkeypatch.setattr(store, "tree_hashes", read.append)
-    assert store.intact(entry(shop)) is True
+    monkeypatch.setattr(entries, "tree_hashes", read.append)
+    assert entries.intact(entry(shop)) is True
     assert read == []
 
 

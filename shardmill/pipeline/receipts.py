@@ -1,0 +1,52 @@
+"""Receipts: beside each artifact a file that says what it was made from, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.errors import ShardmillError
+from shardmill.files import read_json, sealed, write_json
+from shardmill.pipeline.task import Action, paths_from
+
+
+def write_receipt(
+    receipt: Path, action: Action, made: Mapping[str, Any], outputs: Mapping[str, Path], notes: Mapping[str, Any]
+) -> None:
+    """Writes what was made from what.
+
+    Args:
+        receipt: the file to write.
+        action: the work and all that decides its result.
+        made: what is recorded of each output.
+        outputs: where they lie.
+        notes: what else there is to say.
+    """
+    hashes = {
+        "outputs": {name: one["sha256"] for name, one in made.items()},
+        "files": {name: one["files"] for name, one in made.items() if one["files"]},
+        "paths": paths_from(receipt, outputs),
+    }
+    write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
+
+
+def check_artifacts(receipts: Mapping[Path, Path]) -> None:
+    """Raises ShardmillError where an artifact is not what its receipt says.
+
+    Else its damage would become part of what is made of it, under the key of the sound one.
+    """
+    for artifact, receipt in receipts.items():
+        made = read_receipt(receipt)
+        ((name, sha),) = made["outputs"].items()
+        files = {artifact / file: inner for file, inner in made["files"].get(name, {}).items()} or {artifact: sha}
+        if any(not file.is_file() or hash_file(file) != expected for file, expected in files.items()):
+            raise ShardmillError(f"{artifact}: not the bytes that were made; remove it and build again")
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """A receipt's content."""
+    content: dict[str, Any] = read_json(path)
+    return content
