@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardmill import plan
 from shardmill.convert import blob
 from shardmill.convert.codes import Codes
 from shardmill.convert.rows import bands
@@ -16,10 +15,21 @@ from shardmill.convert.template.pattern import StampError
 from shardmill.convert.template.program import main_block
 from shardmill.forms.form import FP16, form
 from shardmill.models.contract import computed, stem
+from shardmill.plan import Part
+
+# Types of numbers: what MIL calls them, and the blob that holds them.
+KINDS = {
+    "FLOAT16": "FP16",
+    "INT8": "INT8",
+    "INT4": "INT4",
+    "UINT4": "UINT4",
+    "UINT6": "UINT6",
+    "UINT8": "UINT8",
+}
 
 
 def place(
-    spec: Any, part: plan.Part, forms: Mapping[str, str], codes: Codes | None = None
+    spec: Any, part: Part, forms: Mapping[str, str], codes: Codes | None = None
 ) -> tuple[list[blob.Blob], list[Content]]:
     """Gives every weight of the program its place in the weight file, in the order of use, and says what goes there.
 
@@ -55,7 +65,7 @@ def place(
     return blobs, contents
 
 
-def _constant_weights(part: plan.Part, path: str, name: str, places: list[int]) -> list[Content]:
+def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> list[Content]:
     """What goes into a constant's places, block by block of those that lie under each other.
 
     Raises StampError where the blocks do not fill it, or begin within a byte.
@@ -103,13 +113,3 @@ def _kind_and_count(value: Any) -> tuple[int, int]:
 
     kinds = {getattr(MIL_pb2, name): getattr(blob, KINDS[name]) for name in KINDS}
     return kinds[value.type.tensorType.dataType], math.prod(extents(value))
-
-
-KINDS = {
-    "FLOAT16": "FP16",
-    "INT8": "INT8",
-    "INT4": "INT4",
-    "UINT4": "UINT4",
-    "UINT6": "UINT6",
-    "UINT8": "UINT8",
-}
