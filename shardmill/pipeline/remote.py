@@ -82,7 +82,8 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
     except ValueError as error:
         raise ShardmillError(f"{URL}: {why(error)}") from error
     user, at, _ = parts.netloc.rpartition("@")
-    if parts.query or parts.fragment or "::" in url or (at and (":" in user or parts.scheme not in WITH_USERS)):
+    more = "://" in url and (parts.query or parts.fragment)  # in a path these are characters like others
+    if more or "::" in url or (at and (":" in user or parts.scheme not in WITH_USERS)):
         raise ShardmillError(f"{URL}: holds a password or a token; give it where the file system's own settings are")
     if not ("://" in url or Path(url).is_absolute()) or (parts.scheme == "file" and parts.netloc):
         raise ShardmillError(f"{URL}: is no URL such as s3://bucket/folder, and no absolute path")

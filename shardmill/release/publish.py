@@ -56,6 +56,7 @@ def prepare(build: Path, wish: Wish) -> list[str]:
     Raises:
         ShardmillError: something is wrong with the build, its gates, its license, or what it would tell of the machine.
     """
+    check_repository(wish.repo)
     wrong = prove(build, []).wrong
     if wrong:
         (name, what), *others = wrong
@@ -76,6 +77,20 @@ def prepare(build: Path, wish: Wish) -> list[str]:
     files = bundle_files(build)
     check_leaks(build, files)
     return files
+
+
+def check_repository(name: str) -> None:
+    """Raises ShardmillError where no repository of a hub can be called so."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented there
+
+    try:
+        validate_repo_id(name)
+        fine = "/" in name
+    except HFValidationError:
+        fine = False
+    if not fine:
+        raise ShardmillError(f"{name}: no repository can be called so; it reads OWNER/NAME")
 
 
 def upload(build: Path, files: list[str], wish: Wish) -> str:

@@ -38,6 +38,7 @@ def test_an_environment_that_makes_no_sense_is_refused(variables: dict[str, str]
 def test_the_environment_names_the_store() -> None:
     assert remote.configured({}) is None
     assert remote.configured({remote.URL: "s3://b/x"}) == Remote("s3://b/x")
+    assert remote.configured({remote.URL: "/mnt/a #1?"}) == Remote("/mnt/a #1?")
     assert remote.configured({remote.URL: "sftp://me@h/x", remote.MODE: "read"}) == Remote("sftp://me@h/x", False)
 
 

@@ -151,6 +151,15 @@ def test_a_license_that_nobody_knows_must_be_said(build: Path) -> None:
     assert (code, "say it with --license" in text) == (1, True)
 
 
+@pytest.mark.parametrize(
+    "name", ["name", "a/b/c", "hf:a/b", "a/b@main", "../x", "a/b--c", "a/", f"a/{'b' * 97}", "a/b\x1b[31m"]
+)
+def test_a_name_that_no_repository_has_is_refused_before_anything_is_written(build: Path, name: str) -> None:
+    with pytest.raises(ShardmillError, match="no repository can be called so; it reads OWNER/NAME"):
+        prepare(build, Wish(name, license="mit"))
+    assert not (build / "README.md").exists()
+
+
 def test_a_dry_run_sends_nothing(build: Path, hub: StoreHub) -> None:
     code, text = run("publish", build, REPO, "--dry-run", "--license", "mit")
     assert (code, "would be uploaded" in text, "compiled/head_0.mlmodelc/inner/data" in text) == (0, True, True), text
