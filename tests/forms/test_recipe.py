@@ -49,6 +49,16 @@ def test_a_recipe_in_normal_form_names_only_what_is_no_default(tmp_path: Path) -
     assert found.within(SHAPES)["matrices"] == {PROJECTION: "int4"}
 
 
+def test_numbers_and_bytes_of_a_form_add_up(tmp_path: Path) -> None:
+    """By them it is decided which limits judge a build, and a plan says what a pass reads."""
+    shapes = {**SHAPES, "layers.1.mlp.down_proj.weight": (96, 130)}
+    found = recipe(written(tmp_path, default="int4", matrices={HEAD: "int8"}))
+    assert found.numbers(shapes) == {"int4": 96 * 128 + 96 * 130, "int8": 64 * 96}
+    vectors = 2 * (96 + 4 * 96)  # the norm, and a router, which has three axes
+    int4 = 96 * 128 // 2 + 96 * 130 // 2 + 2 * (96 + 96)  # a scale for each row
+    assert found.bytes_by_form(shapes) == {"fp16": vectors, "int4": int4, "int8": 64 * 96 + 2 * 64}
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [
