@@ -179,6 +179,7 @@ def test_what_is_solved_at_sight_is_what_sympy_finds() -> None:
         assert [sympy.solve([equation], [b], dict=True) for equation in equations] == found
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(tmp_path: Path) -> None:
     """Its transposes are numbered by the passes that coremltools runs after it quantised."""
     source, parts, _ = encoders.parts_of(tiny_encoders.write_tiny("modernbert", tmp_path / "checkpoint"), tmp_path)
