@@ -29,20 +29,21 @@ from tests.conformance.suites import (  # noqa: E402
 )
 
 INTRODUCTION = (
-    "coremltools' own tests of PyTorch operations (through TorchScript, the frontend that shardmill converts with), "
-    "of stateful models and of MIL operations, unmodified, on the portable engine in fp32 mode. Written down by "
-    "`benchmarks/conformance.py`; [`plugin.py`](../portable/tests/conformance/plugin.py) says what the tests are told "
+    "These are coremltools' own tests of PyTorch operations (through TorchScript, the frontend that shardmill converts "
+    "with), of stateful models and of MIL operations. They run unmodified on the portable engine in fp32 mode. "
+    "`benchmarks/conformance.py` writes this page; "
+    "[`portable/tests/conformance/plugin.py`](../portable/tests/conformance/plugin.py) says what the tests are told "
     "about their surroundings."
 )
 MEANING = (
-    "*Not applicable*: coremltools skips the case, or expects it to fail, on every platform; or the case is about the "
-    "older neuralnetwork format. *Not run*: the case needs a package that is not installed (TensorFlow, torchvision), "
-    "or coremltools' converter fails before the engine is asked. Cases whose parameters name the neuralnetwork "
-    "backend are not counted at all."
+    "*Not applicable* means that coremltools skips the case, or expects it to fail, on every platform, or that the "
+    "case is about the older neuralnetwork format. *Not run* means that the case needs a package that is not installed "
+    "(TensorFlow, torchvision), or that coremltools' converter fails before the engine is called. Cases whose "
+    "parameters name the neuralnetwork backend are not counted at all."
 )
 EXPLAINED = {
-    "CropResize": "the box has its corners reversed and lies beyond the image; what the test expects, the whole image, "
-    "follows from no documented rule",
+    "CropResize": "the box has its corners reversed and lies beyond the image; the test expects the whole image, "
+    "which follows from no documented rule",
 }
 
 
@@ -101,7 +102,7 @@ def extent(work: Path) -> str:
     """How much of all cases was run: the finished slices."""
     found = sorted(work.glob("[0-9]*_of_[0-9]*.jsonl"))
     count = int(found[0].stem.split("_of_")[1]) if found else 0
-    return f"Run so far: {len(found)} of {count} slices, a slice being every {count}th case of every suite."
+    return f"{len(found)} of {count} slices have been run; a slice is every {count}th case of every suite."
 
 
 def explanations(cases: list[Case]) -> list[str]:
@@ -129,7 +130,7 @@ def page(cases: list[Case], run: str) -> str:
         INTRODUCTION,
         run,
         "\n".join(figures),
-        f"Of the {applicable} cases that apply and were run, all passed but {counts['failed']}.",
+        f"All but {counts['failed']} of the {applicable} cases that apply and were run passed.",
         MEANING,
         "## What failed, and why",
         reasons(cases, "failed"),

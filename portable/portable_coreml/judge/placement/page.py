@@ -13,11 +13,11 @@ def rules_page() -> str:
     """The whole page in Markdown, errors first."""
     head = (
         "# What keeps a program on the Neural Engine\n\n"
-        "Written from `portable/portable_coreml/judge/placement/rules/` by "
+        "This page is written from `portable/portable_coreml/judge/placement/rules/` by "
         "`python -m portable_coreml.judge.placement.page`; change the rules, not this page.\n\n"
-        "Nothing here was measured by this project. Confidence: A = Apple says it; B = measured by two parties, or by "
-        "one with published method and data; C = one party, one machine; D = contradicted. *Eligible* is what the "
-        "rules predict; what Core ML's dispatcher then chooses depends on its estimate of cost as well.\n"
+        "Nothing on it was measured by this project. Confidence: A = Apple says it; B = measured by two parties, or by "
+        "one with published method and data; C = one party, one machine; D = contradicted. The rules predict what is "
+        "*eligible*; what Core ML's dispatcher then chooses also depends on its estimate of cost.\n"
     )
     return head + "".join(_section(rule) for rule in sorted(RULES, key=lambda rule: SEVERITIES.index(rule.severity)))
 
@@ -26,7 +26,8 @@ def _section(rule: Rule) -> str:
     sources = "; ".join(f"{s.origin}, {s.place}" if s.place else s.origin for s in rule.sources)
     lines = [
         f"\n## {rule.id}: {rule.title}\n",
-        f"- severity: {rule.severity}; confidence: {rule.confidence}; holds for: {rule.scope.os}, {rule.scope.chips}",
+        f"- severity: {rule.severity}; confidence: {rule.confidence}",
+        f"- systems: {rule.scope.os}; chips: {rule.scope.chips}",
         f"- instead: {rule.remedy}",
         f"- sources: {sources}",
     ]
