@@ -56,7 +56,7 @@ def prepare(build: Path, wish: Wish) -> list[str]:
     Raises:
         ShardmillError: something is wrong with the build, its gates, its license, or what it would tell of the machine.
     """
-    check_repository(wish.repo)
+    _check_repository(wish.repo)
     wrong = prove(build, []).wrong
     if wrong:
         (name, what), *others = wrong
@@ -79,7 +79,7 @@ def prepare(build: Path, wish: Wish) -> list[str]:
     return files
 
 
-def check_repository(name: str) -> None:
+def _check_repository(name: str) -> None:
     """Raises ShardmillError where no repository of a hub can be called so."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented there
