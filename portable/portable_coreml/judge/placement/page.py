@@ -5,7 +5,7 @@ python -m portable_coreml.judge.placement.page > docs/ane-rules.md
 
 from __future__ import annotations
 
-from portable_coreml.judge.placement.rule import SEVERITIES, Rule
+from portable_coreml.judge.placement.rule import SEVERITIES, Rule, Scope
 from portable_coreml.judge.placement.rules import RULES
 
 
@@ -17,17 +17,23 @@ def rules_page() -> str:
         "`python -m portable_coreml.judge.placement.page`; change the rules, not this page.\n\n"
         "Nothing on it was measured by this project. Confidence: A = Apple says it; B = measured by two parties, or by "
         "one with published method and data; C = one party, one machine; D = contradicted. The rules predict what is "
-        "*eligible*; what Core ML's dispatcher then chooses also depends on its estimate of cost.\n"
+        "*eligible*; what Core ML's dispatcher then chooses also depends on its estimate of cost. A rule that names no "
+        "systems or chips is said to hold for all of them.\n"
     )
     return head + "".join(_section(rule) for rule in sorted(RULES, key=lambda rule: SEVERITIES.index(rule.severity)))
+
+
+def _scope(scope: Scope) -> str:
+    """What a rule is limited to; nothing for one that holds everywhere."""
+    named = {"systems": scope.os, "chips": scope.chips}
+    return "".join(f"; {name}: {value}" for name, value in named.items() if value != "all")
 
 
 def _section(rule: Rule) -> str:
     sources = "; ".join(f"{s.origin}, {s.place}" if s.place else s.origin for s in rule.sources)
     lines = [
         f"\n## {rule.id}: {rule.title}\n",
-        f"- severity: {rule.severity}; confidence: {rule.confidence}",
-        f"- systems: {rule.scope.os}; chips: {rule.scope.chips}",
+        f"- severity: {rule.severity}; confidence: {rule.confidence}{_scope(rule.scope)}",
         f"- instead: {rule.remedy}",
         f"- sources: {sources}",
     ]
