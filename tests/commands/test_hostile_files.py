@@ -74,9 +74,10 @@ def test_so_is_what_jobs_read(tmp_path: Path) -> None:
     """A plan, a part, a template's samples, a recipe: the one that made it is told to make it again, or it is made."""
     from shardmill.convert.template import cache
     from shardmill.errors import ConfigError, UnreadableError
+    from shardmill.files import load_json
     from shardmill.forms.recipe import recipe
     from shardmill.pipeline.fingerprint import model_type
-    from shardmill.pipeline.memory import Need, declared
+    from shardmill.pipeline.memory import Need, declared, known_sizes
     from shardmill.plan import load_part
 
     for name in ("plan.json", "part.json", "samples.json", "recipe.json"):
@@ -86,7 +87,9 @@ def test_so_is_what_jobs_read(tmp_path: Path) -> None:
     assert cache.read(tmp_path / "samples.json") is None
     with pytest.raises(ConfigError, match="nested too deeply"):
         recipe(str(tmp_path / "recipe.json"))
-    need = declared(tmp_path, "convert", Need(1, part=1.0), None, 1)
+    (tmp_path / "sizes.json").write_text(DEEP)
+    known = known_sizes(tmp_path, 1, lambda: load_json(tmp_path / "sizes.json"))
+    need = declared(known, "convert", Need(1, part=1.0), None)
     with pytest.raises(FileNotFoundError, match="no plan yet"):
         need({"part": "head_0"}, ["input"])  # type: ignore[operator]
     source = tmp_path / "source"

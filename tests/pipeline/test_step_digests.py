@@ -184,7 +184,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a log text": ("shardmill/pipeline/steps/fetch.py", "%d files at %s", "%d files, %s", set()),
     "an error's text": ("shardmill/pipeline/steps/reference.py", "holds no tokenizer", "has no tokenizer", set()),
     "a new error": ("shardmill/errors.py", "", "\n\nclass NewError(ShardmillError):\n    pass\n", set()),
-    "a help text": ("shardmill/commands/serve.py", "Address to listen at.", "The address.", set()),
+    "a help text": ("shardmill/commands/serve.py", "Address to listen on.", "The address.", set()),
     "a config key's description": ("shardmill/config/sections.py", "Tokens compared, ", "How many tokens, ", set()),
     "a new family": ("shardmill/models/families/newfamily.py", "", "x = 1\n", set()),
     "a new command": ("shardmill/commands/extra.py", "", "x = 1\n", set()),

@@ -228,8 +228,9 @@ def test_what_is_no_verdict_is_named(
 ) -> None:
     """Though all hashes are right."""
     monkeypatch.setitem(made.GATES, "parity/stack", content)
-    monkeypatch.setattr("shardmill.pipeline.steps.provenance.gate_statements", lambda *_: [])
-    build = made.finish(tmp_path / "build")
+    with monkeypatch.context() as once:
+        once.setattr("shardmill.pipeline.provenance.gate_statements", lambda *_: [])
+        build = made.finish(tmp_path / "build")
     told = [name for name, _ in prove(build, []).wrong]
     assert "test-results.jsonl" in told
 
