@@ -22,7 +22,6 @@ from shardmill.pipeline.where import held_mb, most_mb
 
 def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int]:
     """What a step's rule declares as mem_mb, see `memory.declared` and `where`."""
-
     limit, beside = most_mb(workflow), held_mb(workflow)
     known = {name: _known(config) for name, config in batch.models.items()}
 
@@ -31,9 +30,9 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int
         return _declared(step, batch.models[model], known[model], limit, beside)
 
     def of_step(name: str) -> memory.Resource | int:
-        known = of_model(name, next(iter(batch.models)))
-        if isinstance(known, int):
-            return known  # of every model
+        first = of_model(name, next(iter(batch.models)))
+        if isinstance(first, int):
+            return first  # and so of every model
 
         def declared(wildcards: Any, input: Any, threads: int = 1) -> int:
             of_this = of_model(name, wildcards.model)
@@ -42,7 +41,7 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], memory.Resource | int
             try:
                 return of_this(wildcards, input, threads)
             except TooLarge as error:
-                if batch.listed:  # what only the checkpoint told: the job gets all there is, and fails alone if at all
+                if batch.listed:  # only the checkpoint told: the job gets all there is, and fails alone if it does
                     return error.limit
                 raise
 

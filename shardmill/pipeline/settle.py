@@ -147,7 +147,7 @@ def _key(config: Config) -> str:
             "slices": config.head.slices,
             "precision": asdict(config.convert.recipe),
             "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
-            "contexts": config.program.contexts,
+            "calls": asdict(config.calls),  # each function holds numbers of its own
             "code": _code(),
             "transformers": version("transformers"),
         }

@@ -167,6 +167,18 @@ def test_memory_is_expected_as_the_plan_says_it(
         assert memory.sizes(expected, 16, name) == memory.sizes(plan, 16, name)
 
 
+@pytest.mark.usefixtures("checkpoint")
+def test_memory_is_not_expected_as_of_a_program_of_another_form() -> None:
+    """A program of several functions holds small constants once for each, whichever form was settled first."""
+
+    def expanded(shapes: str) -> int:
+        found: int = settle.expected(settled(program={"shapes": shapes}, tokens={"max": 4}))["parts"][0]["expanded"]
+        return found
+
+    first = expanded("range")
+    assert expanded("fixed") == 2 * first > 0
+
+
 def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny("bert", tmp_path / "checkpoint"), tmp_path)
