@@ -22,6 +22,7 @@ from shardmill.lane.bisect import cut_and_load, list_operations
 from shardmill.lane.job import Found, Job, Refused, WrongError
 from shardmill.lane.kit import read_kit
 from shardmill.lane.measurements import compile_program, first_load, parity, residency, speed, warm_load
+from shardmill.lane.native import KEPT, said
 from shardmill.lane.whole import energy, load_all, passes
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -81,9 +82,8 @@ def _measured(job: Job, key: str) -> dict[str, Any]:
     except Refused as error:
         return {"status": "not_run", "value": {}, "timing": {}, "detail": str(error)}
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         status = "not_run" if _is_full(error, job.work) else "refused"
-        return {"status": status, "value": {}, "timing": {}, "detail": f"{job.stage_name}: {first}"[:500]}
+        return {"status": status, "value": {}, "timing": {}, "detail": f"{job.stage_name}: {said(error)}"[:KEPT]}
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:

@@ -51,7 +51,7 @@ def test_a_sound_engine_gives_a_line_for_everything(kit: Path) -> None:
     [
         ("hang", "timeout", "no end of load within 1 s"),
         ("kill", "crashed", "killed by SIGKILL in load"),
-        ("refuse", "refused", "load: Unable to build the MPSGraph"),
+        ("refuse", "refused", "load: Unable to build the MPSGraph: -14"),
     ],
 )
 def test_a_load_that_fails_is_a_line_with_the_operation_and_the_rest_goes_on(

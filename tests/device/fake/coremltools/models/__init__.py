@@ -36,7 +36,7 @@ class CompiledMLModel:
         if fault("kill", outputs):
             os.kill(os.getpid(), signal.SIGKILL)
         if fault("refuse", outputs):
-            raise RuntimeError("Unable to build the MPSGraph\nsecond line")
+            raise RuntimeError('{\n    NSLocalizedDescription = "Unable to build the MPSGraph: -14";\n}')
         kit = Path(os.environ["KIT"])
         variants = json.loads((kit / "kit.json").read_text())["variants"]
         passes = [row for variant in variants for rows in variant["recorded"].values() for row in rows]
