@@ -69,6 +69,7 @@ rule parity:
         mem_mb=MB("parity"),
     params:
         store=STORE,
+        reshape=OF(sm.option, "program.reshape_frequency"),
         tools=TOOLS["parity"],
     script:
         "../scripts/parity.py"
@@ -113,6 +114,7 @@ rule parity_stack:
         mem_mb=MB("parity_stack"),
     params:
         store=STORE,
+        reshape=OF(sm.option, "program.reshape_frequency"),
         tools=TOOLS["parity_stack"],
     script:
         "../scripts/parity_stack.py"

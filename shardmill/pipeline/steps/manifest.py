@@ -8,7 +8,7 @@ from typing import Any
 
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
-from shardmill.models.calls import BUNDLE
+from shardmill.models.calls import BUNDLE, INFREQUENT
 from shardmill.pipeline.subjects import check_files
 from shardmill.pipeline.task import SOURCE, Artifact, Task
 from shardmill.runtime.manifest import runtime_manifest
@@ -17,7 +17,13 @@ TOKENIZER = "tokenizer.json"
 
 
 def task(
-    summary: Path, record: Path, packages: list[Artifact], bundles: list[Artifact], table: Artifact, form: str = "fp16"
+    summary: Path,
+    record: Path,
+    packages: list[Artifact],
+    bundles: list[Artifact],
+    table: Artifact,
+    form: str = "fp16",
+    reshape: str = INFREQUENT,
 ) -> Task:
     """model.json. Its hashes are those that the receipts record, and every file is compared with them.
 
@@ -28,6 +34,7 @@ def task(
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
         form: the config's `convert.embedding`; a runtime is told of any but fp16.
+        reshape: the config's `program.reshape_frequency`.
     """
     root = summary.parent
 
@@ -35,7 +42,7 @@ def task(
         plan, source = read_json(summary), read_json(record)
         held = _described(table, root) | ({"form": form} if form != "fp16" else {})
         programs = {name: program | _bundles(program) for name, program in _by_part(bundles, root).items()}
-        content = runtime_manifest(plan, programs, held)
+        content = runtime_manifest(plan, programs, held, reshape)
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
