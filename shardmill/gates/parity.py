@@ -21,6 +21,7 @@ from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
+from shardmill.lane.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
@@ -29,13 +30,6 @@ from shardmill.runtime.functions import of_blueprint
 from shardmill.runtime.held import held_by_blueprint
 from shardmill.runtime.lengths import NONE, lengths_by_blueprint
 from shardmill.runtime.program import Program
-
-
-def relative_error(value: Any, expected: Any) -> float:
-    """The largest |value - expected| / |expected| of any row, in the Euclidean norm. NaN stays NaN."""
-    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    norm = np.linalg.norm(b, axis=-1)
-    return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
 
 
 class Runner:

@@ -34,6 +34,7 @@ def finish(plan: Mapping[str, Any], packages: Mapping[str, Path], table: Path, s
     for part, package in packages.items():
         shutil.copytree(package, build / f"packages/{part}.mlpackage")
         ct.models.utils.compile_model(str(package), str(build / f"compiled/{part}.mlmodelc"))
+        write_json(build / f"compiled/{part}.receipt.json", {"engine": {"name": "portable"}})
     shutil.copy(table, build / table.name)
     shutil.copy(source / "tokenizer.json", build / "source/tokenizer.json")
     programs = {part: described(build, f"compiled/{part}.mlmodelc") for part in packages}
