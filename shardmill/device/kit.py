@@ -16,7 +16,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.device.describe import described, weights_bytes, widths_of
 from shardmill.device.recording import Arrays, record
 from shardmill.errors import ShardmillError
-from shardmill.files import dumps, load_json, replacing
+from shardmill.files import dumps, replacing
 from shardmill.gates.fp16_range import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.lane.kit import FORMAT, KIT
@@ -25,6 +25,7 @@ from shardmill.models.calls import own_bundle
 from shardmill.pipeline.subjects import check_files
 from shardmill.printable import printable
 from shardmill.quiet import quiet_coremltools
+from shardmill.runtime.bundles import COMPILER
 from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest, reshape_frequency
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
@@ -112,7 +113,7 @@ def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> di
     """
     found: dict[str, Content] = {}
     for part in manifest["parts"]:
-        if not _is_portable(build, part["name"]):
+        if not _is_portable(part):
             continue
         packed = set(manifest["packages"][part["name"]]["files"].values())
         path = part["program"]["path"]
@@ -121,12 +122,9 @@ def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> di
     return found
 
 
-def _is_portable(build: Path, part: str) -> bool:
-    """Whether the portable compiler has made a part's bundle, by the receipt."""
-    try:
-        return bool(load_json(build / f"compiled/{part}.receipt.json")["engine"]["name"] == "portable")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _is_portable(part: Mapping[str, Any]) -> bool:
+    """Whether the portable compiler has made a part's bundle, as far as model.json says who has."""
+    return bool(part["program"].get(COMPILER, {}).get("name") == "portable")
 
 
 def _variants(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Iterator[dict[str, Any]]:
@@ -177,12 +175,12 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
         "widths": [widths[place]] if MARK in manifest else widths,
         "fixed": MARK in manifest,
         "weights": weights_bytes(build / package),
-        "bundle": _bundle(name, build, manifest, place, ""),
+        "bundle": _bundle(name, manifest, place, ""),
     }
     programs = [
         program
         | {"function": function, "widths": [int(width)], "fixed": True, "alone": "bundles" in part["program"]}
-        | {"bundle": _bundle(name, build, manifest, place, function)}
+        | {"bundle": _bundle(name, manifest, place, function)}
         for width, function in part.get("functions", {}).items()
         if function
     ]
@@ -198,10 +196,10 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
     }
 
 
-def _bundle(name: str, build: Path, manifest: Mapping[str, Any], place: int, function: str) -> dict[str, str] | None:
+def _bundle(name: str, manifest: Mapping[str, Any], place: int, function: str) -> dict[str, str] | None:
     """Where the files of a function's bundle lie in the kit, by their names in it; None of another's compiler."""
     part = manifest["parts"][place]
-    if not _is_portable(build, part["name"]):
+    if not _is_portable(part):
         return None
     program, package = part["program"], manifest["packages"][part["name"]]
     of_package = {sha: f"{package['path']}/{file}" for file, sha in package["files"].items()}

@@ -34,10 +34,10 @@ def finish(plan: Mapping[str, Any], packages: Mapping[str, Path], table: Path, s
     for part, package in packages.items():
         shutil.copytree(package, build / f"packages/{part}.mlpackage")
         ct.models.utils.compile_model(str(package), str(build / f"compiled/{part}.mlmodelc"))
-        write_json(build / f"compiled/{part}.receipt.json", {"engine": {"name": "portable"}})
     shutil.copy(table, build / table.name)
     shutil.copy(source / "tokenizer.json", build / "source/tokenizer.json")
-    programs = {part: described(build, f"compiled/{part}.mlmodelc") for part in packages}
+    compiler = {"compiler": {"name": "portable"}}
+    programs = {part: described(build, f"compiled/{part}.mlmodelc") | compiler for part in packages}
     held = {"path": table.name, "sha256": hash_file(build / table.name)}
     tokenizer = {"path": "source/tokenizer.json", "sha256": hash_file(build / "source/tokenizer.json")}
     content = {

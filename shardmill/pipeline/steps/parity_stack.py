@@ -35,6 +35,7 @@ def task(
     table: Artifact,
     chosen: list[Artifact],
     reshape: str,
+    engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
     """A verdict depends on all programs, on what they are compared with, and the engine.
@@ -50,12 +51,13 @@ def task(
         table: embedding.safetensors.
         chosen: what the search chose, if there was one: then the stack is held to what that foresaw.
         reshape: the config's `program.reshape_frequency`.
+        engine: what runs the programs.
         tools: what decides the result besides.
     """
     plan = read_json(summary)
     search = read_json(chosen[0].path) if chosen else None
     *pieces, embedding = [plans.load_part(part) for part in parts]
-    told = hint(pieces[0], reshape)
+    told = hint(pieces, reshape)
     judged = _judged(pieces, recipes.read(read_json(recipe.path), recipe.path.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
@@ -74,13 +76,12 @@ def task(
             )
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        content = verdict("stack", chain([whole], found), judged, worst) | told
+        content = verdict("stack", engine, chain([whole], found), judged, worst) | told
         write_verdict("parity stack", content, made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
-    engine = machine.engine()
     passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
     params = {**host_side(plan), **passes, "engine": engine, **judged, **told}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine, **told})
@@ -133,7 +134,11 @@ def _decoder(
     source: Path,
     states: Path,
 ) -> Iterable[Measurement | NotRun]:
-    """The measurements of a decoder, at every tested width and not only at those that a runtime uses."""
+    """Return the measurements of a decoder.
+
+    The portable engine runs every tested width. Core ML runs the widths that a runtime uses: the first pass of each
+    takes minutes there.
+    """
     from safetensors.torch import load_file
 
     from shardmill.gates import stack
@@ -141,7 +146,8 @@ def _decoder(
     from shardmill.gates.reference import Reference
     from shardmill.runtime.engine import Engine
 
-    manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
+    if machine.is_portable():
+        manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
     reference = Reference(source, plan["context"], carry(plan))
     stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
     return stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states))
