@@ -196,7 +196,7 @@ def _cell(text: str) -> str:
 
 
 def _apart(form: dict[str, Any]) -> list[str]:
-    """What else tells a form from others, in words; older kits don't say."""
+    """Return what else tells a form from others, in words; older kits don't say."""
     frequent = ["frequent reshapes"] if form.get("reshape_frequency") == "frequent" else []
     return [*frequent, *(["a bundle for each"] if form.get("bundles") == "each" else [])]
 
