@@ -29,7 +29,7 @@ from shardmill.runtime.bundles import COMPILER
 from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest, reshape_frequency
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
-STEPS = f"cd {ROOT}, {HOW}"  # for a person, once the kit is unpacked
+STEPS = f"cd {ROOT} && {HOW}"  # for a person, once the kit is unpacked
 NAMED = "shardmill.lane"  # what the modules are called here; in a kit it is `lane`
 README = """\
 This kit measures Core ML programs on this machine. That is a Mac with Apple silicon and macOS 15 or newer.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from shardmill.lane.results import Record, Results
 from shardmill.lane.todo import Group, seconds_left
 
-
 SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "margin")  # figures, where there are some
 
 
