@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from shardmill import interrupt, regular
@@ -18,6 +18,12 @@ from shardmill.errors import UnreadableError
 
 SEAL = "shardmill_seal"  # the key under which a record holds the digest of all else in it
 SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
+
+
+def is_left_by_macos(path: str | PurePath) -> bool:
+    """Whether macOS puts files of this name into folders: the Finder's .DS_Store, ._NAME on disks of other systems."""
+    name = PurePath(path).name
+    return name == ".DS_Store" or name.startswith("._")
 
 
 def dumps(content: Any) -> str:
