@@ -123,6 +123,13 @@ def replacing(path: Path) -> Iterator[Path]:
         replace(temporary, path, scratch / "old")
 
 
+def give_back(path: Path) -> None:
+    """Makes a file that root wrote theirs who called sudo."""
+    user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    if os.geteuid() == 0 and user and group:
+        os.chown(path, int(user), int(group), follow_symlinks=False)
+
+
 def replace(new: Path, target: Path, aside: Path) -> None:
     """Renames `new` to `target`; a folder there, over which nothing can be renamed, waits aside meanwhile.
 
