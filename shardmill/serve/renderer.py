@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.printable import first_line
@@ -62,7 +62,7 @@ class Renderer:
 
     def _start(self) -> tuple[Any, Connection]:
         """Starts the process, and waits until it has read the tokenizer."""
-        context = multiprocessing.get_context(_way())
+        context: Any = multiprocessing.get_context(_way())  # the types know no `Process` of either
         context.set_forkserver_preload(IMPORTED)
         pipe, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._source, self._text), daemon=True)
@@ -102,7 +102,7 @@ class Renderer:
             pipe.close()
 
 
-def _way() -> Literal["spawn", "forkserver"]:
+def _way() -> str:
     """How the process is begun. A fork of this one would copy half of its threads; a server forks before it has any.
 
     On a Mac a process with numpy in it must not be forked at all, since numpy calls Accelerate while it is imported,
