@@ -33,8 +33,8 @@ def engine() -> dict[str, str]:
     return {
         "name": "coreml",
         "macos": macos(),
-        "build": _ask("sw_vers", "-buildVersion"),
-        "chip": _ask("sysctl", "-n", "machdep.cpu.brand_string"),
+        "build": ask("sw_vers", "-buildVersion"),
+        "chip": ask("sysctl", "-n", "machdep.cpu.brand_string"),
     }
 
 
@@ -44,7 +44,7 @@ def macos() -> str:
     The system's own command tells it. `platform.mac_ver` would say 16.0 of macOS 26 in a Python that was built with an
     older SDK (python/cpython#135675), so two Pythons on one Mac would be two engines.
     """
-    return _ask("sw_vers", "-productVersion") if platform.system() == "Darwin" else ""
+    return ask("sw_vers", "-productVersion") if platform.system() == "Darwin" else ""
 
 
 @cache
@@ -89,7 +89,8 @@ def precision() -> str:
 
 
 @cache
-def _ask(*command: str) -> str:
+def ask(*command: str) -> str:
+    """What a program of macOS says. Raises OSError where there is none, CalledProcessError where it fails."""
     path = f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PROGRAMS}"
     own = {"PATH": path, "SYSTEM_VERSION_COMPAT": "0"}  # no older name of the system, whatever a shell asks for
     return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
@@ -175,7 +176,7 @@ def machine() -> dict[str, str | int]:
 
 def _processor() -> str:
     if platform.system() == "Darwin":
-        return _ask("sysctl", "-n", "machdep.cpu.brand_string")
+        return ask("sysctl", "-n", "machdep.cpu.brand_string")
     with open("/proc/cpuinfo") as info:
         names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
     return names[0] if names else platform.processor()
