@@ -65,7 +65,7 @@ def python(version: tuple[int, ...]) -> Finding:
 
 
 def system(name: str, macos: str, machine: str, translated: bool = False) -> Finding:
-    """Operating system and kind of processor: coremltools and torch have packages for two combinations only.
+    """Judge system and kind of processor: coremltools and torch have packages for two combinations only.
 
     Args:
         name: the system's.
@@ -118,7 +118,7 @@ def compiler(darwin: bool, path: str | None) -> Finding:
 
 
 def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> Finding:
-    """Snakemake's scheduler: the solver of the usual one, ilp, comes for Intel's processors only.
+    """Say which scheduler Snakemake uses: the solver of the usual one, ilp, comes for Intel's processors only.
 
     Args:
         darwin: whether this is a Mac.
@@ -137,7 +137,7 @@ def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> Finding:
 
 
 def mac(rosetta: bool, power: str, source: str) -> list[Finding]:
-    """What else a person with a Mac may ask, or should know before speed is measured.
+    """Say what a person with a Mac may ask besides, or should know before speed is measured.
 
     Args:
         rosetta: whether programs for Intel's processors can be started.
@@ -209,7 +209,7 @@ def hub() -> list[Finding]:
 
 
 def _said(*command: str) -> str:
-    """What a program of macOS says, "" where there is none or it fails."""
+    """Return what a program of macOS says, "" where there is none or it fails."""
     try:
         return ask(*command)
     except (OSError, subprocess.SubprocessError):
@@ -217,7 +217,7 @@ def _said(*command: str) -> str:
 
 
 def _reaches_core_ml() -> bool:
-    """Whether coremltools' native module can be imported: one for another Python or processor can't, or ends it."""
+    """Tell whether coremltools' native module can be imported: one for another Python or processor can't, or ends it."""
     command = [sys.executable, "-c", "import coremltools.libcoremlpython"]
     return native_present() and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -227,7 +227,7 @@ def _has_rosetta() -> bool:
 
 
 def _schedulers() -> dict[str, str]:
-    """The scheduler that each profile asks for, of those in this folder and of the user's own, by its file."""
+    """Return the scheduler that each profile asks for, of those here and of $SNAKEMAKE_PROFILE, by its file."""
     named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
     files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]
     found = {}
@@ -241,7 +241,7 @@ def _schedulers() -> dict[str, str]:
 
 
 def _compiler_path() -> str | None:
-    """Where xcrun finds coremlcompiler. Without developer tools xcrun would open a dialog to install them."""
+    """Return where xcrun finds coremlcompiler. Without developer tools xcrun would open a dialog to install them."""
     if not _said("xcode-select", "-p"):
         return None
     return _said("xcrun", "--find", "coremlcompiler") or None

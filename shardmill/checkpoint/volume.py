@@ -20,7 +20,7 @@ OF_A_NETWORK = frozenset(
 
 
 def volume(device: int, path: Path) -> str:
-    """A name for a file system.
+    """Name a file system.
 
     Args:
         device: its number here.
@@ -33,7 +33,7 @@ def volume(device: int, path: Path) -> str:
 
 
 def _of_a_mac(device: int, path: Path) -> str:
-    """The topmost folder of a file's volume, and when it was made: disks may be mounted at one place in turn."""
+    """Name the topmost folder of a file's volume, and when it was made: disks may be mounted at one place in turn."""
     *_, top = (folder for folder in (path, *path.parents) if os.stat(folder).st_dev == device)
     return f"{top} {getattr(os.stat(top), 'st_birthtime', 0)}"
 
