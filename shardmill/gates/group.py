@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from shardmill.gates.measurement import Measurement
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.passes import cut
 from shardmill.gates.reference import Reference, checkpoint_weights
@@ -55,7 +55,7 @@ def group_parity(
     source: Path,
     stored: PackageWeights,
     verify: int,
-) -> Iterator[Measurement]:
+) -> Iterator[Measurement | NotRun]:
     """All measurements of a group of experts but those of its weights.
 
     Args:
@@ -81,7 +81,7 @@ def group_parity(
     def expected() -> Tensor:
         return added(reference, part, known["hidden"][part.layer], stored.over(original))[1]
 
-    yield from stateless_parity(run, program, part, expected, exact, verify)
+    yield from stateless_parity(run, program, part, expected, exact, verify, reference.model)
 
 
 def _columns(rows: Floats) -> Floats:

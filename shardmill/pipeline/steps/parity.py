@@ -21,7 +21,7 @@ from shardmill.pipeline.verdict import write_verdict
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardmill.gates.measurement import Measurement, NotRun
+    from shardmill.gates.measurement import Margin, Measurement, NotRun
     from shardmill.gates.weights import PackageWeights
     from shardmill.plan import Part
 
@@ -130,7 +130,7 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdict(
-    name: str, found: Iterable[Measurement | NotRun], judged: Mapping[str, Any], worst: Callable[[], str]
+    name: str, found: Iterable[Measurement | NotRun | Margin], judged: Mapping[str, Any], worst: Callable[[], str]
 ) -> dict[str, Any]:
     """What parity/P.json holds.
 
@@ -145,5 +145,7 @@ def verdict(
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
     gate = blame.named(measurement.compare(numbers, limits.of(judged)), worst)
+    margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
-    return {"part": name, "engine": machine.engine(), **judged, "gate": gate, "not_run": parity.not_run() | skipped}
+    about = {"part": name, "engine": machine.engine(), **judged, **dict(margin)}
+    return {**about, "gate": gate, "not_run": parity.not_run() | skipped}

@@ -21,7 +21,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
 
 if TYPE_CHECKING:
-    from shardmill.gates.measurement import Measurement, NotRun
+    from shardmill.gates.measurement import Margin, Measurement, NotRun
 
 
 def task(
@@ -128,7 +128,7 @@ def _decoder(
     plan: Mapping[str, Any],
     source: Path,
     states: Path,
-) -> Iterable[Measurement | NotRun]:
+) -> Iterable[Measurement | NotRun | Margin]:
     """The measurements of a decoder, at every tested width and not only at those that a runtime uses."""
     from safetensors.torch import load_file
 
