@@ -18,9 +18,11 @@ rule benchmark:
     threads: sm.every_core(workflow)  # alone on the machine, or the figures mean nothing
     resources:
         mem_mb=MB("benchmark"),
+        ane=1,
     params:
         store=STORE,
         settings=OF(sm.section, "benchmark"),
+        engine=OF(sm.engine),
         tools=TOOLS["benchmark"],
     script:
         "../scripts/benchmark.py"

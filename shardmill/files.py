@@ -20,6 +20,11 @@ SEAL = "shardmill_seal"  # the key under which a record holds the digest of all 
 SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
 
 
+def cache_folder() -> Path:
+    """Return the folder of this user in which files lie that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill"
+
+
 def dumps(content: Any) -> str:
     """Sorted keys, one space, a final newline; NaN is refused, since JSON has none."""
     return json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"

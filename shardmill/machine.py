@@ -7,12 +7,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from shardmill import interrupt
 from shardmill.errors import ShardmillError
 
 NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
@@ -55,6 +56,11 @@ def native_present() -> bool:
     found = find_spec("coremltools")
     folders = found.submodule_search_locations if found else None
     return any(any(Path(folder).glob("libcoremlpython.*")) for folder in folders or ())
+
+
+def native_call() -> AbstractContextManager[None]:
+    """Let Ctrl-C and SIGTERM end the process during a call into Core ML, for which coremltools holds the lock."""
+    return nullcontext() if is_portable() else interrupt.at_once()
 
 
 @contextmanager

@@ -38,7 +38,7 @@ MAY_USE: dict[str, set[str]] = {
     "config": {"checkpoint", "forms", "models"},
     "plan": {"checkpoint", "config", "forms", "models"},
     "catalogue": {"config", "models"},
-    "runtime": {"checkpoint", "models", "decode"},
+    "runtime": {"checkpoint", "models", "decode", "lane"},
     "convert": {"checkpoint", "forms", "models", "plan"},
     "topology": {"config", "convert", "forms", "models", "plan"},
     "traffic": {"config", "forms", "convert", "models", "plan", "topology"},

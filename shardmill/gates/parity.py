@@ -16,7 +16,7 @@ from shardmill.gates import disturbed, experts, routed
 from shardmill.gates.edges import at_end
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, cut, schedules
+from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, cut, filled_up, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.gates.weights import PackageWeights
@@ -27,8 +27,17 @@ from shardmill.models.host import Floats, Host
 from shardmill.plan import Part
 from shardmill.runtime.functions import of_blueprint
 from shardmill.runtime.held import held_by_blueprint
-from shardmill.runtime.lengths import NONE, lengths_by_blueprint
-from shardmill.runtime.program import Program
+from shardmill.runtime.lengths import lengths_by_blueprint
+from shardmill.runtime.program import Program, reused
+
+
+def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
+    """Return the widths that a gate runs a part's program at; none if it may run it at any.
+
+    The first pass of a width takes Core ML minutes. So there a narrower pass is filled up, as a session fills it up,
+    and all widths that decoding uses are compared in the whole stack. A program of fixed widths fills up by itself.
+    """
+    return () if is_portable() or part.calls.functions else (verify, part.tokens)
 
 
 def relative_error(value: Any, expected: Any) -> float:
@@ -42,7 +51,7 @@ class Runner:
     """A layers part fed by hand through MLModel.predict, with the host's work done by the contract's Host."""
 
     def __init__(self, program: Path, part: Part, runtime: Mapping[str, Any]) -> None:
-        """Loads nothing yet.
+        """Load nothing yet.
 
         Args:
             program: the compiled bundle.
@@ -51,30 +60,33 @@ class Runner:
         """
         self.program, self.part, self.runtime = program, part, runtime
         self.names = [name for name in inputs(part.blueprint) if name not in caches(part.blueprint)]
+        self.widths = gate_widths(part, runtime["verify"])
+        self.loaded = reused(self._load)
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Slots of the contexts that the program has functions for, ascending; one, where they are for any."""
         return (*self.part.calls.contexts, self.part.slots)
 
-    def loaded(self, several: bool = False) -> Program:
-        """The program, with states or caches of zeros; in its whole context, or in the shortest of several."""
+    def _load(self) -> Program:
+        """Load the program, in its shortest context if it has functions for several."""
         whole, calls = self.part.blueprint, self.part.calls
         each = {slots: replace(whole, slots=slots) for slots in self.lengths}
-        lengths = lengths_by_blueprint(each, calls) if several else NONE
         functions, held = of_blueprint(whole, calls), held_by_blueprint(whole)
-        return Program(self.program, not whole.hosted, functions, held, lengths=lengths)
+        return Program(self.program, not whole.hosted, functions, held, lengths=lengths_by_blueprint(each, calls))
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
-        """Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens.
+        """Run passes from empty states, in the whole context unless they name another.
 
-        Passes say all of their contexts, or none.
+        Returns:
+            Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens.
         """
-        passes = list(passes)
-        program, host = self.loaded(several=any(p.slots for p in passes)), Host(self.runtime)
+        program, host, passes = self.loaded(), Host(self.runtime), list(passes)
+        program.move(passes[0].slots or self.part.slots, keep=False)
+        program.renew()
         scale = np.float32(self.part.graph.stream_scale)
         outputs = np.zeros((len(rows), 0), np.float32)  # as wide as the first result will be
-        for p in passes:
+        for p in filled_up(passes, self.widths, self.part.slots):
             if p.slots:
                 program.move(p.slots)
                 host.resize(p.slots)

@@ -19,7 +19,7 @@ from shardmill.gates.measurement import Margin, Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import Pass, at_lengths, cut, schedules
+from shardmill.gates.passes import Pass, at_lengths, cut, filled_up, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.speculation import mismatches
 from shardmill.gates.thresholds import CLEAR_MARGIN
@@ -29,16 +29,20 @@ from shardmill.models.host import Floats
 from shardmill.models.sources import undone
 from shardmill.plan import Part
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.program import reused
 from shardmill.runtime.table import Table
 
 POSITIONS = 32  # whose distributions are compared at a time: with a large vocabulary all of them take gigabytes
 
 
 def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
-    """Logits [n, vocab] of a sequence that is fed in the given passes, each token into its slot."""
+    """Return logits [n, vocab] of a sequence that is fed in the given passes, each token into its slot.
+
+    On Core ML a pass of another width than the engine's is filled up as a session fills it up.
+    """
     engine.reset()
     logits = np.zeros((len(tokens), engine.vocab), np.float32)
-    for p in passes:
+    for p in filled_up(passes, () if is_portable() else engine.widths, engine.slots):
         if p.slots:
             engine.fit(p.slots)
         rows = engine.forward([tokens[i] for i in p.tokens], p.places, p.positions)
@@ -75,6 +79,7 @@ def stack_parity(
         states: what the reference step wrote: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with
             the original weights.
     """
+    load = reused(load)
     tokens: list[int] = states["tokens"].tolist()
     yield from program_and_widths(load, stored, tokens[: states["hidden"].shape[1]])
     yield from cost(load, tokens, states["logits"])

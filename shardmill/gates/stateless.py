@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor, nn
 
 from shardmill.gates.disturbed import probe
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import compared_widths
+from shardmill.gates.parity import gate_widths, relative_error, width_measure
+from shardmill.gates.passes import compared_widths, cut, filled_up
 from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.plan import Part
+from shardmill.runtime.functions import of_blueprint
+from shardmill.runtime.program import Program, reused
+
+Inputs = Callable[[list[int]], Mapping[str, Floats]]  # of a pass, given the numbers of its rows
 
 
 def stateless_parity(
-    run: Callable[[int], Floats],
+    inputs: Inputs,
     program: Path,
     part: Part,
     expected: Callable[[], Tensor],
@@ -28,10 +33,10 @@ def stateless_parity(
     verify: int,
     model: nn.Module,
 ) -> Iterator[Measurement | NotRun]:
-    """Answers the three questions of a program, given what transformers makes of the same rows.
+    """Answer the three questions of a program, given what transformers makes of the same rows.
 
     Args:
-        run: loads the program, feeds it all rows in passes of so many tokens, and returns its outputs [n, channels].
+        inputs: the program's inputs for some of the rows.
         program: the compiled bundle.
         part: what it was made from.
         expected: what transformers gives with the weights that the package holds, [n, channels].
@@ -39,6 +44,14 @@ def stateless_parity(
         verify: the most tokens of a decode pass.
         model: transformers', which `expected` calls.
     """
+    load = reused(lambda: Program(program, False, of_blueprint(part.blueprint, part.calls)))
+    widths, count = gate_widths(part, verify), len(original)
+
+    def run(width: int) -> Floats:
+        """Feed all rows in passes of a width and return the outputs [n, channels]."""
+        passes = filled_up(cut(count, [width]), widths, slots=count + max(widths, default=0))
+        return np.concatenate([load()(inputs(list(p.tokens)))[0, :, :, 0].T[: p.kept] for p in passes])
+
     with load_programs_as("fp32"):
         plain = run(1)
         exact = expected()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardmill.machine import is_portable
 from shardmill.pipeline.batch import Batch
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
@@ -13,6 +14,12 @@ def go_on(batch: Batch, workflow: Any) -> None:
     """Lets the other models of a batch be built when a job fails, as --keep-going does."""
     if batch.listed:
         workflow.scheduler.keepgoing = True
+
+
+def limit_ane(workflow: Any) -> None:
+    """Let one job at a time use the Neural Engine, on a Mac where `--resources ane=N` does not say otherwise."""
+    if not is_portable() and workflow.is_main_process and workflow.global_resources.get("ane").value is None:
+        workflow.global_resources["ane"] = 1
 
 
 def start_without_delay(workflow: Any) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
+from shardmill.runtime.bundles import loadable
 from shardmill.runtime.functions import of_entry
 from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.lengths import lengths_by_entry
@@ -169,6 +170,6 @@ def load(build: Path, precision: str = "fp16") -> Engine:
     Raises:
         ShardmillError: where the folder holds no finished build.
     """
-    manifest = read_manifest(build)
+    manifest = loadable(read_manifest(build), build)
     with load_programs_as(precision):
         return Engine(manifest, build)

@@ -10,7 +10,6 @@ there the note only says what was loaded.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ import numpy as np
 
 from shardmill import machine
 from shardmill.errors import UnreadableError
-from shardmill.files import digest, read_json, write_json
+from shardmill.files import cache_folder, digest, read_json, write_json
+from shardmill.runtime.bundles import loadable
 from shardmill.runtime.engine import load_program
 from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest
 
@@ -61,7 +61,7 @@ def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
     Raises:
         ShardmillError: the folder holds no finished build, or a program can't be loaded.
     """
-    manifest = read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)
+    manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
     parts, note = manifest["parts"], _note()
     known = {} if again else _known(note)
     sizes = [_bytes(build, part) for part in parts]
@@ -123,4 +123,4 @@ def _note_down(note: Path, known: Mapping[str, str]) -> None:
 
 
 def _note() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill" / "warm.json"
+    return cache_folder() / "warm.json"

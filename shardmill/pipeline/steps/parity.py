@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
@@ -35,6 +34,7 @@ def task(
     package: Artifact,
     bundle: Artifact,
     codes: list[Artifact],
+    engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
     """A verdict depends on the part, its programs, what they are compared with, and the engine.
@@ -48,6 +48,7 @@ def task(
         package: the .mlpackage, of which the weights are read.
         bundle: the .mlmodelc, which runs.
         codes: the part's, where a quantiser chose them.
+        engine: what runs the program.
         tools: what decides the result besides.
     """
     piece, plan = plans.load_part(part), read_json(summary)
@@ -66,7 +67,7 @@ def task(
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         source = source_folder(record)
         found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
-        content = verdict(piece.name, found, judged, partial(furthest, [stored], source))
+        content = verdict(piece.name, engine, found, judged, partial(furthest, [stored], source))
         write_verdict(f"parity {piece.name}", content, made["verdict"])
 
     inputs = {
@@ -75,7 +76,6 @@ def task(
         "bundle": bundle.sha256,
         "reference": seen(states.path, piece),
     } | ({"codes": codes[0].sha256} if file else {})
-    engine = machine.engine()
     params = {**host_side(plan), "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
 
@@ -130,12 +130,17 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdict(
-    name: str, found: Iterable[Measurement | NotRun | Margin], judged: Mapping[str, Any], worst: Callable[[], str]
+    name: str,
+    engine: Mapping[str, str],
+    found: Iterable[Measurement | NotRun | Margin],
+    judged: Mapping[str, Any],
+    worst: Callable[[], str],
 ) -> dict[str, Any]:
     """What parity/P.json holds.
 
     Args:
         name: of the part.
+        engine: what ran it.
         found: what was measured.
         judged: says by which limits, see gates/limits.py; nothing by those of INT8.
         worst: names the matrix to look at where precision missed one.
@@ -147,5 +152,5 @@ def verdict(
     gate = blame.named(measurement.compare(numbers, limits.of(judged)), worst)
     margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
-    about = {"part": name, "engine": machine.engine(), **judged, **dict(margin)}
+    about = {"part": name, "engine": engine, **judged, **dict(margin)}
     return {**about, "gate": gate, "not_run": parity.not_run() | skipped}

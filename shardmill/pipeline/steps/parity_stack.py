@@ -34,6 +34,7 @@ def task(
     bundles: list[Artifact],
     table: Artifact,
     chosen: list[Artifact],
+    engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
     """A verdict depends on all programs, on what they are compared with, and the engine.
@@ -48,6 +49,7 @@ def task(
         bundles: the .mlmodelc of every part, which runs.
         table: embedding.safetensors.
         chosen: what the search chose, if there was one: then the stack is held to what that foresaw.
+        engine: what runs the programs.
         tools: what decides the result besides.
     """
     plan = read_json(summary)
@@ -71,12 +73,11 @@ def task(
             )
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        write_verdict("parity stack", verdict("stack", chain([whole], found), judged, worst), made["verdict"])
+        write_verdict("parity stack", verdict("stack", engine, chain([whole], found), judged, worst), made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
-    engine = machine.engine()
     passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
     params = {**host_side(plan), **passes, "engine": engine, **judged}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})
@@ -129,7 +130,11 @@ def _decoder(
     source: Path,
     states: Path,
 ) -> Iterable[Measurement | NotRun | Margin]:
-    """The measurements of a decoder, at every tested width and not only at those that a runtime uses."""
+    """Return the measurements of a decoder.
+
+    The portable engine runs every tested width. Core ML runs the widths that a runtime uses: the first pass of each
+    takes minutes there.
+    """
     from safetensors.torch import load_file
 
     from shardmill.gates import stack
@@ -137,7 +142,8 @@ def _decoder(
     from shardmill.gates.reference import Reference
     from shardmill.runtime.engine import Engine
 
-    manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
+    if machine.is_portable():
+        manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
     reference = Reference(source, plan["context"], carry(plan))
     stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
     return stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states))
