@@ -1,0 +1,22 @@
+"""coremltools.libcoremlpython as coremlpython/*.mm of coremltools 9.0 (commit 428d4b26) makes it, on the portable engine.
+
+The classes and their names are those of CoreMLPython.mm:1063-1116.
+"""
+
+from simulated_mac.model import Model as _MLModelProxy
+from simulated_mac.model import ModelAsset as _MLModelAssetProxy
+from simulated_mac.plan import ComputePlan as _MLComputePlanProxy
+from simulated_mac.plan import CPUComputeDevice as _MLCPUComputeDeviceProxy
+from simulated_mac.plan import GPUComputeDevice as _MLGPUComputeDeviceProxy
+from simulated_mac.plan import NeuralEngineComputeDevice as _MLNeuralEngineComputeDeviceProxy
+from simulated_mac.state import State as _State
+
+__all__ = [
+    "_MLCPUComputeDeviceProxy",
+    "_MLComputePlanProxy",
+    "_MLGPUComputeDeviceProxy",
+    "_MLModelAssetProxy",
+    "_MLModelProxy",
+    "_MLNeuralEngineComputeDeviceProxy",
+    "_State",
+]
