@@ -8,11 +8,15 @@ from __future__ import annotations
 
 
 def pretend() -> None:
-    """Changes this process. Called once, before any other module is imported."""
-    from simulated_mac import coreml, files, functions, names, processes
+    """Changes this process. Called once, before any module is imported that asks for the platform."""
+    from simulated_mac import names
 
     names.change()
+    from simulated_mac import functions
+
     functions.change()
+    from simulated_mac import coreml, files, processes
+
     files.hide()
     processes.watch()
     coreml.offer()

@@ -5,25 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-import select
-import signal
-import socket
-import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+# In this order: socket imports what asks for epoll.
 MISSING = {
-    os: (
+    "os": (
         "O_DIRECT O_LARGEFILE O_NOATIME O_PATH O_TMPFILE copy_file_range eventfd fdatasync getrandom getresgid"
         " getresuid getxattr listxattr memfd_create pidfd_open posix_fadvise posix_fallocate removexattr"
         " sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setparam"
         " sched_setscheduler setresgid setresuid setxattr splice unshare setns"
     ),
-    resource: "prlimit RUSAGE_THREAD RLIMIT_OFILE RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME",
-    select: "epoll EPOLLIN",
-    signal: "sigtimedwait sigwaitinfo pidfd_send_signal SIGRTMIN SIGRTMAX SIGPWR SIGSTKFLT SIGPOLL SIGCLD",
-    socket: "AF_NETLINK AF_VSOCK SOCK_CLOEXEC SOCK_NONBLOCK SO_PEERCRED TCP_USER_TIMEOUT",
-    time: "CLOCK_BOOTTIME CLOCK_TAI",
+    "resource": "prlimit RUSAGE_THREAD RLIMIT_OFILE RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME",
+    "select": "epoll EPOLLIN",
+    "signal": "sigtimedwait sigwaitinfo pidfd_send_signal SIGRTMIN SIGRTMAX SIGPWR SIGSTKFLT SIGPOLL SIGCLD",
+    "time": "CLOCK_BOOTTIME CLOCK_TAI",
+    "socket": "AF_NETLINK AF_VSOCK SOCK_CLOEXEC SOCK_NONBLOCK SO_PEERCRED TCP_USER_TIMEOUT",
 }
 F_FULLFSYNC = 51
 KIBIBYTE = 1024
@@ -31,10 +29,11 @@ KIBIBYTE = 1024
 
 def change() -> None:
     """Changes the modules of this process."""
-    for module, names in MISSING.items():
-        for name in names.split():
-            if hasattr(module, name):
-                delattr(module, name)
+    for name, missing in MISSING.items():
+        module = import_module(name)
+        for function in missing.split():
+            if hasattr(module, function):
+                delattr(module, function)
     os.sysconf_names = {n: k for n, k in os.sysconf_names.items() if n != "SC_AVPHYS_PAGES"}
     os.sysconf = _known_sysconf(os.sysconf)
     resource.getrusage = _in_bytes(resource.getrusage)

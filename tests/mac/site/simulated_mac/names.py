@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -59,6 +58,8 @@ def change() -> None:
     os.environ.setdefault("_PYTHON_SYSCONFIGDATA_NAME", sysconfig._get_sysconfigdata_name())
     sysconfig.get_config_vars()
     sys.platform = Platform("darwin")
+    import platform  # which imports others that ask for the platform
+
     uname = platform.uname_result("Darwin", "mac.local", RELEASE, KERNEL, "arm64")
     answers: dict[str, Any] = {
         "system": "Darwin",
