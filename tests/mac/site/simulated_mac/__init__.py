@@ -8,13 +8,14 @@ from __future__ import annotations
 
 
 def pretend() -> None:
-    """Changes this process. Called once, before any module is imported that asks for the platform."""
+    """Changes this process. Called once; the order matters, for modules ask for the platform as they are imported."""
     from simulated_mac import names
 
-    names.change()
+    names.rename()
     from simulated_mac import functions
 
     functions.change()
+    names.change()
     from simulated_mac import coreml, files, processes
 
     files.hide()

@@ -52,13 +52,17 @@ class Platform(str):
         return str, ("darwin",)
 
 
-def change() -> None:
-    """Renames this system."""
+def rename() -> None:
+    """Changes sys.platform, before any module is imported that asks for it."""
     # Where Python's own settings lie has the platform in its name; the files are Linux's.
     os.environ.setdefault("_PYTHON_SYSCONFIGDATA_NAME", sysconfig._get_sysconfigdata_name())
     sysconfig.get_config_vars()
     sys.platform = Platform("darwin")
-    import platform  # which imports others that ask for the platform
+
+
+def change() -> None:
+    """Changes what functions say of the system."""
+    import platform  # which imports much
 
     uname = platform.uname_result("Darwin", "mac.local", RELEASE, KERNEL, "arm64")
     answers: dict[str, Any] = {
