@@ -6,9 +6,7 @@ import sys
 from types import FrameType
 
 # Those that choose libraries and system calls by the platform; truststore loads macOS's own.
-OF_LINUX = frozenset(
-    "PIL aiohttp greenlet matplotlib numpy pandas psutil scipy sqlalchemy torch truststore".split()
-)
+OF_LINUX = frozenset("PIL aiohttp greenlet matplotlib numpy pandas psutil scipy sqlalchemy torch truststore".split())
 OWN = frozenset(("shardmill", "portable_coreml"))
 
 

@@ -118,6 +118,4 @@ def compare(path: str, given: dict[str, Any], copied: dict[str, Any]) -> None:
 
 
 def _sum_up() -> None:
-    log.write(
-        "owners", passes=_queue.passes, inputs=_queue.inputs, unsafe=_queue.unsafe, overwritten=_queue.changed
-    )
+    log.write("owners", passes=_queue.passes, inputs=_queue.inputs, unsafe=_queue.unsafe, overwritten=_queue.changed)
