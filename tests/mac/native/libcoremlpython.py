@@ -1,5 +1,6 @@
-"""coremltools.libcoremlpython as coremlpython/*.mm of coremltools 9.0 (commit 428d4b26) makes it, on the portable engine.
+"""coremltools.libcoremlpython as coremltools 9.0 builds it from coremlpython/*.mm (commit 428d4b26).
 
+Programs run on the portable engine; what goes in and comes out is what the native code takes and gives.
 The classes and their names are those of CoreMLPython.mm:1063-1116.
 """
 

@@ -6,7 +6,10 @@ import sys
 from types import FrameType
 
 # Those that choose libraries and system calls by the platform; truststore loads macOS's own.
-OF_LINUX = frozenset("PIL aiohttp greenlet matplotlib numpy pandas psutil scipy sqlalchemy torch truststore".split())
+OF_LINUX = {
+    *("PIL", "aiohttp", "greenlet", "matplotlib", "numpy", "pandas"),
+    *("psutil", "scipy", "sqlalchemy", "torch", "truststore"),
+}
 OWN = frozenset(("shardmill", "portable_coreml"))
 
 

@@ -29,7 +29,7 @@ def _quoted(text: str) -> str:
 
 
 def wrong_arguments(name: str) -> TypeError:
-    """What pybind11 raises where a signature does not fit; its functions name no argument (CoreMLPython.mm:1066-1090)."""
+    """What pybind11 raises where a signature does not fit; no argument has a name (CoreMLPython.mm:1066-1090)."""
     return TypeError(f"{name}(): incompatible function arguments. The following argument types are supported: ...")
 
 

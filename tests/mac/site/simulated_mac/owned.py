@@ -35,71 +35,65 @@ class Bound:
 
 @dataclass
 class Queue:
-    """What is still bound, in order, and what was found so far."""
+    """What is still bound, in order, and what was found of all that was released.
+
+    Attributes:
+        alone: references to an array that nobody else owns, as references() counts them; 0 before the first pass.
+    """
 
     bound: deque[Bound] = field(default_factory=deque)
+    alone: int = 0
     passes: int = 0
     inputs: int = 0
     unsafe: int = 0
-    changed: int = 0
-    wakes: threading.Condition = field(default_factory=threading.Condition)
+    changes: threading.Condition = field(default_factory=threading.Condition)
 
 
 _queue = Queue()
-_alone = 0  # references to an array that nobody but a Bound owns, as release() counts them
-
-
-def release(bound: Bound) -> list[str]:
-    """Lets go of a pass's inputs; names those that had no other owner."""
-    found = []
-    while bound.arrays:
-        array = bound.arrays.pop()
-        name = bound.names.pop()
-        if sys.getrefcount(array) <= _alone:
-            found.append(name)
-    return found
-
-
-def _count_alone() -> int:
-    """References that sys.getrefcount sees in release() of an array with no other owner."""
-    import numpy as np
-
-    arrays = [np.zeros(1)]
-    array = arrays.pop()
-    return sys.getrefcount(array)
 
 
 def keep(path: str, given: dict[str, Any]) -> None:
     """Binds the inputs of a pass that has ended, for a second."""
-    if not LOOKS:
+    if not LOOKS or not given:
         return
-    global _alone
-    with _queue.wakes:
-        if not _alone:
-            _alone = _count_alone()
+    with _queue.changes:
+        if not _queue.alone:
+            _queue.alone = references([next(iter(given.values())).copy()])
             threading.Thread(target=_reset, name="com.apple.coreml.resetQueue", daemon=True).start()
             atexit.register(_sum_up)
-        _queue.passes += 1
-        _queue.inputs += len(given)
         _queue.bound.append(Bound(path, list(given), list(given.values())))
-        _queue.wakes.notify()
+        _queue.changes.notify_all()
+
+
+def references(arrays: list[Any]) -> int:
+    """Takes the last array of a list, and counts its references while this function has it."""
+    array = arrays.pop()
+    return sys.getrefcount(array)
 
 
 def _reset() -> None:
-    """Releases what has been bound for a second."""
+    """Releases what has been bound for a second, for ever."""
     while True:
-        with _queue.wakes:
-            while not _queue.bound:
-                _queue.wakes.wait()
+        with _queue.changes:
+            _queue.changes.wait_for(lambda: bool(_queue.bound))
             first = _queue.bound[0]
         time.sleep(max(0.0, first.until - time.monotonic()))
-        with _queue.wakes:
-            _queue.bound.popleft()
-        path = first.path
-        sole = release(first)
-        if sole:
+        with _queue.changes:
+            sole = [name for name in reversed(first.names) if references(first.arrays) <= _queue.alone]
+            _queue.passes += 1
+            _queue.inputs += len(first.names)
             _queue.unsafe += len(sole)
-            log.write("unsafe_release", path=path, inputs=sorted(sole))
+            if sole:
+                log.write("unsafe_release", path=first.path, inputs=sorted(sole))
+            _queue.bound.popleft()
+            _queue.changes.notify_all()
+
+
+def _sum_up() -> None:
+    """Waits until nothing is bound, and logs the sums."""
+    with _queue.changes:
+        _queue.changes.wait_for(lambda: not _queue.bound)
+        log.write("owners", passes=_queue.passes, inputs=_queue.inputs, unsafe=_queue.unsafe)
 
 
 def copies(given: dict[str, Any]) -> dict[str, Any]:
@@ -113,9 +107,4 @@ def compare(path: str, given: dict[str, Any], copied: dict[str, Any]) -> None:
         return
     changed = [name for name, array in given.items() if array.tobytes() != copied[name].tobytes()]
     if changed:
-        _queue.changed += len(changed)
         log.write("overwritten", path=path, inputs=changed)
-
-
-def _sum_up() -> None:
-    log.write("owners", passes=_queue.passes, inputs=_queue.inputs, unsafe=_queue.unsafe, overwritten=_queue.changed)

@@ -30,7 +30,7 @@ class NeuralEngineComputeDevice:
 
 
 class Structure:
-    """The operations of a plan, which Python's objects refer to weakly (CoreMLPython.h, ModelStructureProgramOperation)."""
+    """The operations of a plan. Python's objects refer to them weakly (CoreMLPython.h)."""
 
 
 class Operation:

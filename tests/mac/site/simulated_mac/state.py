@@ -29,9 +29,7 @@ class State:
             raise RuntimeError("Failed to write state, only multi-array value is supported")
         before = self._known(name)
         if tuple(before.shape) != value.shape:
-            raise RuntimeError(
-                f"The shapes of the source {value.shape} and the destination {tuple(before.shape)} differ"
-            )
+            raise RuntimeError(f"The shapes of the source {value.shape} and the state {tuple(before.shape)} differ")
         self.inner.write_state(name, value.astype(np.float16))
 
     def _known(self, name: str) -> Any:
