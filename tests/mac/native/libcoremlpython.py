@@ -21,3 +21,6 @@ __all__ = [
     "_MLNeuralEngineComputeDeviceProxy",
     "_State",
 ]
+
+for _name in __all__:  # as messages of errors say them
+    globals()[_name].__name__ = _name

@@ -111,11 +111,15 @@ class Model:
             log.write("shared_state", path=self._path, function=self._function, made_by=state.made_by)
 
     def _specialise(self, given: dict[str, Any], width: int) -> None:
-        """Takes the time of the first pass of these shapes in this process."""
+        """Takes the time of the first pass of these shapes in this process. Raises RuntimeError if none is allowed."""
         shapes = tuple(sorted((name, array.shape) for name, array in given.items()))
         key = (os.path.realpath(self._path), self._function, shapes)
         if key in _passed:
             return
+        try:
+            self._narrow._signature.convert(given)
+        except ValueError as error:
+            raise ns_error(str(error)) from None
         _passed.add(key)
         seconds = waiting.take("first_pass", self._path, self._function, repr(shapes))
         strided = {name: array.strides for name, array in given.items() if not array.flags.c_contiguous}
