@@ -63,7 +63,7 @@ def bench(
     settings = checked({name: value for name, value in wanted.items() if value not in (None, [], ())})
     from shardmill.bench import sentences
     from shardmill.bench.speed import benchmark
-    from shardmill.files import write_json
+    from shardmill.files import give_back, write_json
 
     say = partial(typer.echo, err=True)
     if encodes:
@@ -74,6 +74,7 @@ def bench(
         measured = benchmark(build, settings, draft, precision, say=say)
     file = output or build / "benchmark/speed.json"
     write_json(file, measured)
+    give_back(file)
     if as_json:
         typer.echo(json.dumps(measured))
     else:

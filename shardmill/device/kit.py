@@ -91,7 +91,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
 
 def _lane() -> Iterator[tuple[str, Content]]:
     """measure.py and the modules beside it, which there are called `lane`."""
-    for file in sorted(Path(lane.__file__).parent.glob("*.py")):
+    for file in sorted(Path(lane.__file__).parent.glob("[!.]*.py")):
         text = file.read_text(encoding="utf-8").replace(NAMED, "lane")
         yield "measure.py" if file.name == "measure.py" else f"lane/{file.name}", text.encode()
     yield "README.txt", README.encode()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.lane.kit import Kit, LaneError
-from shardmill.lane.spelling import dumps, sealed, write_durably
+from shardmill.lane.spelling import dumps, sealed, write_durably, write_out
 
 FORMAT = 1
 KIND = "shardmill device measurements"
@@ -55,8 +55,7 @@ class Results:
 
     def _write(self, content: Record) -> None:
         self._file.write(json.dumps(content, sort_keys=True, allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        write_out(self._file)
 
 
 def _difference(found: Any, own: Record) -> str:

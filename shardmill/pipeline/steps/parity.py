@@ -22,7 +22,7 @@ from shardmill.runtime.loading import reshaping
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardmill.gates.measurement import Measurement, NotRun
+    from shardmill.gates.measurement import Margin, Measurement, NotRun
     from shardmill.gates.weights import PackageWeights
     from shardmill.plan import Part
 
@@ -144,7 +144,7 @@ def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
 def verdict(
     name: str,
     engine: Mapping[str, str],
-    found: Iterable[Measurement | NotRun],
+    found: Iterable[Measurement | NotRun | Margin],
     judged: Mapping[str, Any],
     worst: Callable[[], str],
 ) -> dict[str, Any]:
@@ -162,5 +162,7 @@ def verdict(
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
     gate = blame.named(measurement.compare(numbers, limits.of(judged)), worst)
+    margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
-    return {"part": name, "engine": engine, **judged, "gate": gate, "not_run": parity.not_run() | skipped}
+    about = {"part": name, "engine": engine, **judged, **dict(margin)}
+    return {**about, "gate": gate, "not_run": parity.not_run() | skipped}

@@ -21,7 +21,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
 
 if TYPE_CHECKING:
-    from shardmill.gates.measurement import Measurement, NotRun
+    from shardmill.gates.measurement import Margin, Measurement, NotRun
 
 
 def task(
@@ -133,7 +133,7 @@ def _decoder(
     plan: Mapping[str, Any],
     source: Path,
     states: Path,
-) -> Iterable[Measurement | NotRun]:
+) -> Iterable[Measurement | NotRun | Margin]:
     """Return the measurements of a decoder.
 
     The portable engine runs every tested width. Core ML runs the widths that a runtime uses: the first pass of each
