@@ -8,6 +8,7 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
+from shardmill.machine import is_portable
 
 FORMAT = 2
 Keys = Mapping[str, type]
@@ -88,8 +89,9 @@ def faults(content: Any, kinds: Keys) -> Iterator[str]:
         return
     if not all(isinstance(t, dict) and {"inv_freq", "scale"} <= t.keys() for t in content["rope"].values()):
         yield "a table of rope lacks inv_freq or scale"
-    if not isinstance(content.get("verify", 1), int):
-        yield "verify is not of its type"
+    optional = {"verify": (1, int), "margin": (0.0, int | float)}
+    yield from (f"{key} is not of its type" for key, (usual, kind) in optional.items()
+                if not isinstance(content.get(key, usual), kind))  # fmt: skip
     if not _ascend(content):
         yield "contexts are not numbers of slots that ascend to that of context"
     for distance in DISTANCES[MARK in kinds]:
@@ -115,6 +117,15 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
 def verify_width(manifest: Mapping[str, Any]) -> int:
     """The most tokens of a decode pass; of a build made before model.json said it, those of the widest."""
     return int(manifest.get("verify", max(manifest["widths"])))
+
+
+def guard_margin(manifest: Mapping[str, Any]) -> float:
+    """Return how close two logits may be that change places if another width of a pass rounds otherwise.
+
+    Core ML computes in fp16, and rounds each width in its own way. The portable engine rounds all widths alike in fp16,
+    and in fp32 widths differ too little. 0 also for a build made before model.json had a margin.
+    """
+    return 0.0 if is_portable() else float(manifest.get("margin", 0.0))
 
 
 def lengths(manifest: Mapping[str, Any]) -> tuple[int, ...]:

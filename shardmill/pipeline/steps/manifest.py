@@ -20,13 +20,20 @@ TOKENIZER = "tokenizer.json"
 
 
 def task(
-    summary: Path, record: Path, packages: list[Artifact], bundles: list[Artifact], table: Artifact, form: str = "fp16"
+    summary: Path,
+    record: Path,
+    stack: Path,
+    packages: list[Artifact],
+    bundles: list[Artifact],
+    table: Artifact,
+    form: str = "fp16",
 ) -> Task:
     """model.json. Its hashes are those that the receipts record, and every file is compared with them.
 
     Args:
         summary: plan.json.
         record: source.receipt.json.
+        stack: parity/stack.json, which says how close two logits are that another width of a pass may turn.
         packages: the .mlpackage of every part.
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
@@ -43,6 +50,7 @@ def task(
             for name, program in _by_part(bundles, root).items()
         }
         content = runtime_manifest(plan, programs, held)
+        content |= {key: value for key, value in read_json(stack).items() if key == "margin"}
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
