@@ -308,7 +308,7 @@ def check_measured(result: Mapping[str, Any]) -> None:
 
 
 def copied(folder: Path) -> None:
-    """Copy what git knows of this checkout, with changes that are not committed."""
+    """Copy the files that git tracks, or would add, as they are now."""
     names = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True)
     for name in filter(None, names.split("\0")):
         source, target = ROOT / name, folder / name

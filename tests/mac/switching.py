@@ -35,7 +35,7 @@ def loaded(bundle: str) -> Any:
 
 
 def refusal(bundle: str, **switches: str) -> str:
-    """Return the error of a load; "" if there is none."""
+    """Return the error of a load; "" if it succeeds."""
     with switched(**switches):
         try:
             loaded(bundle)

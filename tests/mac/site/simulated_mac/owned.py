@@ -1,6 +1,6 @@
 """Who owns the inputs of a pass a second after it, and whether they changed while it ran. MAC_OWNERS=1 looks.
 
-Core ML keeps a pass's inputs for about a second and then lets go of them on a queue of its own
+Core ML keeps a pass's inputs for about a second and then lets go of them on its reset queue
 (MLE5ExecutionStream's resetAfterLingering). CoreMLPythonArray.mm:53-66 holds the numpy array meanwhile. If nobody else
 does, its last reference is dropped by a thread without Python's lock, which corrupts memory (coremltools pull requests
 2827 and 2829). So a program must own its inputs for longer than Core ML does.

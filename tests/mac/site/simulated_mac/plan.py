@@ -58,7 +58,7 @@ class ComputePlan:
             self.model_structure = _as_core_ml(inner.model_structure, self._structure, opsets)
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Return the devices of an operation; None outside the default function, and after the operation's plan ended."""
+        """Return the devices of an operation; None outside the default function, and after its plan has ended."""
         from coremltools.models.compute_plan import MLComputePlanDeviceUsage
 
         usage = self._ask("get_compute_device_usage_for_mlprogram_operation", operation)
