@@ -23,6 +23,7 @@ PARTS = sm.parts_of(MODELS)
 TOOLS = sm.tools(workflow)
 MB = sm.mem_mb(MODELS, workflow)
 STORE = "build/.store"
+sm.limit_ane(workflow)
 PACKAGE = sm.folder("build/{model}/packages/{part}.mlpackage", workflow)
 BUNDLE = sm.folder("build/{model}/compiled/{part}.mlmodelc", workflow)
 PLOTS = sm.folder("build/{model}/plots", workflow)

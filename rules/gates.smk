@@ -26,8 +26,10 @@ rule residency:
         "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("residency"),
+        ane=1,
     params:
         store=STORE,
+        engine=OF(sm.engine),
         tools=TOOLS["residency"],
     script:
         "../scripts/residency.py"
@@ -67,8 +69,11 @@ rule parity:
         "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("parity"),
+        ane=1,
     params:
         store=STORE,
+        reshape=OF(sm.option, "program.reshape_frequency"),
+        engine=OF(sm.engine),
         tools=TOOLS["parity"],
     script:
         "../scripts/parity.py"
@@ -111,8 +116,11 @@ rule parity_stack:
         "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("parity_stack"),
+        ane=1,
     params:
         store=STORE,
+        reshape=OF(sm.option, "program.reshape_frequency"),
+        engine=OF(sm.engine),
         tools=TOOLS["parity_stack"],
     script:
         "../scripts/parity_stack.py"

@@ -18,9 +18,11 @@ rule benchmark:
     threads: sm.every_core(workflow)  # alone on the machine, or the figures mean nothing
     resources:
         mem_mb=MB("benchmark"),
+        ane=1,
     params:
         store=STORE,
         settings=OF(sm.section, "benchmark"),
+        engine=OF(sm.engine),
         tools=TOOLS["benchmark"],
     script:
         "../scripts/benchmark.py"
@@ -52,6 +54,7 @@ rule manifest:
     params:
         store=STORE,
         form=OF(sm.option, "convert.embedding"),
+        reshape=OF(sm.option, "program.reshape_frequency"),
         tools=TOOLS["manifest"],
     script:
         "../scripts/manifest.py"

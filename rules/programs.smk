@@ -73,6 +73,7 @@ rule compile:
     params:
         store=STORE,
         bundles=OF(sm.option, "program.bundles"),
+        engine=OF(sm.engine),
         tools=TOOLS["compile"],
     script:
         "../scripts/compile.py"

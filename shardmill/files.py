@@ -21,9 +21,14 @@ SCRATCH = ".making-"  # begins the name of a folder that something is being made
 
 
 def is_left_by_macos(path: str | PurePath) -> bool:
-    """Whether macOS puts files of this name into folders: the Finder's .DS_Store, ._NAME on disks of other systems."""
+    """Tell whether macOS puts files of this name into folders: the Finder's .DS_Store, ._NAME on other disks."""
     name = PurePath(path).name
     return name == ".DS_Store" or name.startswith("._")
+
+
+def cache_folder() -> Path:
+    """Return the folder of this user in which files lie that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill"
 
 
 def dumps(content: Any) -> str:
@@ -124,7 +129,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def give_back(path: Path) -> None:
-    """Makes a file that root wrote theirs who called sudo."""
+    """Make a file that root wrote theirs who called sudo."""
     user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     if os.geteuid() == 0 and user and group:
         os.chown(path, int(user), int(group), follow_symlinks=False)

@@ -4,7 +4,10 @@ Ctrl-C is a person's wish; SIGTERM that of a scheduler, which takes a job's node
 which Python raises wherever the program is. A bare `except` in a library's import may swallow it, and what was half
 imported fails later with an error that nobody asked for. So the interrupt is remembered (`happened`), and a process
 that is still there GRACE seconds later is ended, in the middle of a long computation for instance. Either way its
-scratch folders go with it (`scratch`).
+scratch folders (`scratch`) and children (`ends_with_this_process`) go with it.
+
+None of this works while a library holds the interpreter's lock, as coremltools does while Core ML loads a program.
+During such a call the system itself ends the process (`at_once`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 2.0  # seconds
 _caught: list[int] = []  # the signals that came
 _scratch: set[Path] = set()
+_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
 def ends_this_process(line: str, terminal: int = 2) -> None:
@@ -33,6 +39,8 @@ def ends_this_process(line: str, terminal: int = 2) -> None:
     def end() -> None:
         with suppress(OSError):
             os.write(terminal, f"{line}\n".encode())
+        for child in tuple(_children):
+            child.kill()
         for folder in tuple(_scratch):
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(exit_code())
@@ -59,6 +67,46 @@ def happened() -> bool:
 def exit_code() -> int:
     """What shells expect of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + (_caught[0] if _caught else signal.SIGINT)
+
+
+def ends_with_this_process(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child too if a signal ends this process by force."""
+    _children.add(child)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Let either signal end the process in the middle of a call that holds the interpreter's lock.
+
+    Python's handlers wait for the lock. Only the main thread of a process may set what a signal does; in other threads
+    nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [signal.signal(number, signal.SIG_DFL) for number in SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Let a block run to its end before a signal that comes meanwhile is handled. It must not take long."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+        for caught_number in came:
+            signal.raise_signal(caught_number)
 
 
 @contextmanager

@@ -7,12 +7,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from shardmill import interrupt
 from shardmill.errors import ShardmillError
 
 NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
@@ -33,18 +34,18 @@ def engine() -> dict[str, str]:
     return {
         "name": "coreml",
         "macos": macos(),
-        "build": _ask("sw_vers", "-buildVersion"),
-        "chip": _ask("sysctl", "-n", "machdep.cpu.brand_string"),
+        "build": ask("sw_vers", "-buildVersion"),
+        "chip": ask("sysctl", "-n", "machdep.cpu.brand_string"),
     }
 
 
 def macos() -> str:
-    """The version of macOS, for example "26.1"; "" on another system.
+    """Return the version of macOS, for example "26.1"; "" on another system.
 
     The system's own command tells it. `platform.mac_ver` would say 16.0 of macOS 26 in a Python that was built with an
     older SDK (python/cpython#135675), so two Pythons on one Mac would be two engines.
     """
-    return _ask("sw_vers", "-productVersion") if platform.system() == "Darwin" else ""
+    return ask("sw_vers", "-productVersion") if platform.system() == "Darwin" else ""
 
 
 @cache
@@ -68,6 +69,11 @@ def native_present() -> bool:
     return any(any(Path(folder).glob("libcoremlpython.*")) for folder in folders or ())
 
 
+def native_call() -> AbstractContextManager[None]:
+    """Let Ctrl-C and SIGTERM end the process during a call into Core ML, for which coremltools holds the lock."""
+    return nullcontext() if is_portable() else interrupt.at_once()
+
+
 @contextmanager
 def load_programs_as(precision: str) -> Iterator[None]:
     """Programs loaded inside compute in "fp32" or "fp16". Core ML itself has no such choice, so there it is fp16."""
@@ -89,7 +95,8 @@ def precision() -> str:
 
 
 @cache
-def _ask(*command: str) -> str:
+def ask(*command: str) -> str:
+    """Return what a program of macOS says. Raises OSError where there is none, CalledProcessError where it fails."""
     path = f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PROGRAMS}"
     own = {"PATH": path, "SYSTEM_VERSION_COMPAT": "0"}  # no older name of the system, whatever a shell asks for
     return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
@@ -175,7 +182,7 @@ def machine() -> dict[str, str | int]:
 
 def _processor() -> str:
     if platform.system() == "Darwin":
-        return _ask("sysctl", "-n", "machdep.cpu.brand_string")
+        return ask("sysctl", "-n", "machdep.cpu.brand_string")
     with open("/proc/cpuinfo") as info:
         names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
     return names[0] if names else platform.processor()

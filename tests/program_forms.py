@@ -12,7 +12,7 @@ import tiny
 from shardmill.convert.stamped import convert_stamped
 from shardmill.machine import load_programs_as
 from shardmill.models.calls import EACH
-from shardmill.pipeline.steps.compile import compile_each
+from shardmill.runtime.bundles import compile_package
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
@@ -37,7 +37,7 @@ def build(source: Path, folder: Path, program: dict[str, Any], **changes: Any) -
             if program.get("bundles") == EACH:  # what is loaded is no package then
                 package, packages[name] = packages[name], folder / f"{name}.mlmodelc"
                 with load_programs_as("fp32"):
-                    compile_each(package, packages[name])
+                    compile_package(package, packages[name], part.calls.by_name)
     table = tiny.write_table(parts["embedding"], source, folder / "embedding.safetensors")
     return tiny.Build(source, parts, plan, packages, table, ())
 

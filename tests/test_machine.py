@@ -50,7 +50,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def forget() -> None:
         machine.is_portable.cache_clear()
-        machine._ask.cache_clear()
+        machine.ask.cache_clear()
 
     forget()
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
@@ -93,7 +93,7 @@ def test_programs_of_the_system_are_found_whatever_path_names(
         monkeypatch.delenv("PATH")
     else:
         monkeypatch.setenv("PATH", path)
-    for ask in (machine._ask.__wrapped__, lane_system._ask):
+    for ask in (machine.ask.__wrapped__, lane_system._ask):
         asked = ask("env").splitlines()
         assert "SYSTEM_VERSION_COMPAT=0" in asked
         (searched,) = (line.removeprefix("PATH=") for line in asked if line.startswith("PATH="))

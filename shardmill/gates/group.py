@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
-from shardmill.gates.measurement import Measurement
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
-from shardmill.gates.passes import cut
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.stateless import stateless_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.models.host import Floats
 from shardmill.plan import Part
-from shardmill.runtime.functions import of_blueprint
-from shardmill.runtime.program import Program
 
 
 def added(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
@@ -55,7 +51,7 @@ def group_parity(
     source: Path,
     stored: PackageWeights,
     verify: int,
-) -> Iterator[Measurement]:
+) -> Iterator[Measurement | NotRun]:
     """All measurements of a group of experts but those of its weights.
 
     Args:
@@ -72,16 +68,13 @@ def group_parity(
     index, values = taken_in_turn(part.start, part.end)(call)
     z, shares = call.hidden.numpy(), Call(call.hidden, index, values).share(part.start, part.end).numpy()
 
-    def run(width: int) -> Floats:
-        experts = Program(program, False, of_blueprint(part.blueprint, part.calls))
-        passes = [list(p.tokens) for p in cut(len(z), [width])]
-        given = [{"x": _columns(z[rows]), "weights": _columns(shares[rows])} for rows in passes]
-        return np.concatenate([experts(one)[0, :, :, 0].T for one in given])
+    def inputs(numbers: list[int]) -> dict[str, Floats]:
+        return {"x": _columns(z[numbers]), "weights": _columns(shares[numbers])}
 
     def expected() -> Tensor:
         return added(reference, part, known["hidden"][part.layer], stored.over(original))[1]
 
-    yield from stateless_parity(run, program, part, expected, exact, verify)
+    yield from stateless_parity(inputs, program, part, expected, exact, verify, reference.model)
 
 
 def _columns(rows: Floats) -> Floats:

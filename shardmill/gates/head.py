@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from shardmill.gates.measurement import Measurement
-from shardmill.gates.passes import cut
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.reference import Reference
 from shardmill.gates.stateless import stateless_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.models.host import Floats
 from shardmill.plan import Part
-from shardmill.runtime.functions import of_blueprint
-from shardmill.runtime.program import Program
 
 
 def head_parity(
@@ -26,7 +23,7 @@ def head_parity(
     known: tuple[Tensor, Tensor],
     stored: PackageWeights,
     verify: int,
-) -> Iterator[Measurement]:
+) -> Iterator[Measurement | NotRun]:
     """All measurements of a head part but those of its weights.
 
     Args:
@@ -40,12 +37,11 @@ def head_parity(
     hidden, logits = known
     rows = hidden.numpy() * np.float32(part.graph.stream_scale)
 
-    def run(width: int) -> Floats:
-        head = Program(program, False, of_blueprint(part.blueprint, part.calls))
-        chunks = [rows[list(p.tokens)].T[None, :, :, None] for p in cut(len(rows), [width])]
-        return np.concatenate([head({"hidden": chunk})[0, :, :, 0].T for chunk in chunks])
+    def inputs(numbers: list[int]) -> dict[str, Floats]:
+        return {"hidden": rows[numbers].T[None, :, :, None]}
 
     def expected() -> Tensor:
         return reference.logits(hidden, stored.rows("lm_head.weight"), stored)
 
-    yield from stateless_parity(run, program, part, expected, logits[:, part.start : part.end], verify)
+    original = logits[:, part.start : part.end]
+    yield from stateless_parity(inputs, program, part, expected, original, verify, reference.model)

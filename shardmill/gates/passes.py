@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -33,6 +33,22 @@ def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
         span = tuple(range(start, end))
         yield Pass(span, span, end - start)
         start, turn = end, turn + 1
+
+
+def filled_up(passes: Iterable[Pass], widths: Sequence[int], slots: int) -> Iterator[Pass]:
+    """Fill each pass up to the next of the widths, as a session does: with its last token, in the slots that follow.
+
+    Args:
+        passes: of any widths.
+        widths: those that a program is run at; none if it is run at any.
+        slots: of the whole context. A pass that would reach beyond its context stays as it is.
+    """
+    for p in passes:
+        count = len(p.tokens)
+        fitting = (w for w in widths if w >= count and p.places[0] + w <= (p.slots or slots))
+        more = min(fitting, default=count) - count
+        following = range(p.positions[-1] + 1, p.positions[-1] + 1 + more)
+        yield replace(p, tokens=(*p.tokens, *[p.tokens[-1]] * more), positions=(*p.positions, *following))
 
 
 def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:

@@ -25,7 +25,7 @@ from typing import Any
 from shardmill.gates.measurement import Measurement
 from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
 from shardmill.lane.plan import planned
-from shardmill.machine import is_portable
+from shardmill.machine import is_portable, native_call
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs
 NONE: Mapping[str, int] = {}
@@ -86,7 +86,9 @@ def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row],
 
 def measure(bundle: Path, shape: str) -> Iterator[Row]:
     """Rows by Core ML's own plan for a compiled bundle."""
-    yield from (Row(shape=shape, evidence="measured", **row) for row in planned(bundle))
+    with native_call():
+        rows = list(planned(bundle))
+    yield from (Row(shape=shape, evidence="measured", **row) for row in rows)
 
 
 def measure_functions(package: Path, functions: Mapping[str, int]) -> Iterator[Row]:
@@ -103,7 +105,10 @@ def _measured_copy(package: Path, copied: Callable[[Path, Path], None], shape: s
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / package.name
         copied(package, copy)
-        return list(measure(Path(ct.models.utils.compile_model(str(copy))), shape))
+        bundle = Path(folder) / "copy.mlmodelc"  # without a path, coremltools leaves the bundle in the temporary folder
+        with native_call():
+            ct.models.utils.compile_model(str(copy), str(bundle))
+        return list(measure(bundle, shape))
 
 
 def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:

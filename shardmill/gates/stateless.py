@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
-from shardmill.gates.measurement import Measurement
+from shardmill.gates.disturbed import probe
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import compared_widths
+from shardmill.gates.parity import gate_widths, relative_error, width_measure
+from shardmill.gates.passes import compared_widths, cut, filled_up
 from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.plan import Part
+from shardmill.runtime.functions import of_blueprint
+from shardmill.runtime.program import Program, reused
+
+Inputs = Callable[[list[int]], Mapping[str, Floats]]  # of a pass, given the numbers of its rows
 
 
 def stateless_parity(
-    run: Callable[[int], Floats],
+    inputs: Inputs,
     program: Path,
     part: Part,
     expected: Callable[[], Tensor],
     original: Tensor,
     verify: int,
-) -> Iterator[Measurement]:
-    """Answers the three questions of a program, given what transformers makes of the same rows.
+    model: nn.Module,
+) -> Iterator[Measurement | NotRun]:
+    """Answer the three questions of a program, given what transformers makes of the same rows.
 
     Args:
-        run: loads the program, feeds it all rows in passes of so many tokens, and returns its outputs [n, channels].
+        inputs: the program's inputs for some of the rows.
         program: the compiled bundle.
         part: what it was made from.
         expected: what transformers gives with the weights that the package holds, [n, channels].
         original: the same with the checkpoint's weights.
         verify: the most tokens of a decode pass.
+        model: transformers', which `expected` calls.
     """
+    load = reused(lambda: Program(program, False, of_blueprint(part.blueprint, part.calls)))
+    widths, count = gate_widths(part, verify), len(original)
+
+    def run(width: int) -> Floats:
+        """Feed all rows in passes of a width and return the outputs [n, channels]."""
+        passes = filled_up(cut(count, [width]), widths, slots=count + max(widths, default=0))
+        return np.concatenate([load()(inputs(list(p.tokens)))[0, :, :, 0].T[: p.kept] for p in passes])
+
     with load_programs_as("fp32"):
         plain = run(1)
+        exact = expected()
         if is_portable():
-            error = Measurement("program_error", relative_error(plain, expected()))
+            error = Measurement("program_error", relative_error(plain, exact))
             yield explained(error, partial(run, 1), program)
-        for width in compared_widths(verify, part.tokens):
+        probed = probe(model, expected, exact)
+        if probed.hopeless:
+            yield NotRun("width_error_fp16", probed.hopeless)
+        for width in () if probed.hopeless else compared_widths(verify, part.tokens):
             name = f"T={width}"
-            error = Measurement(width_measure(name), relative_error(run(width), plain), name)
+            error = Measurement(width_measure(name), relative_error(run(width), plain), name, probed.allowed)
             yield explained(error, partial(run, width), program)
     with load_programs_as("fp16"):
         ratio = Measurement("psnr", psnr(run(part.tokens), original))

@@ -38,7 +38,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def write_out(file: IO[str]) -> None:
-    """Hands a file's text to the disk itself; fsync of macOS leaves it in the disk's cache (fsync(2) there)."""
+    """Hand a file's text to the disk itself; fsync of macOS leaves it in the disk's cache (fsync(2) there)."""
     file.flush()
     whole = getattr(fcntl, "F_FULLFSYNC", None)
     if whole is not None:

@@ -36,7 +36,7 @@ def _chip() -> str:
 
 
 def _ask(*command: str) -> str:
-    """What a program of macOS says. PATH need not name the folder of sysctl, as under sudo and in cron."""
+    """Return what a program of macOS says. PATH need not name the folder of sysctl, as under sudo and in cron."""
     own = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin", "SYSTEM_VERSION_COMPAT": "0"}
     return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
 

@@ -7,6 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmill import machine
 from shardmill.evidence.folder import evidence_files
 from shardmill.files import is_left_by_macos, parse_json
 from shardmill.forms.form import INT4, INT8
@@ -32,6 +33,11 @@ def section(name: str, config: Config) -> Any:
 def option(name: str, config: Config) -> Any:
     """What the config says at a dotted name."""
     return reduce(getattr, name.split("."), config)
+
+
+def engine(config: Config) -> dict[str, str]:
+    """Return the engine that loads programs here, so that steps that load them run again after it has changed."""
+    return machine.engine()
 
 
 def split_settings(config: Config) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from shardmill import interrupt
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.imports import spare_coremltools
-from shardmill.machine import THREAD_VARIABLES, collect_rarely, package_versions
+from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine, package_versions
 from shardmill.pipeline import dag, fingerprint, memory, remote, storage, table
 from shardmill.pipeline.disk import full_at, uncopied_at
 from shardmill.pipeline.lock import join_build
@@ -78,6 +78,8 @@ def _step_of(task: Callable[..., Task], rule: str) -> str:
 def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
     params = dict(snakemake.params.items())
     root, tools = Path(params.pop("store")), params.pop("tools")
+    if "engine" in params:
+        params["engine"] = engine()  # of the job's machine, which need not be Snakemake's
     inputs, outputs = _as_files(snakemake.input), _as_files(snakemake.output)
     with storage.room(inputs, outputs, snakemake.wildcards.model) as room:
         record = room.builds / snakemake.wildcards.model / "source.receipt.json"

@@ -6,6 +6,7 @@ import platform
 import sys
 from typing import Any
 
+from shardmill.machine import is_portable
 from shardmill.pipeline.batch import Batch
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
@@ -13,7 +14,7 @@ SOLVER = "cbc"  # the program of Snakemake's scheduler ilp, as PATH may have it
 
 
 def use_own_solver() -> None:
-    """Makes the scheduler ilp look for its solver in PATH on a Mac with Apple silicon.
+    """Make the scheduler ilp look for its solver in PATH on a Mac with Apple silicon.
 
     The solver that PuLP 3 carries is an x86_64 program there. Without Rosetta it can't be started, and Snakemake 9.27
     ends with a traceback before the first job (snakemake/snakemake#3007). Where PATH has no solver, Snakemake says so
@@ -30,6 +31,12 @@ def go_on(batch: Batch, workflow: Any) -> None:
     """Lets the other models of a batch be built when a job fails, as --keep-going does."""
     if batch.listed:
         workflow.scheduler.keepgoing = True
+
+
+def limit_ane(workflow: Any) -> None:
+    """Let one job at a time use the Neural Engine, on a Mac where `--resources ane=N` does not say otherwise."""
+    if not is_portable() and workflow.is_main_process and workflow.global_resources.get("ane").value is None:
+        workflow.global_resources["ane"] = 1
 
 
 def start_without_delay(workflow: Any) -> None:

@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from shardmill import machine
 from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
@@ -31,6 +32,7 @@ from shardmill.pipeline.configured import (
     calibration_files,
     calibration_settings,
     coded_forms,
+    engine,
     evidence,
     measured_settings,
     option,
@@ -46,7 +48,7 @@ from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock, join_build
 from shardmill.pipeline.origin import default_config, parsed
 from shardmill.pipeline.room import demand_room, mem_mb, too_large
-from shardmill.pipeline.scheduling import go_on, start_without_delay, use_own_solver
+from shardmill.pipeline.scheduling import go_on, limit_ane, start_without_delay, use_own_solver
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.storage import checkpoint, folder, new_folder
@@ -73,11 +75,13 @@ __all__ = [
     "default_config",
     "demand_room",
     "drawn",
+    "engine",
     "every_core",
     "evidence",
     "folder",
     "gate_receipts",
     "go_on",
+    "limit_ane",
     "made_by",
     "matrices_at_once",
     "measured_settings",
@@ -111,6 +115,7 @@ __all__ = [
 def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
     """The models of the validated config; what is wrong with it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
+    _or_end(machine.engine)  # a parameter of rules, whose errors Snakemake would show with a traceback
     try:
         # Snakemake has read them, but takes the last of a key given twice, and merges files.
         _demand_one_model({os.path.relpath(file): read_yaml(Path(file)) for file in workflow.configfiles})
@@ -264,7 +269,7 @@ def only_its_jobs(build: str, workflow: Any) -> None:
         _or_end(join_build, build)
 
 
-def _or_end(work: Callable[..., None], *given: str) -> None:
+def _or_end(work: Callable[..., object], *given: str) -> None:
     try:
         work(*given)
     except (ShardmillError, OSError) as error:

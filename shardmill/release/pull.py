@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
-from shardmill.files import replacing
+from shardmill.files import cache_folder, replacing
 from shardmill.release.bundle import check_build
 from shardmill.release.keys import PublicKey
 from shardmill.release.proof import prove
@@ -89,4 +89,4 @@ def _place(blob: Path, path: Path) -> None:
 
 
 def _home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill" / "pulled"
+    return cache_folder() / "pulled"

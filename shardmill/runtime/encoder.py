@@ -9,6 +9,7 @@ from typing import Any
 from shardmill.machine import load_programs_as
 from shardmill.models.buckets import apart, arrays, bucket_for, columns
 from shardmill.models.host import Floats
+from shardmill.runtime.bundles import loadable
 from shardmill.runtime.manifest import ENCODER, read_manifest
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
@@ -85,6 +86,6 @@ def load(build: Path, precision: str = "fp16") -> Encoder:
     Raises:
         ShardmillError: where the folder holds no finished build of an encoder.
     """
-    manifest = read_manifest(build, ENCODER)
+    manifest = loadable(read_manifest(build, ENCODER), build)
     with load_programs_as(precision):
         return Encoder(manifest, build)

@@ -16,10 +16,12 @@ import numpy as np
 
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
+from shardmill.runtime.bundles import loadable
 from shardmill.runtime.functions import of_entry
 from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.lengths import lengths_by_entry
-from shardmill.runtime.manifest import lengths, read_manifest, verify_width
+from shardmill.runtime.loading import reshaping
+from shardmill.runtime.manifest import lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
 
@@ -59,7 +61,8 @@ class Engine:
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
         for part in manifest["parts"]:
-            program = load_program(root, part, self.slots)
+            with reshaping(reshape_frequency(manifest)):
+                program = load_program(root, part, self.slots)
             if part["kind"] == "layers":
                 kept = part.get("written", {})
                 self.layers.append(Layers(program, [name for name in part["inputs"] if name not in kept], []))
@@ -169,6 +172,6 @@ def load(build: Path, precision: str = "fp16") -> Engine:
     Raises:
         ShardmillError: where the folder holds no finished build.
     """
-    manifest = read_manifest(build)
+    manifest = loadable(read_manifest(build), build)
     with load_programs_as(precision):
         return Engine(manifest, build)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill.machine import is_portable
 from shardmill.models.contract import Blueprint, caches, new_name
 from shardmill.models.host import Floats
+from shardmill.runtime.buffers import Buffers
 
 SLOTS = 2  # the axis of keys and values on which slots lie
 RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's slot is told by its row; in the others, [1, 1, S, T], by its column
@@ -20,6 +22,9 @@ RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's slot is told by its row; in
 class Held:
     """The caches of one program.
 
+    Core ML takes and gives fp32, so its caches are fp32 from the start and are written in place (see buffers.py). The
+    portable engine's are fp16 until its first answer says that it computes in fp32.
+
     Attributes:
         written: by a cache's name, which is that of the input, the output that holds what a pass adds to it.
         shapes: of the caches.
@@ -28,20 +33,27 @@ class Held:
     written: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
     arrays: dict[str, Any] = field(init=False)
+    _buffers: Buffers = field(init=False, default_factory=Buffers)
 
     def __post_init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Fills the caches with zeros."""
-        self.arrays = {name: np.zeros(shape, np.float16) for name, shape in self.shapes.items()}
+        """Fill the caches with zeros."""
+        kind = np.float16 if is_portable() else np.float32
+        self.arrays = {name: self._buffers.array(name, shape, kind) for name, shape in self.shapes.items()}
+        for array in self.arrays.values():
+            array.fill(0)
 
     def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Goes on with caches of other numbers of slots, which hold what these held, as far as they reach."""
+        """Go on with caches of other numbers of slots, which hold what these held, as far as they reach."""
         before, self.shapes = self.arrays, {name: tuple(shape) for name, shape in shapes.items()}
+        if {name: array.shape for name, array in before.items()} == self.shapes:
+            return
         self.forget()
-        for name, array in self.arrays.items():
-            self.arrays[name] = carried(before[name], array.astype(before[name].dtype))
+        for name, old in before.items():
+            new = self.arrays[name]
+            self.arrays[name] = carried(old, new if new.dtype == old.dtype else new.astype(old.dtype))
 
     def write(self, outputs: Mapping[str, Any], given: Mapping[str, Floats]) -> None:
         """Puts what a pass gave into the slots that its masks name.

@@ -13,7 +13,6 @@ from shardmill.errors import ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.buckets import packed
 from shardmill.models.host import Floats
-from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped, likeliest, read_calibration
 from shardmill.runtime.windows import Windows, windows
@@ -23,7 +22,7 @@ LEAST = 1e-30  # a share of nothing has no logarithm
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-    from shardmill.runtime.encoder import Encoder
+    from shardmill.runtime.process import EncoderProcess
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Reader:
         before_pass: called before every pass; what it raises ends the work.
     """
 
-    encoder: Encoder
+    encoder: EncoderProcess
     tokenizer: Tokenizer
     biases: Mapping[str, float] | None = None
     before_pass: Callable[[], object] = bool
@@ -96,7 +95,7 @@ class Classified:
 
 
 def load(build: Path, precision: str) -> Reader:
-    """The reader of a finished build folder.
+    """Return the reader of a finished build folder, whose programs are in a process of their own.
 
     Args:
         build: the folder.
@@ -105,7 +104,9 @@ def load(build: Path, precision: str) -> Reader:
     Raises:
         ShardmillError: where it holds no finished build of an encoder.
     """
-    encoder = runtime.load(build, precision)
+    from shardmill.runtime.process import EncoderProcess
+
+    encoder = EncoderProcess(build, precision)
     tokenizer = load_tokenizer(build, encoder.manifest)
     texts = encoder.manifest.get("texts", {})
     calibrated = CALIBRATION in texts.get("files", {})

@@ -11,11 +11,11 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from shardmill.runtime.engine import Engine
+    from shardmill.runtime.process import EngineProcess
 
 
-def load_engine(build: Path, precision: str) -> Engine:
-    """Loads the built model; a spinner turns on the terminal meanwhile.
+def load_engine(build: Path, precision: str) -> EngineProcess:
+    """Load the built model in a process of its own; a spinner turns on the terminal meanwhile.
 
     Args:
         build: folder of a finished build.
@@ -26,15 +26,10 @@ def load_engine(build: Path, precision: str) -> Engine:
     """
     from rich.console import Console
 
-    from shardmill.quiet import quiet_coremltools
-    from shardmill.runtime import engine
-    from shardmill.runtime.threads import choose_threads
+    from shardmill.runtime.process import EngineProcess
 
-    spinner = Console(stderr=True).status(f"loading {build}")
-    with spinner, quiet_coremltools():
-        loaded = engine.load(build, precision)
-        choose_threads(loaded)
-    return loaded
+    with Console(stderr=True).status(f"loading {build}"):
+        return EngineProcess(build, precision)
 
 
 def load_tokenizer(build: Path, manifest: Mapping[str, Any]) -> Tokenizer:

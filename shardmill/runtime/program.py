@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from shardmill.errors import ShardmillError
-from shardmill.machine import load_programs_as, precision
+from shardmill.machine import is_portable, load_programs_as, native_call, precision
 from shardmill.models.host import Floats
 from shardmill.printable import first_line
+from shardmill.runtime.buffers import Buffers
 from shardmill.runtime.functions import TOKENS, Functions, located
 from shardmill.runtime.held import Held, carried
 from shardmill.runtime.lengths import NONE, Length
-from shardmill.runtime.loading import begins
+from shardmill.runtime.loading import begins, hints
 
 
 class Program:
@@ -55,6 +56,8 @@ class Program:
                 held.resize(lengths[self.slots].kept)
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
         self.models: dict[str, Any] = {}
+        self.buffers = Buffers()
+        self._shapes: set[tuple[Any, ...]] = set()  # of inputs that some pass had: the first such pass takes long
         self.state: Any = self._loaded(self.functions)
 
     def _loaded(self, functions: Functions | None) -> Any:
@@ -65,11 +68,11 @@ class Program:
         try:
             load = ct.models.CompiledMLModel if self.path.suffix == ".mlmodelc" else ct.models.MLModel
             units = ct.ComputeUnit[self.compute_units]
-            with load_programs_as(self.precision):
+            with load_programs_as(self.precision), native_call():
                 for name in (name for name in _names(functions) if name not in self.models):
                     path, function = located(self.path, name)
                     named = {"function_name": function} if function else {}
-                    self.models[name] = load(str(path), compute_units=units, **named)
+                    self.models[name] = load(str(path), compute_units=units, **named, **hints(name))
             return self._made_state(functions)
         except Exception as error:
             raise ShardmillError(f"{self.path} can't be loaded: {first_line(error)}") from error
@@ -134,9 +137,34 @@ class Program:
 
     def _run(self, function: str, inputs: Mapping[str, Floats]) -> dict[str, Any]:
         caches = self.held.arrays if self.held else {}
-        with self.around():
-            outputs: dict[str, Any] = self.models[function].predict({**caches, **inputs}, state=self.state)
+        given = {name: self.buffers.filled(name, value) for name, value in inputs.items()}
+        shapes = (function, *(value.shape for value in inputs.values()))
+        first = native_call() if shapes not in self._shapes else nullcontext()
+        self._shapes.add(shapes)
+        with self.around(), first:
+            outputs: dict[str, Any] = self.models[function].predict({**caches, **given}, state=self.state)
         return outputs
+
+
+Loaded = TypeVar("Loaded")
+
+
+def reused(load: Callable[[], Loaded]) -> Callable[[], Loaded]:
+    """Return a function that gives what `load` loads, and loads it again only if the precision has changed.
+
+    Core ML has one precision, so there it is loaded once. The portable engine's two precisions are two loads, of which
+    one is in memory at a time.
+    """
+    last: dict[str, Loaded] = {}
+
+    def loaded() -> Loaded:
+        key = precision() if is_portable() else ""
+        if key not in last:
+            last.clear()
+            last[key] = load()
+        return last[key]
+
+    return loaded
 
 
 def _names(functions: Functions | None) -> list[str]:

@@ -10,7 +10,6 @@ there the note only says what was loaded.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,9 +20,11 @@ import numpy as np
 
 from shardmill import machine
 from shardmill.errors import UnreadableError
-from shardmill.files import digest, read_json, write_json
+from shardmill.files import cache_folder, digest, read_json, write_json
+from shardmill.runtime.bundles import loadable
 from shardmill.runtime.engine import load_program
-from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest
+from shardmill.runtime.loading import reshaping
+from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest, reshape_frequency
 
 log = logging.getLogger(__name__)
 
@@ -61,21 +62,22 @@ def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
     Raises:
         ShardmillError: the folder holds no finished build, or a program can't be loaded.
     """
-    manifest = read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)
-    parts, note = manifest["parts"], _note()
+    manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
+    parts, note, reshape = manifest["parts"], _note(), reshape_frequency(manifest)
     known = {} if again else _known(note)
     sizes = [_bytes(build, part) for part in parts]
     spent, loaded = 0.0, 0
     with machine.load_programs_as(precision):
         for place, part in enumerate(parts):
-            key, seconds = _identity(part), None
+            key, seconds = _identity(part, reshape), None
             if key not in known:
                 start = time.perf_counter()
-                _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
+                with reshaping(reshape):
+                    _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
                 seconds = time.perf_counter() - start
                 spent, loaded = spent + seconds, loaded + sizes[place]
                 _note_down(note, {**_known(note), key: part["name"]})
-            todo = sum(size for other, size in zip(parts, sizes, strict=True) if _identity(other) not in known)
+            todo = sum(size for other, size in zip(parts, sizes, strict=True) if _identity(other, reshape) not in known)
             left = spent * max(todo - loaded, 0) / loaded if loaded else 0.0
             yield Warmed(part["name"], place + 1, len(parts), seconds, left)
 
@@ -96,10 +98,11 @@ def _widths(manifest: Mapping[str, Any], place: int) -> list[int]:
     return [manifest[MARK][place]] if MARK in manifest else list(manifest["widths"])
 
 
-def _identity(part: Mapping[str, Any]) -> str:
-    """What must be the same for a program to be known: its bytes, and what loads it."""
+def _identity(part: Mapping[str, Any], reshape: str) -> str:
+    """What must be the same for a program to be known: its bytes, and what loads it, told what."""
     program = part["program"]
-    return digest({"program": program.get("files", program["path"]), "engine": machine.engine()})
+    known = {"program": program.get("files", program["path"]), "engine": machine.engine()}
+    return digest(known | ({"reshape_frequency": reshape} if reshape else {}))
 
 
 def _bytes(build: Path, part: Mapping[str, Any]) -> int:
@@ -123,4 +126,4 @@ def _note_down(note: Path, known: Mapping[str, str]) -> None:
 
 
 def _note() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill" / "warm.json"
+    return cache_folder() / "warm.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardmill import machine
 from shardmill.decode import ContextPolicy, Session, choose_layout
 from shardmill.files import digest
 from shardmill.runtime import load
@@ -38,12 +37,13 @@ def load_model(
     tokenizer = load.load_tokenizer(build, manifest)
     template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
     end = turn_end(template, tokenizer) if template else None
+    engine = load.load_engine(build, precision)
     ends = tuple(dict.fromkeys(manifest["eos_token_ids"]))
     return Model(
         name=manifest["model"],
         tokenizer=tokenizer,
         template=template,
-        engine=load.load_engine(build, precision),
+        engine=engine,
         engine_name=load.engine_name(),
         eos=ends if end is None or end in ends else (*ends, end),
         draft_session=Session(load.load_engine(draft_build, precision), context_policy=context_policy)
@@ -51,5 +51,5 @@ def load_model(
         else None,
         fingerprint=digest(manifest),
         tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
-        threads=machine.threads(),
+        threads=getattr(engine, "threads", None),
     )

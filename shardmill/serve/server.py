@@ -16,7 +16,6 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
-from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.runtime.label import Reader
 from shardmill.runtime.load import engine_name
@@ -107,7 +106,7 @@ def _ready_encoder(load: Callable[[], Reader], settings: Settings, listener: soc
     desk = Desk(metrics, settings.limits.queue)
     name = reader.encoder.manifest["model"]
     app = create_encoder_app(name, reader, desk, metrics, settings)
-    return Ready(app, desk, _greeting(name, engine_name(), machine.threads(), settings, listener))
+    return Ready(app, desk, _greeting(name, engine_name(), reader.encoder.threads, settings, listener))
 
 
 def _serve(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.gates.passes import Pass, at_lengths, compared_widths, cut, schedules, with_padding, with_rejected_drafts
+from shardmill.gates.passes import (
+    Pass,
+    at_lengths,
+    compared_widths,
+    cut,
+    filled_up,
+    schedules,
+    with_padding,
+    with_rejected_drafts,
+)
 
 LENGTHS = [1, 2, 5, 16, 64]
 
@@ -98,3 +107,24 @@ def test_every_context_is_fed_and_moved_to_with_room_for_each_pass(count: int) -
         assert all(p.places[-1] < p.slots and (p.slots == slots) == (p.places[0] < slots) for p in ways[name])
         assert kept(ways[name]) == list(range(len(kept(ways[name])))) and len(kept(ways[name])) >= min(count, 16)
     assert at_lengths(count, (1, 4), 4, (128,)) == {}
+
+
+@pytest.mark.parametrize("widths", [(4,), (1, 4), (1, 4, 16)])
+def test_passes_are_filled_up_to_the_widths_of_a_program_and_keep_their_rows(widths: tuple[int, ...]) -> None:
+    """On Core ML every further width takes minutes; a session fills a pass up in the same way."""
+    for name, passes in {"plain": list(cut(37, [1])), **schedules(37, 4, widths[-1])}.items():
+        filled = list(filled_up(passes, widths, slots=64))
+        assert kept(filled) == kept(passes), name
+        assert {len(p.tokens) for p in filled} <= set(widths), name
+        for p, given in zip(filled, passes, strict=True):
+            count = len(given.tokens)
+            assert p.tokens[:count] == given.tokens and set(p.tokens[count:]) <= {given.tokens[-1]}
+            assert p.positions == tuple(range(p.positions[0], p.positions[0] + len(p.tokens)))
+
+
+def test_no_pass_is_filled_up_beyond_its_context_or_without_widths() -> None:
+    passes = list(cut(6, [1]))
+    assert list(filled_up(passes, (), slots=64)) == passes
+    assert [len(p.tokens) for p in filled_up(passes, (4,), slots=6)] == [4, 4, 4, 1, 1, 1]
+    short = [Pass((5,), (5,), 1, slots=6)]
+    assert list(filled_up(short, (4,), slots=64)) == short

@@ -67,7 +67,8 @@ def write_parts(builds: Path) -> Path:
     for part in PARTS:
         for step, output in (("packages", "package"), ("compiled", "bundle")):
             path = programs(folder, step)[PARTS.index(part)]
-            store.perform(Action(step, {"part": part}), {output: path}, receipt(path), partial(make, part, output))
+            action, engine = Action(step, {"part": part}), PORTABLE if step == "compiled" else {}
+            store.perform(action, {output: path}, receipt(path), partial(make, part, output), **engine)
             (path / ".snakemake_timestamp").touch()
     table = folder / "embedding.safetensors"
     store.perform(Action("embedding"), {"table": table}, receipt(table), lambda made: make_file(made["table"]))

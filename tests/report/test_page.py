@@ -13,6 +13,7 @@ from evidence import results
 
 from report import sample
 from report.reading import elements, section, words
+from shardmill.report.gates import questions
 from shardmill.report.page import environment, render
 from shardmill.report.stages import STATES
 
@@ -105,6 +106,25 @@ def test_a_measure_is_missed_only_where_it_means_something(
     settings["convert"] |= convert
     plan["architecture"]["graph"]["experts"] = experts
     assert re.search(rf"not run {name} No gate file", words(render(sample.build(settings=settings, plan=plan))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "experts", "name", "reason"),
+    [
+        ("encoder", None, "label_mismatches", "Core ML computes in fp16 only"),
+        ("decoder", {"count": 4}, "experts_agreement", "Core ML computes in fp16 only"),
+        ("decoder", {"count": 4}, "experts_agreement_fp16", "only the portable engine shows"),
+    ],
+)
+def test_what_only_the_portable_engine_measures_has_a_reason_on_a_mac(
+    kind: str, experts: dict[str, Any] | None, name: str, reason: str
+) -> None:
+    plan = sample.plan() | {"kind": kind}
+    plan["architecture"]["graph"]["experts"] = experts
+    files = [sample.parity(part) | {"engine": sample.COREML} for part in sample.PARTS]
+    build = sample.build(plan=plan, parity=tuple(files))
+    (measure,) = (m for question in questions(build) for m in question.measures if m.name == name)
+    assert measure.worst is None and measure.reason.startswith(reason)
 
 
 def test_what_a_gate_refused_is_not_run_with_its_reason() -> None:

@@ -18,7 +18,14 @@ PRECISION = "fp32"  # the portable engine's
 NOT_MEASURED = ("source", "texts")  # where the weights came from, and chat templates, of which prompts have none
 
 
-def task(manifest: Path, text: Path, tasks: list[Path], settings: Mapping[str, Any], tools: Tools) -> Task:
+def task(
+    manifest: Path,
+    text: Path,
+    tasks: list[Path],
+    settings: Mapping[str, Any],
+    engine: Mapping[str, str],
+    tools: Tools,
+) -> Task:
     """A speed depends on the programs, wherever their weights came from, on what is asked, and on the machine.
 
     What was measured of these very programs on this machine stands: `shardmill bench` measures anew.
@@ -28,6 +35,7 @@ def task(manifest: Path, text: Path, tasks: list[Path], settings: Mapping[str, A
         text: the file that the settings name for the sweep over prompt lengths.
         tasks: the prompts of the tasks that the settings name.
         settings: the config's `benchmark`.
+        engine: what runs the programs.
         tools: what decides the result besides.
     """
 
@@ -46,5 +54,5 @@ def task(manifest: Path, text: Path, tasks: list[Path], settings: Mapping[str, A
     encodes = "buckets" in model
     asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in (text, *tasks)}
     inputs = {"model": digest(model), "prompts": digest(asked)}
-    params = {"settings": settings, "engine": machine.engine(), "machine": machine.machine()}
-    return Task(work, Action("benchmark", inputs, params, **tools), {"engine": machine.engine()})
+    params = {"settings": settings, "engine": engine, "machine": machine.machine()}
+    return Task(work, Action("benchmark", inputs, params, **tools), {"engine": engine})

@@ -8,16 +8,25 @@ from typing import Any
 
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
-from shardmill.models.calls import BUNDLE
+from shardmill.models.calls import BUNDLE, INFREQUENT
+from shardmill.pipeline.receipts import read_receipt
+from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.subjects import check_files
 from shardmill.pipeline.task import SOURCE, Artifact, Task
+from shardmill.runtime.bundles import COMPILER, SYSTEM
 from shardmill.runtime.manifest import runtime_manifest
 
 TOKENIZER = "tokenizer.json"
 
 
 def task(
-    summary: Path, record: Path, packages: list[Artifact], bundles: list[Artifact], table: Artifact, form: str = "fp16"
+    summary: Path,
+    record: Path,
+    packages: list[Artifact],
+    bundles: list[Artifact],
+    table: Artifact,
+    form: str = "fp16",
+    reshape: str = INFREQUENT,
 ) -> Task:
     """model.json. Its hashes are those that the receipts record, and every file is compared with them.
 
@@ -28,14 +37,19 @@ def task(
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
         form: the config's `convert.embedding`; a runtime is told of any but fp16.
+        reshape: the config's `program.reshape_frequency`.
     """
     root = summary.parent
 
     def work(made: Mapping[str, Path]) -> None:
         plan, source = read_json(summary), read_json(record)
         held = _described(table, root) | ({"form": form} if form != "fp16" else {})
-        programs = {name: program | _bundles(program) for name, program in _by_part(bundles, root).items()}
-        content = runtime_manifest(plan, programs, held)
+        compilers = {bundle.path.stem: _compiler(bundle.path) for bundle in bundles}
+        programs = {
+            name: program | _bundles(program) | {COMPILER: compilers[name]}
+            for name, program in _by_part(bundles, root).items()
+        }
+        content = runtime_manifest(plan, programs, held, reshape)
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
@@ -52,6 +66,12 @@ def task(
 
 def _by_part(artifacts: list[Artifact], root: Path) -> dict[str, dict[str, Any]]:
     return {artifact.path.stem: _described(artifact, root) for artifact in artifacts}
+
+
+def _compiler(bundle: Path) -> dict[str, str]:
+    """Return who compiled a bundle, and for which system."""
+    engine = read_receipt(Path(receipt_of(str(bundle))))["engine"]
+    return {key: engine[key] for key in SYSTEM if key in engine}
 
 
 def _bundles(program: Mapping[str, Any]) -> dict[str, Any]:

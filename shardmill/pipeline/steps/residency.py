@@ -13,16 +13,17 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.pipeline.verdict import write_verdict
 
 
-def task(part: Path, package: Artifact, bundle: Artifact, tools: Tools) -> Task:
+def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, str], tools: Tools) -> Task:
     """A verdict depends on the bytes that were judged, the range of T, and who judged.
 
     Args:
         part: parts/P.json.
         package: the .mlpackage.
         bundle: the .mlmodelc.
+        engine: what loads the program.
         tools: what decides the result besides.
     """
-    piece, engine = plan.load_part(part), machine.engine()
+    piece = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import measurement, residency

@@ -20,6 +20,9 @@ SETTINGS = {"new_tokens": 8}
 MODEL = {"model": "tiny", "parts": [{"program": {"files": {"a": "0"}}}], "source": {"repo": None, "commit": "local"}}
 
 
+PORTABLE = {"name": "portable"}
+
+
 class Build:
     """A finished model's folder; counts measurements."""
 
@@ -43,7 +46,7 @@ class Build:
         """The number of the measurement that speed.json holds."""
         text, tasks = self.folder / "code.txt", [self.folder / "tasks/copying/1.txt"]
         speed, receipt = self.folder / "benchmark/speed.json", self.folder / "benchmark/speed.receipt.json"
-        task = benchmark.task(self.folder / "model.json", text, tasks, self.settings, {})
+        task = benchmark.task(self.folder / "model.json", text, tasks, self.settings, PORTABLE, {})
         perform(task, {"speed": speed}, receipt, Store(self.folder / ".store"))
         found: int = json.loads(speed.read_text())["measurement"]
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from shardmill.pipeline.task import Artifact
 from shardmill.plan import Part, write_part
 
 Key = Callable[..., str]
+PORTABLE = {"name": "portable"}
+MAC = {"name": "coreml", "macos": "15.6", "build": "24G84", "chip": "Apple M4"}
 
 
 @pytest.fixture
@@ -24,7 +26,14 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The action key of a part's job."""
 
     def of(
-        plan: Any, part: Part, package: str = "p", bundle: str = "b", reference: str = "r", default: str = "int8"
+        plan: Any,
+        part: Part,
+        package: str = "p",
+        bundle: str = "b",
+        reference: str = "r",
+        default: str = "int8",
+        engine: Mapping[str, str] = PORTABLE,
+        reshape: str = "infrequent",
     ) -> str:
         monkeypatch.setattr(parity, "seen", lambda states, part: reference)
         write_json(tmp_path / "plan.json", dict(plan))
@@ -34,19 +43,26 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         write_json(tmp_path / "recipe.json", recipe)
         summary, piece, record = (tmp_path / name for name in ("plan.json", "part.json", "record"))
         followed = Artifact(tmp_path / "recipe.json", "recipe", {})
-        task = parity.task(summary, piece, followed, record, *artifacts, [], {})
+        task = parity.task(summary, piece, followed, record, *artifacts, [], reshape, engine, {})
         assert task.action is not None
         return task.action.key
 
     return of
 
 
-@pytest.mark.parametrize("change", [{"package": "q"}, {"bundle": "q"}, {"reference": "q"}])
+@pytest.mark.parametrize("change", [{"package": "q"}, {"bundle": "q"}, {"reference": "q"}, {"reshape": "frequent"}])
 def test_other_programs_and_another_reference_are_measured_anew(
     built: tiny.Build, key: Key, change: dict[str, str]
 ) -> None:
     part = built.parts["head_0"]
     assert key(built.plan, part, **change) != key(built.plan, part)
+
+
+@pytest.mark.parametrize("engine", [MAC, MAC | {"build": "24G90"}, MAC | {"chip": "Apple M3"}])
+def test_another_engine_measures_anew(built: tiny.Build, key: Key, engine: dict[str, str]) -> None:
+    part = built.parts["head_0"]
+    others = {key(built.plan, part), key(built.plan, part, engine=MAC | {"macos": "26.0"})}
+    assert key(built.plan, part, engine=engine) not in others
 
 
 def test_other_widths_are_measured_anew(built: tiny.Build, key: Key) -> None:
@@ -88,7 +104,9 @@ def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_th
         parts, record = [tmp_path / "embedding.json"], tmp_path / "record"
         write_json(tmp_path / "recipe.json", {"schema": 1, "default": "int8", "matrices": {}})
         recipe = Artifact(tmp_path / "recipe.json", "recipe", {})
-        task = parity_stack.task(tmp_path / "plan.json", parts, recipe, record, known, [], [], known, [], {})
+        task = parity_stack.task(
+            tmp_path / "plan.json", parts, recipe, record, known, [], [], known, [], "infrequent", PORTABLE, {}
+        )
         assert task.action is not None
         keys.add(task.action.key)
     assert len(keys) == 2
@@ -113,6 +131,6 @@ def test_a_stack_is_judged_by_the_forms_that_its_recipe_gives(
         write_json(recipe.path, {"schema": 1, "default": default, "matrices": named})
         files = [tmp_path / f"{name}.json" for name in names]
         task = parity_stack.task(
-            tmp_path / "plan.json", files, recipe, tmp_path / "record", known, [], [], known, [], {}
+            tmp_path / "plan.json", files, recipe, tmp_path / "record", known, [], [], known, [], PORTABLE, {}
         )
         assert task.action is not None and task.action.params.get("limits") == judged

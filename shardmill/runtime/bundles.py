@@ -1,0 +1,157 @@
+"""The compiled bundles that this machine may load: the build's own, or its packages compiled again into a cache.
+
+Core ML specialises a bundle for one version of the system. A bundle from another version may fail to load with error
+-14, and a bundle of the portable compiler was never compared with Apple's for states, iOS 18 operations or blockwise
+weights. So Core ML loads the bundles that its own compiler made on this version of the system. For all others, the
+package is compiled here, once for each version of the system, and a line on standard error says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardmill import machine
+from shardmill.errors import ShardmillError
+from shardmill.files import cache_folder, digest, read_json
+from shardmill.lane.cut import with_one_function
+from shardmill.models.calls import BUNDLE, own_bundle
+from shardmill.printable import first_line
+from shardmill.runtime.loading import begins
+
+COMPILER = "compiler"  # key of a program in model.json: the engine whose compiler made its bundle
+SYSTEM = ("name", "macos", "build")  # of an engine, what a bundle is compiled for
+
+
+def compile_package(package: Path, bundle: Path, functions: Iterable[str] = ()) -> None:
+    """Compile a package to a bundle, or each of its functions to a bundle of its own.
+
+    Args:
+        package: the .mlpackage.
+        bundle: the .mlmodelc to make; a folder of bundles if there are functions.
+        functions: the names of those that get bundles of their own.
+
+    Raises:
+        RuntimeError: Core ML refuses the package.
+    """
+    names = sorted(set(functions))
+    if not names:
+        _compile(package, bundle)
+        return
+    bundle.mkdir()
+    for name in names:
+        with tempfile.TemporaryDirectory(dir=bundle.parent) as scratch:
+            alone = Path(scratch) / f"{name}.mlpackage"
+            with_one_function(package, alone, name)
+            _compile(alone, own_bundle(bundle, name))
+
+
+def _compile(package: Path, bundle: Path) -> None:
+    import coremltools as ct
+
+    with machine.native_call():
+        ct.models.utils.compile_model(str(package), str(bundle))
+
+
+def loadable(manifest: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """Return the manifest with paths to bundles that this machine may load, which are compiled if need be.
+
+    Args:
+        manifest: model.json's content.
+        root: the build's folder.
+
+    Raises:
+        ShardmillError: a program is there neither as a bundle nor as a package, or its package can't be compiled.
+    """
+    parts = [
+        part | {"program": part["program"] | {"path": str(_bundle(manifest, part, root))}} for part in manifest["parts"]
+    ]
+    return {**manifest, "parts": parts}
+
+
+def _bundle(manifest: Mapping[str, Any], part: Mapping[str, Any], root: Path) -> Path:
+    """Return the absolute path of the bundle to load for a part."""
+    bundle = (root / part["program"]["path"]).resolve()
+    entry = manifest.get("packages", {}).get(part["name"])
+    package = root / entry["path"] if entry else None
+    if bundle.exists():
+        foreign = _foreign(bundle, part)
+        if not foreign:
+            return bundle
+        if package is None or not package.is_dir():
+            _say(f"{bundle.name} was compiled by {foreign}, and its package is not in the build: loaded as it is")
+            return bundle
+        why = f"its bundle was compiled by {foreign}"
+    elif package is None or not package.is_dir():
+        raise ShardmillError(
+            f"{bundle} is not there, nor a package to compile it from; pull the build again, or build it"
+        )
+    else:
+        why = "the build has no bundle of it"
+    return _compiled_here(part, package, entry["files"], why)
+
+
+def _foreign(bundle: Path, part: Mapping[str, Any]) -> str:
+    """Return who compiled a bundle that this machine's Core ML should not load; "" if it may load it."""
+    if machine.is_portable():
+        return ""
+    made = part["program"].get(COMPILER) or _recorded(bundle)
+    here = machine.engine()
+    if made and all(made.get(key) == here.get(key) for key in SYSTEM):
+        return ""
+    if not made:
+        return "an unknown compiler"
+    return "the portable compiler" if made["name"] == "portable" else f"macOS {made.get('macos')} ({made.get('build')})"
+
+
+def _recorded(bundle: Path) -> Mapping[str, Any]:
+    """Return the engine that a bundle's receipt names; nothing if there is no receipt."""
+    try:
+        found = read_json(bundle.with_suffix(".receipt.json")).get("engine")
+    except (OSError, ShardmillError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _compiled_here(part: Mapping[str, Any], package: Path, files: Mapping[str, str], why: str) -> Path:
+    """Return the bundle of a package in the cache; compile it, and drop those of other systems, if it is not there."""
+    functions = _functions(part) if part["program"].get("bundles") else []
+    home = cache_folder() / "compiled" / digest({"files": files, "functions": functions})[:32]
+    system = {key: value for key, value in machine.engine().items() if key in SYSTEM}
+    folder = home / digest(system)[:32]
+    bundle = folder / f"{part['name']}{BUNDLE}"
+    if bundle.is_dir():
+        return bundle
+    begins(part["name"])
+    _say(f"compiling {package.name} for this machine: {why}")
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as scratch:
+        made = Path(scratch) / folder.name
+        made.mkdir()
+        try:
+            compile_package(package, made / bundle.name, functions)
+        except RuntimeError as error:
+            raise ShardmillError(f"{package} can't be compiled: {first_line(error)}") from error
+        for other in home.iterdir():
+            if other != Path(scratch) and other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            if not bundle.is_dir():
+                raise
+    return bundle
+
+
+def _functions(part: Mapping[str, Any]) -> list[str]:
+    """Return the names of a part's functions at every length of its context."""
+    each = [part.get("functions", {}), *(one["functions"] for one in part.get("contexts", {}).values())]
+    return sorted({name for names in each for name in names.values() if name})
+
+
+def _say(line: str) -> None:
+    print(f"shardmill: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,257 @@
+"""A built model in a process of its own, which can be ended at any time.
+
+coremltools holds the interpreter's lock while Core ML loads, specialises or runs a program (coremltools 9.0,
+coremlpython/CoreMLPython.mm:1066-1090: no binding releases it), and a first load takes minutes. In the meantime nothing
+else in that process runs: no answer to /health, no spinner, no handler of a signal. So programs live in a child. It
+takes calls over a socket, one at a time, and gives logits in memory that both processes map. The child ignores Ctrl-C,
+ends when the socket closes, and is killed when its parent ends or is told to close.
+"""
+
+from __future__ import annotations
+
+import mmap
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill import interrupt
+from shardmill.errors import ShardmillError
+from shardmill.models.buckets import bucket_for
+from shardmill.models.host import Floats
+from shardmill.runtime import loading
+from shardmill.runtime.manifest import ENCODER, read_manifest, verify_width
+
+MAIN = f"from {__name__} import main; main()"
+LOADING, RESULT, FAILED = "loading", "result", "failed"  # kinds of messages from the child
+PATIENCE = 5.0  # seconds that a child has to end after its socket has closed
+
+
+class Process:
+    """A child with a loaded model, whose methods are called by name.
+
+    Attributes:
+        threads: with which the portable engine computes; None on Core ML.
+    """
+
+    def __init__(self, build: Path, precision: str, shared: int = 0) -> None:
+        """Start the child and wait until it has loaded the model.
+
+        Args:
+            build: folder of a finished build.
+            precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
+            shared: bytes of memory that the child gives logits in.
+
+        Raises:
+            ShardmillError: a program can't be loaded, or the child has ended.
+        """
+        self.build = build
+        ours, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as file:
+            file.truncate(max(shared, 1))
+            self.memory = mmap.mmap(file.fileno(), max(shared, 1))
+            given = [str(theirs.fileno()), str(file.fileno()), str(build), precision]
+            self.child = subprocess.Popen(
+                [sys.executable, "-c", MAIN, *given],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), file.fileno()),
+                process_group=0,  # Ctrl-C is the parent's
+            )
+        self.connection, self._calls = Connection(ours.detach()), 0
+        self.close = weakref.finalize(self, _end, self.child, self.connection)
+        interrupt.ends_with_this_process(self.child)
+        self.threads: int | None = self._answer_to(0)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of the model returns, or raise what it raises.
+
+        Raises:
+            ShardmillError: the child has ended.
+        """
+        try:
+            with interrupt.deferred():
+                self._calls += 1
+                self.connection.send((method, arguments))
+        except OSError:
+            self._gone()
+        return self._answer_to(self._calls)
+
+    def _answer_to(self, call: int) -> Any:
+        """Return the answer to a call, or raise what it raised; 0 is the load.
+
+        Ctrl-C may end the wait for an answer, which then comes before that to a later call.
+        """
+        while True:
+            try:
+                self.connection.poll(None)
+                with interrupt.deferred():  # half a message read would spoil all that follow
+                    number, kind, value = self.connection.recv()
+            except (EOFError, OSError):
+                self._gone()
+            if kind == LOADING:
+                loading.begins(value)
+            elif number == call:
+                if kind == FAILED:
+                    raise value
+                return value
+
+    def _gone(self) -> None:
+        """Raise ShardmillError with how the child has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(PATIENCE)
+        code = self.child.returncode
+        how = "does not answer" if code is None else f"ended with {_named(code)}"
+        raise ShardmillError(f"the process that runs the programs of {self.build} {how}; start the command again")
+
+
+class EngineProcess(Process):
+    """A decoder in a process of its own: implements the protocol of shardmill.decode.engine."""
+
+    def __init__(self, build: Path, precision: str) -> None:
+        """Load the model of a build; see `Process`."""
+        manifest = read_manifest(build)
+        self.slots: int = manifest["context"]
+        self.vocab: int = manifest["vocab"]
+        self.widths: tuple[int, ...] = tuple(manifest["widths"])
+        self.verify = verify_width(manifest)
+        super().__init__(build, precision, shared=_logit_bytes(manifest))
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
+        """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
+        self.call("forward", list(tokens), list(slots), list(positions))
+        return _logits(self.memory, self.vocab, len(tokens)).copy().T
+
+    def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Do what `forward` does, without the logits: the LM head does not run."""
+        self.call("write", list(tokens), list(slots), list(positions))
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self.call("reset")
+
+    def fit(self, slots: int) -> None:
+        """Go on at the shortest length with so many slots; slots that it does not have are forgotten."""
+        self.call("fit", slots)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Hide slots until they are written again."""
+        self.call("forget", list(slots))
+
+    def rewindable(self, position: int) -> bool:
+        """Return whether the next pass may start at a position that was passed already, or at the end."""
+        return bool(self.call("rewindable", position))
+
+
+class EncoderProcess(Process):
+    """An encoder in a process of its own, with the methods of runtime/encoder.py that readers call."""
+
+    def __init__(self, build: Path, precision: str) -> None:
+        """Load the encoder of a build; see `Process`."""
+        self.manifest = read_manifest(build, ENCODER)
+        self.labels = tuple(self.manifest["labels"])
+        self.buckets: tuple[int, ...] = tuple(self.manifest["buckets"])
+        super().__init__(build, precision)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a pass."""
+        return max(self.buckets)
+
+    def bucket(self, count: int) -> int:
+        """Return the bucket that so many tokens go through. Raises ValueError for more than fit."""
+        return bucket_for(self.buckets, count)
+
+    def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
+        """Return the rows of each of the texts, which share a pass; see `Encoder.run_together`."""
+        found: list[Floats] = self.call("run_together", [list(text) for text in texts], bucket)
+        return found
+
+
+def main() -> None:
+    """Load a model and answer calls until the parent has gone. Arguments: socket, memory, build, precision."""
+    from shardmill.imports import spare_coremltools
+    from shardmill.machine import collect_rarely, threads
+    from shardmill.quiet import quiet_coremltools
+    from shardmill.runtime import encoder, engine
+    from shardmill.runtime.manifest import holds_encoder
+    from shardmill.runtime.threads import choose_threads
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handle, descriptor, build, precision = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    connection, memory = Connection(handle), mmap.mmap(descriptor, 0)
+    collect_rarely()
+    spare_coremltools()
+    with suppress(EOFError, OSError):  # the parent has gone
+        try:
+            with quiet_coremltools(), loading.told(lambda name: connection.send((0, LOADING, name))):
+                model: Any = encoder.load(build, precision) if holds_encoder(build) else engine.load(build, precision)
+                if isinstance(model, engine.Engine):
+                    choose_threads(model)
+        except Exception as error:
+            connection.send((0, FAILED, _portrait(error)))
+            return
+        connection.send((0, RESULT, threads()))
+        for number in count(1):
+            method, arguments = connection.recv()
+            connection.send((number, *_answer(model, method, arguments, memory)))
+
+
+def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap) -> tuple[str, Any]:
+    """Return the message that says what a method of the model returns or raises."""
+    try:
+        value = getattr(model, method)(*arguments)
+    except Exception as error:
+        return FAILED, _portrait(error)
+    if method == "forward":
+        np.copyto(_logits(memory, model.vocab, len(value)), value.T)
+        value = None
+    return RESULT, value
+
+
+def _portrait(error: Exception) -> Exception:
+    """Return an error that can be sent: errors of ours as they are, others with where they came from."""
+    if not isinstance(error, ShardmillError):
+        error.add_note("".join(traceback.format_exception(error)))
+    return error
+
+
+def _logit_bytes(manifest: Mapping[str, Any]) -> int:
+    return 4 * int(manifest["vocab"]) * max(manifest["widths"])
+
+
+def _logits(memory: mmap.mmap, vocab: int, tokens: int) -> Floats:
+    """Return the logits of a pass in shared memory: [vocab, T], as the engine lays them out."""
+    return np.frombuffer(memory, np.float32, vocab * tokens).reshape(vocab, tokens)
+
+
+def _has_descriptor(stream: Any) -> bool:
+    try:
+        return bool(stream.fileno() >= 0)
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _named(code: int) -> str:
+    """Return an exit code in words, a signal by its name."""
+    with suppress(ValueError):
+        return str(signal.Signals(-code).name) if code < 0 else f"exit code {code}"
+    return f"signal {-code}"
+
+
+def _end(child: subprocess.Popen[bytes], connection: Connection) -> None:
+    """Kill the child: it has nothing to save, and a call into Core ML would not end for a gentler signal."""
+    connection.close()
+    child.kill()
+    child.wait()

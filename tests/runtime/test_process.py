@@ -1,0 +1,122 @@
+"""A model in a process of its own: the same numbers, errors as they are, and an end at any time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from bench.folder import build_folder
+
+from shardmill.decode import Engine as Protocol
+from shardmill.errors import ShardmillError
+from shardmill.runtime import engine
+from shardmill.runtime.loading import told
+from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.process import EngineProcess
+
+
+@pytest.fixture(scope="module")
+def folder(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished build."""
+    return build_folder(built, tmp_path_factory.mktemp("process"))
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> EngineProcess:
+    return EngineProcess(folder, "fp32")
+
+
+def fed(model: Protocol, tokens: list[int], width: int) -> Any:
+    """The logits of a text in passes of a width."""
+    model.reset()
+    spans = [list(range(i, min(i + width, len(tokens)))) for i in range(0, len(tokens), width)]
+    return np.concatenate([model.forward([tokens[i] for i in span], span, span) for span in spans])
+
+
+def test_it_gives_what_the_model_gives_in_this_process(built: tiny.Build, folder: Path, running: EngineProcess) -> None:
+    here, text = engine.load(folder, "fp32"), list(built.text[:12])
+    assert (running.slots, running.vocab, running.widths) == (here.slots, here.vocab, here.widths)
+    assert running.verify == here.verify
+    for width in (1, 4):
+        np.testing.assert_allclose(fed(running, text, width), fed(here, text, width), rtol=0, atol=1e-5)
+    assert running.rewindable(3) == here.rewindable(3)
+
+
+def test_logits_stay_as_they_were_when_the_next_pass_runs(built: tiny.Build, running: EngineProcess) -> None:
+    running.reset()
+    first = running.forward([built.text[0]], [0], [0])
+    before = first.copy()
+    running.forward([built.text[1]], [1], [1])
+    np.testing.assert_array_equal(first, before)
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(running: EngineProcess) -> None:
+    """As after Ctrl-C in a chat."""
+    running.reset()
+    running._calls += 1
+    running.connection.send(("reset", ()))
+    assert running.call("rewindable", 0) is True
+
+
+def test_an_error_of_the_model_comes_with_where_it_arose_and_the_next_call_works(running: EngineProcess) -> None:
+    with pytest.raises(AttributeError) as raised:
+        running.call("nothing")
+    assert any("_answer" in note for note in raised.value.__notes__)
+    running.reset()
+
+
+def test_each_program_is_told_of_when_its_load_begins(folder: Path) -> None:
+    names: list[str] = []
+    with told(names.append):
+        EngineProcess(folder, "fp32").close()
+    assert names == [part["name"] for part in read_manifest(folder)["parts"]]
+
+
+def test_what_can_not_be_loaded_is_told_in_the_words_of_the_load(tmp_path: Path) -> None:
+    with pytest.raises(ShardmillError, match="build the model first"):
+        EngineProcess(tmp_path, "fp32")
+
+
+def test_a_child_that_dies_is_told_of_by_its_signal(folder: Path) -> None:
+    model = EngineProcess(folder, "fp32")
+    waiting = threading.Timer(0.2, model.child.send_signal, [signal.SIGSEGV])
+    waiting.start()
+    with pytest.raises(ShardmillError, match=r"ended with SIGSEGV; start the command again"):
+        while True:
+            model.reset()
+    with pytest.raises(ShardmillError, match="SIGSEGV"):
+        model.reset()
+
+
+def test_it_ends_when_it_is_no_longer_needed(folder: Path) -> None:
+    model = EngineProcess(folder, "fp32")
+    child = model.child
+    del model
+    gc.collect()
+    assert child.returncode is not None
+
+
+def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
+    """Its socket closes then."""
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom shardmill.runtime.process import EngineProcess\n"
+        "model = EngineProcess(Path(sys.argv[1]), 'fp32')\nprint(model.child.pid, flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        handle = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
+        parent.kill()
+    if handle is None:
+        pytest.skip("this system has no file descriptors of processes, by which to wait for a grandchild")
+    assert select.select([handle], [], [], 30)[0]  # readable once the process has ended
