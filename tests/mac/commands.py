@@ -271,11 +271,12 @@ def the_encoder(place: Place) -> None:
     say(linux, *every)
     check_engine(build, "portable")
     say(linux, "shardmill", "device", "kit", "build/piece", "-o", "kit.zip")
-    say(place, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"residency\S*\s+works")
+    say(place, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"compiled/\S+ +works")
     say(place, *every)
     check_engine(build, "coreml", "24G84")
     check_report(build)
     say(place, *every, says="Nothing to be done")
+    say(place, "shardmill", "device", "kit", "build/piece", "-o", "kit-of-a-mac.zip")
     say(place, "shardmill", "label", "build/piece", "--text", TEXT, "--json", says="spans|labels")
     say(place, "unzip", "-q", "kit.zip")
     say(
@@ -291,7 +292,7 @@ def the_encoder(place: Place) -> None:
     say(place, "shardmill", "device", "import", "shardmill-kit/result.json")
     say(place, *every)
     updated = replace(place, switches=UPDATE)
-    say(updated, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"compiled\S*\s+works")
+    say(updated, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"compiled/\S+ +works")
     worked = say(updated, *every)
     for step in ("compile", "residency", "parity", "benchmark"):
         demand(bool(re.search(rf"shardmill {step}.*: worked", worked)), f"{step} did not run after the update")
