@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 
+from shardmill.gates.disturbed import probe
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
@@ -97,8 +98,12 @@ def encoder_parity(
     rows = [tables.rows(text) for text in texts]
     with load_programs_as("fp32"):
         plain = runner.run(rows)
+
+        def truth() -> Tensor:
+            return torch.cat(reference.run(texts, tables.table, tables.over(stored)))
+
+        expected = truth()
         if is_portable():
-            expected = torch.cat(reference.run(texts, tables.table, tables.over(stored)))
             error = Measurement("program_error", relative_error(plain, expected))
             yield explained(error, lambda: runner.run(rows), runner.program)
         short = [text[: max(part.tokens // 2, 1)] for text in rows]
@@ -108,7 +113,8 @@ def encoder_parity(
         if halves:
             packed = relative_error(runner.passes(halves), runner.run([half for text in halves for half in text]))
             name = "packing_error" if is_portable() else "packing_error_fp16"
-            yield explained(Measurement(name, packed), partial(runner.passes, halves), runner.program)
+            within = probe(reference.model, truth, expected).allowed
+            yield explained(Measurement(name, packed, allowed=within), partial(runner.passes, halves), runner.program)
     with load_programs_as("fp16"):
         ratio = Measurement("psnr", psnr(runner.run(rows), known))
         yield explained(ratio, lambda: runner.run(rows), runner.program)
@@ -162,16 +168,20 @@ def stack_parity(
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         plain = run(encoder, texts, plan, bucket)
+        weights = _with_tables(encoder, plan["tables"], stored)
+        truth = partial(_expected, reference, texts, weights, plan["tables"]["embedding"])
+        expected = truth()
         if is_portable():
-            weights = _with_tables(encoder, plan["tables"], stored)
-            expected = torch.cat(reference.run(texts, _rows_of(weights(plan["tables"]["embedding"])), weights))
             yield Measurement("program_error", relative_error(plain, expected), f"bucket {bucket}")
             if plan["labels"]:
                 wrong = int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum())
                 yield Measurement("label_mismatches", wrong, f"bucket {bucket}")
-        for other in (size for size in plan["buckets"] if size > bucket):
+        larger = [size for size in plan["buckets"] if size > bucket]
+        within = probe(reference.model, truth, expected).allowed if larger else None
+        for other in larger:
             error = relative_error(run(encoder, texts, plan, other), plain)
-            yield Measurement("bucket_error" if is_portable() else "bucket_error_fp16", error, f"{bucket}, {other}")
+            name = "bucket_error" if is_portable() else "bucket_error_fp16"
+            yield Measurement(name, error, f"{bucket}, {other}", within)
     del encoder
     yield from cost(load, plan, known)
 
@@ -180,6 +190,11 @@ def _with_tables(encoder: Encoder, names: Mapping[str, str], stored: Callable[[s
     """The packages' weights and the host's tables, by transformers' names."""
     tables = {names[path]: torch.from_numpy(table[:]) for path, table in encoder.tables.items()}
     return lambda name: tables[name] if name in tables else stored(name)
+
+
+def _expected(reference: EncoderReference, texts: Sequence[Sequence[int]], weights: Weights, embedding: str) -> Tensor:
+    """Return what transformers makes of all texts, one after the other."""
+    return torch.cat(reference.run(texts, _rows_of(weights(embedding)), weights))
 
 
 def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:

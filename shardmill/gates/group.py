@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from shardmill.gates.measurement import Measurement
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
@@ -51,7 +51,7 @@ def group_parity(
     source: Path,
     stored: PackageWeights,
     verify: int,
-) -> Iterator[Measurement]:
+) -> Iterator[Measurement | NotRun]:
     """All measurements of a group of experts but those of its weights.
 
     Args:
@@ -74,7 +74,7 @@ def group_parity(
     def expected() -> Tensor:
         return added(reference, part, known["hidden"][part.layer], stored.over(original))[1]
 
-    yield from stateless_parity(inputs, program, part, expected, exact, verify)
+    yield from stateless_parity(inputs, program, part, expected, exact, verify, reference.model)
 
 
 def _columns(rows: Floats) -> Floats:

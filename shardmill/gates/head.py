@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from shardmill.gates.measurement import Measurement
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.reference import Reference
 from shardmill.gates.stateless import stateless_parity
 from shardmill.gates.weights import PackageWeights
@@ -23,7 +23,7 @@ def head_parity(
     known: tuple[Tensor, Tensor],
     stored: PackageWeights,
     verify: int,
-) -> Iterator[Measurement]:
+) -> Iterator[Measurement | NotRun]:
     """All measurements of a head part but those of its weights.
 
     Args:
@@ -43,4 +43,5 @@ def head_parity(
     def expected() -> Tensor:
         return reference.logits(hidden, stored.rows("lm_head.weight"), stored)
 
-    yield from stateless_parity(inputs, program, part, expected, logits[:, part.start : part.end], verify)
+    original = logits[:, part.start : part.end]
+    yield from stateless_parity(inputs, program, part, expected, original, verify, reference.model)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardmill.errors import GateError
-from shardmill.gates.thresholds import THRESHOLDS, Threshold
+from shardmill.gates.thresholds import THRESHOLDS, Allowed, Threshold
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Measurement:
     name: str
     value: float
     detail: str = ""
+    allowed: Allowed | None = None  # what the model itself allows, where the threshold is but the most that it may
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class NotRun:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How close two logits may be that change places where one width of a pass rounds to fp16 and another otherwise."""
+
+    value: float
 
 
 def compare(
@@ -39,9 +47,13 @@ def compare(
     rows = []
     for m in measurements:
         threshold = (thresholds or THRESHOLDS)[m.name]
+        stricter = {} if m.allowed is None or m.allowed.limit >= threshold.limit else {"limit_why": m.allowed.why}
+        if m.allowed and stricter:
+            threshold = replace(threshold, limit=m.allowed.limit)
         sign = ">=" if threshold.at_least else "<="
-        rows.append({**asdict(m), "threshold": f"{sign} {threshold.limit:g}", "passed": threshold.holds(m.value)})
-        rows[-1] |= {"question": threshold.question, "meaning": threshold.meaning}
+        measured = {"name": m.name, "value": m.value, "detail": m.detail}
+        rows.append({**measured, "threshold": f"{sign} {threshold.limit:g}", "passed": threshold.holds(m.value)})
+        rows[-1] |= {"question": threshold.question, "meaning": threshold.meaning, **stricter}
     return rows
 
 
@@ -55,7 +67,8 @@ def demand(gate: str, rows: Iterable[Mapping[str, Any]]) -> None:
 def describe(row: Mapping[str, Any]) -> str:
     """Says what a number is and what it must be."""
     detail = f" ({row['detail']})" if row["detail"] else ""
-    return f"{row['name']} is {_told(row['value'], row['threshold'])}, must be {row['threshold']}{detail}"
+    why = f": {row['limit_why']}" if "limit_why" in row else ""
+    return f"{row['name']} is {_told(row['value'], row['threshold'])}, must be {row['threshold']}{detail}{why}"
 
 
 def _told(value: float, threshold: str) -> str:

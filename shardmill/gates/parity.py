@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.gates import experts, routed
+from shardmill.gates import disturbed, experts, routed
 from shardmill.gates.edges import at_end
-from shardmill.gates.measurement import Measurement
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, cut, filled_up, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
-from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
+from shardmill.lane.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
@@ -38,13 +39,6 @@ def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
     and all widths that decoding uses are compared in the whole stack. A program of fixed widths fills up by itself.
     """
     return () if is_portable() or part.calls.functions else (verify, part.tokens)
-
-
-def relative_error(value: Any, expected: Any) -> float:
-    """The largest |value - expected| / |expected| of any row, in the Euclidean norm. NaN stays NaN."""
-    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    norm = np.linalg.norm(b, axis=-1)
-    return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
 
 
 class Runner:
@@ -114,7 +108,7 @@ class Runner:
 
 def layers_parity(
     runner: Runner, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> Iterator[Measurement]:
+) -> Iterator[Measurement | NotRun]:
     """All measurements of a layers part but those of its weights.
 
     Args:
@@ -128,11 +122,12 @@ def layers_parity(
     part, indices, boundaries = runner.part, range(runner.part.start, runner.part.end), known["hidden"]
     x, split = boundaries[part.start], part.blueprint.ends_in_experts
     original = checkpoint_weights(source, stored.prefix)  # of experts that lie in other packages
+    held = stored.over(original) if split else stored
     with load_programs_as("fp32"):
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
+        with routed.observed(reference.model) as chosen:
+            expected = at_end(reference, part, x, held)
         if is_portable():
-            with routed.observed(reference.model) as chosen:
-                expected = at_end(reference, part, x, stored.over(original) if split else stored)
             choices = _choices(runner, x.numpy(), 1, chosen, "fp32")
             count = choices.decided(_wrong(plain, expected)) if choices else len(x)
             before = "" if count == len(x) else f"of {count} tokens, before a close call of experts that fell otherwise"
@@ -141,7 +136,12 @@ def layers_parity(
             yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
             if choices:
                 yield experts.agreement("experts_agreement", choices.before(count))
-        yield from width_measurements(runner, x.numpy(), plain, states)
+        again = partial(at_end, reference, part, x, held)
+        probed = disturbed.probe(reference.model, lambda: torch.cat(again(), 1), torch.cat(expected, 1))
+        if probed.hopeless:
+            yield NotRun("width_error_fp16", probed.hopeless)
+        else:
+            yield from width_measurements(runner, x.numpy(), plain, states, probed.allowed)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
         # Of weights a choice that falls otherwise would say all; those are counted below.
@@ -203,7 +203,9 @@ def _choices(
     return experts.compared(found, [truth[i][:count] for i in routed], precision, jitter)
 
 
-def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats]) -> Iterator[Measurement]:
+def width_measurements(
+    runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats], within: Allowed
+) -> Iterator[Measurement]:
     """Question 2: compares every other way to cut the sequence with one token a pass.
 
     Args:
@@ -211,6 +213,7 @@ def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping
         x: the part's input, [n, d].
         plain: its output with one token a pass, [n, d].
         states: what one token a pass leaves in the states, by name.
+        within: how far apart they may be.
     """
     verify, upper = runner.runtime["verify"], runner.part.tokens
     ways = schedules(len(x), verify, upper) | at_lengths(len(x), runner.part.calls.widths, verify, runner.lengths)
@@ -218,14 +221,14 @@ def width_measurements(runner: Runner, x: Floats, plain: Floats, states: Mapping
         fed = passes[-1].positions[-1] + 1  # all, unless a shorter context holds no more
         outputs, left = runner.run(x[:fed], passes)
         again = partial(runner.run, x[:fed], passes)
-        error = Measurement(width_measure(name), relative_error(outputs, plain[:fed]), name)
+        error = Measurement(width_measure(name), relative_error(outputs, plain[:fed]), name, within)
         yield explained(error, again, runner.program)
         if fed < len(x):
             continue
         errors = [relative_error(left[key].ravel(), states[key].ravel()) for key in states]
         worst = float(np.max(errors))  # unlike max(), keeps a NaN wherever it stands
         measure = "width_state_error" if is_portable() else "width_error_fp16"
-        yield explained(Measurement(measure, worst, f"state, {name}"), again, runner.program)
+        yield explained(Measurement(measure, worst, f"state, {name}", within), again, runner.program)
 
 
 def width_measure(schedule: str) -> str:

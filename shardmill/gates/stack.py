@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from shardmill.convert.weights import read
+from shardmill.gates.disturbed import probe
 from shardmill.gates.held import held_weights, transformers_name
-from shardmill.gates.measurement import Measurement, NotRun
+from shardmill.gates.measurement import Margin, Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
@@ -55,7 +56,7 @@ class StoredModel:
 
     reference: Reference
     weights: Weights
-    head: Iterable[Tensor]  # rows [vocab, d] in blocks
+    head: Callable[[], Iterable[Tensor]]  # gives rows [vocab, d] in blocks
     original: Callable[[Tensor], Tensor]  # gives the checkpoint's rows of the embedding for those of the host's table
 
     def logits(self, tokens: Sequence[int], table: Table | Floats) -> Tensor:
@@ -64,12 +65,12 @@ class StoredModel:
         def rows(ids: Tensor) -> Tensor:
             return self.original(torch.from_numpy(table[ids.numpy()]).float())
 
-        return self.reference.run(tokens, rows, self.head, self.weights)["logits"]
+        return self.reference.run(tokens, rows, self.head(), self.weights)["logits"]
 
 
 def stack_parity(
     load: Callable[[], Engine], stored: StoredModel, states: Mapping[str, Tensor]
-) -> Iterator[Measurement | NotRun]:
+) -> Iterator[Measurement | NotRun | Margin]:
     """All measurements of the stack but that of the embedding table (table.py).
 
     Args:
@@ -84,24 +85,41 @@ def stack_parity(
     yield from cost(load, tokens, states["logits"])
 
 
-def program_and_widths(load: Callable[[], Engine], stored: StoredModel, tokens: Sequence[int]) -> Iterator[Measurement]:
+def program_and_widths(
+    load: Callable[[], Engine], stored: StoredModel, tokens: Sequence[int]
+) -> Iterator[Measurement | NotRun | Margin]:
     """Questions 1 and 2. The engine is gone when this ends, and is idle before transformers has run: both are large."""
     with load_programs_as("fp32"):
         engine = load()
-    if is_portable():
-        expected = stored.logits(tokens, engine.table)
+    truth = partial(stored.logits, tokens, engine.table)
+    expected = truth()
+    probed = probe(stored.reference.model, truth, expected)
+    margin = probed.margin
     plain = feed(engine, tokens, cut(len(tokens), [1]))
     if is_portable():
         error = Measurement("program_error", relative_error(plain, expected))
         yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
+    if probed.hopeless:
+        yield NotRun("width_error_fp16", probed.hopeless)
     moving = at_lengths(len(tokens), engine.widths, engine.verify, engine.lengths)
-    for name, passes in (schedules(len(tokens), engine.verify, engine.tokens_max) | moving).items():
+    ways = schedules(len(tokens), engine.verify, engine.tokens_max) | moving
+    for name, passes in ({} if probed.hopeless else ways).items():
         some = tokens[: passes[-1].positions[-1] + 1]
-        error = Measurement(width_measure(name), relative_error(feed(engine, some, passes), plain[: len(some)]), name)
+        found, same = feed(engine, some, passes), plain[: len(some)]
+        error = Measurement(width_measure(name), relative_error(found, same), name, probed.allowed)
         yield explained(error, partial(feed, engine, some, passes), engine)
+        margin = max(margin, gaps_apart(found, same))
+    yield Margin(float(f"{margin:.2g}"))
     if is_portable():
         yield Measurement("speculation_mismatches", *mismatches(engine, tokens[: len(tokens) // 2]))
+
+
+def gaps_apart(rows: Floats, others: Floats) -> float:
+    """Return the largest change of the distance between the two logits that are best in `others`, both [n, vocab]."""
+    best = np.argsort(others, axis=-1)[:, -2:]
+    first, second = (np.take_along_axis(logits, best, -1) for logits in (rows, others))
+    return float(np.abs(np.diff(first) - np.diff(second)).max())
 
 
 def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) -> Iterator[Measurement | NotRun]:
@@ -182,11 +200,15 @@ def stored_model(
         source: the checkpoint's folder.
         prefix: begins the checkpoint's names where transformers' begin with "model.".
     """
-    weights, head = held_weights([PackageWeights(path, part, prefix) for part, path in packages.values()])
+    held = [PackageWeights(path, part, prefix) for part, path in packages.values()]
+    weights, _ = held_weights(held)
     (table,) = embedding.tensors
     vectors = {transformers_name(one, prefix): read(one, source) for one in table.beside}
 
     def original(rows: Tensor) -> Tensor:
         return undone(rows, table.source, list(vectors.values()))
 
-    return StoredModel(reference, lambda name: vectors[name] if name in vectors else weights(name), head, original)
+    def known(name: str) -> Tensor:
+        return vectors[name] if name in vectors else weights(name)
+
+    return StoredModel(reference, known, lambda: held_weights(held)[1], original)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from shardmill.lane.kit import Kit
+from collections.abc import Sequence
+
 from shardmill.lane.results import Record, Results
-from shardmill.lane.todo import groups, seconds_left
+from shardmill.lane.todo import Group, seconds_left
 
 
 class Progress:
     """Lines on the terminal."""
 
-    def __init__(self, kit: Kit, results: Results) -> None:
+    def __init__(self, groups: Sequence[Group], results: Results) -> None:
         """Says so if an earlier run has left something."""
-        self._all = [measurement for group in groups(kit) for measurement in group.measurements]
+        self._all = [measurement for group in groups for measurement in group.measurements]
         self._results = results
         if results.records:
             print(f"going on: {len(results.records)} measurements are there already", flush=True)

@@ -24,7 +24,8 @@ from shardmill.errors import UnreadableError
 from shardmill.files import cache_folder, digest, read_json, write_json
 from shardmill.runtime.bundles import loadable
 from shardmill.runtime.engine import load_program
-from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest
+from shardmill.runtime.loading import reshaping
+from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest, reshape_frequency
 
 log = logging.getLogger(__name__)
 
@@ -64,19 +65,20 @@ def warm(build: Path, precision: str) -> Iterator[Warmed]:
         ShardmillError: the folder holds no finished build, or a program can't be loaded.
     """
     manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
-    parts, note = manifest["parts"], _note()
+    parts, note, reshape = manifest["parts"], _note(), reshape_frequency(manifest)
     known = _known(note)
     sizes = [_bytes(build, part) for part in parts]
     spent, loaded = 0.0, 0
     with machine.load_programs_as(precision):
         for place, part in enumerate(parts):
-            key, start = _identity(part), time.perf_counter()
-            _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
+            key, start = _identity(part, reshape), time.perf_counter()
+            with reshaping(reshape):
+                _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
             seconds = time.perf_counter() - start
             if key not in known:
                 spent, loaded = spent + seconds, loaded + sizes[place]
                 _note_down(note, {**_known(note), key: seconds})
-            todo = sum(size for other, size in zip(parts, sizes, strict=True) if _identity(other) not in known)
+            todo = sum(size for other, size in zip(parts, sizes, strict=True) if _identity(other, reshape) not in known)
             left = spent * max(todo - loaded, 0) / loaded if loaded else 0.0
             yield Warmed(part["name"], place + 1, len(parts), seconds, known.get(key), left)
 
@@ -97,10 +99,11 @@ def _widths(manifest: Mapping[str, Any], place: int) -> list[int]:
     return [manifest[MARK][place]] if MARK in manifest else list(manifest["widths"])
 
 
-def _identity(part: Mapping[str, Any]) -> str:
-    """What must be the same for a program to be known: its bytes, and what loads it."""
+def _identity(part: Mapping[str, Any], reshape: str) -> str:
+    """What must be the same for a program to be known: its bytes, and what loads it, told what."""
     program = part["program"]
-    return digest({"program": program.get("files", program["path"]), "engine": machine.engine()})
+    known = {"program": program.get("files", program["path"]), "engine": machine.engine()}
+    return digest(known | ({"reshape_frequency": reshape} if reshape else {}))
 
 
 def _bytes(build: Path, part: Mapping[str, Any]) -> int:

@@ -24,7 +24,7 @@ POSITIONS = 24
 Rows = list[dict[str, Any]]
 
 
-def judge(gate: str, measurements: Iterable[measurement.Measurement | measurement.NotRun]) -> Rows:
+def judge(gate: str, measurements: Iterable[measurement.Measurement | measurement.NotRun | measurement.Margin]) -> Rows:
     """What a gate's file holds of the measurements. Raises GateError naming each number that missed its threshold."""
     rows = measurement.compare(m for m in measurements if isinstance(m, measurement.Measurement))
     measurement.demand(gate, rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
-from shardmill.models.calls import BUNDLE
+from shardmill.models.calls import BUNDLE, INFREQUENT
 from shardmill.pipeline.receipts import read_receipt
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.subjects import check_files
@@ -20,7 +20,13 @@ TOKENIZER = "tokenizer.json"
 
 
 def task(
-    summary: Path, record: Path, packages: list[Artifact], bundles: list[Artifact], table: Artifact, form: str = "fp16"
+    summary: Path,
+    record: Path,
+    packages: list[Artifact],
+    bundles: list[Artifact],
+    table: Artifact,
+    form: str = "fp16",
+    reshape: str = INFREQUENT,
 ) -> Task:
     """model.json. Its hashes are those that the receipts record, and every file is compared with them.
 
@@ -31,6 +37,7 @@ def task(
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
         form: the config's `convert.embedding`; a runtime is told of any but fp16.
+        reshape: the config's `program.reshape_frequency`.
     """
     root = summary.parent
 
@@ -42,7 +49,7 @@ def task(
             name: program | _bundles(program) | {COMPILER: compilers[name]}
             for name, program in _by_part(bundles, root).items()
         }
-        content = runtime_manifest(plan, programs, held)
+        content = runtime_manifest(plan, programs, held, reshape)
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}

@@ -1,0 +1,145 @@
+"""How far rounding moves what transformers computes: the scale of what two widths of a pass may differ by.
+
+Two widths compute the same numbers and round them otherwise. How much of that is seen at the end depends on the model:
+on its depth, on what its layers do to an error, and on how much of a sum cancels. So transformers' own model is run
+once more with noise of the size of a rounding on whatever goes into and comes out of each of its modules. How far its
+result moves is a property of the model and of the text. It is the same on every processor, and a program that is wrong
+can't change it.
+
+In fp32 sums are rounded too, after each addition in the worst order, and the errors of n roundings add up to that of
+the square root of n. An engine that computes in fp16 is taken to add in a wider format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.gates.thresholds import THRESHOLDS, Allowed
+from shardmill.machine import is_portable
+
+FP32, FP16 = "fp32", "fp16"
+UNITS = {FP32: 2.0**-24, FP16: 2.0**-11}  # the largest relative error of one rounding
+# The noise that is put in. For fp32 it is much more than the rounding of transformers itself, and so little that it
+# turns no choice of experts; how far a result moves grows with it in proportion.
+NOISE = {FP32: 2.0**-17, FP16: 2.0**-11}
+# An engine that rounds as often as the probe, in two ways, moves by 1.5 times as much. Programs have more operations
+# than transformers has modules, and how a device adds is not known.
+TIMES = 8.0
+RIVALS = 5  # logits of a row whose distances from the best one tell how far rounding moves a distance
+DEVIATIONS = (
+    6.0  # of such a distance: two widths that both round are 1.5 times as far apart, and four of these are rare
+)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A result of transformers', rows [n, channels], and what becomes of it with noise."""
+
+    exact: Tensor
+    found: Tensor
+    precision: str  # the noise is that of its roundings
+    longest: int  # products in the longest sum of a matrix product
+
+    @property
+    def moved(self) -> float:
+        """Return by how much rounding moves the result, relative to it: of the rows the worst, NaN if one is no number.
+
+        At least by the error of one rounding.
+        """
+        norms = torch.linalg.vector_norm(self.exact.double(), dim=-1).clamp(min=1e-30)
+        worst = float((torch.linalg.vector_norm((self.found - self.exact).double(), dim=-1) / norms).max())
+        noise = NOISE[self.precision]
+        return UNITS[self.precision] * (1.0 if worst < noise else worst / noise)
+
+    @property
+    def allowed(self) -> Allowed:
+        """Return how far apart two widths may be, relative to the result."""
+        times = math.sqrt(self.longest) if self.precision == FP32 else TIMES
+        sums = f", the square root of the longest sum, {self.longest}" if self.precision == FP32 else ""
+        moved = f"the {self.moved:.2g} by which rounding to {self.precision} moves transformers' own result"
+        return Allowed(float(f"{times * self.moved:.2g}"), f"{times:.3g} times {moved}{sums}")
+
+    @property
+    def hopeless(self) -> str:
+        """Return why widths can't be compared, or nothing if they can.
+
+        A choice of experts that rounding turns moves a token's result by much, in a sound program as in a wrong one.
+        """
+        limit = THRESHOLDS["width_error_fp16"].limit
+        if self.precision == FP32 or 2 * self.moved <= limit:
+            return ""
+        return f"rounding to fp16 alone moves transformers' own result by {self.moved:.2g}: widths can't be compared"
+
+    @property
+    def margin(self) -> float:
+        """Return how close two logits may be that change places if two widths of a pass round to fp16 otherwise.
+
+        It is taken from how rounding moves the best logit against each of the next ones.
+        """
+        best = self.exact.topk(min(RIVALS, self.exact.shape[-1]), dim=-1).indices
+        before, after = (rows.gather(-1, best) for rows in (self.exact.double(), self.found.double()))
+        apart = (after[:, :1] - after[:, 1:]) - (before[:, :1] - before[:, 1:])
+        deviation = float(apart.square().mean().sqrt()) * UNITS[FP16] / NOISE[self.precision]
+        return DEVIATIONS * deviation
+
+
+def probe(model: nn.Module, run: Callable[[], Tensor], exact: Tensor) -> Probe:
+    """Run transformers' model with noise of the size at which this machine's engine rounds.
+
+    Args:
+        model: transformers', which `run` calls.
+        run: computes the result, rows [n, channels].
+        exact: what it is without noise.
+    """
+    precision = FP32 if is_portable() else FP16
+    with disturbed(model, NOISE[precision]):
+        return Probe(exact, run(), precision, _longest_sum(model))
+
+
+@contextmanager
+def disturbed(model: nn.Module, noise: float) -> Iterator[None]:
+    """Multiply each number that goes into or comes out of a module by 1 + e, e evenly distributed within +-`noise`.
+
+    Modules that are made of others are left to these, but for layers: their output is the residual stream, a sum. In
+    each call a module's numbers get the same noise, so that of the difference of two runs only its own is left.
+    """
+
+    def spoilt(value: Any, number: int) -> Any:
+        if isinstance(value, tuple):
+            return tuple(spoilt(each, number) for each in value)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        generator = torch.Generator().manual_seed(number)
+        return value * (1 + noise * (2 * torch.rand(value.shape, generator=generator) - 1))
+
+    def before(number: int) -> Callable[..., Any]:
+        return lambda module, args: spoilt(args, number)
+
+    def after(number: int) -> Callable[..., Any]:
+        return lambda module, args, result: spoilt(result, number)
+
+    with ExitStack() as stack:
+        for number, module in enumerate(_rounding(model)):
+            stack.callback(module.register_forward_pre_hook(before(2 * number)).remove)
+            stack.callback(module.register_forward_hook(after(2 * number + 1)).remove)
+        yield
+
+
+def _rounding(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules whose inputs and outputs are rounded: those without others in them, and layers."""
+    layers = {id(layer) for each in model.modules() if isinstance(each, nn.ModuleList) for layer in each}
+    for module in model.modules():
+        if id(module) in layers or not list(module.children()):
+            yield module
+
+
+def _longest_sum(model: nn.Module) -> int:
+    """Return how many products the longest sum of a matrix product has at most."""
+    return max(parameter.shape[-1] for parameter in model.parameters() if parameter.ndim > 1)

@@ -1,0 +1,60 @@
+"""An engine whose widths round apart, as those of a device do: passes of one token with fp16's rounding, wider in fp32.
+
+It is what an engine comes to that is right and rounds in one way more for one width than for the others. The gates take
+it for Core ML, which has no fp32 and is held to the limits of fp16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from portable_coreml import proxy
+
+from shardmill.gates import disturbed, encoder, nonfinite, parity, stack, stateless
+
+GATES = (disturbed, encoder, nonfinite, parity, stack, stateless)
+
+
+PLAIN = proxy.MLModelProxy
+
+
+class Apart(PLAIN):
+    """A program that is loaded twice, at two precisions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        before = proxy.precision()
+        try:
+            proxy.set_precision("fp32")
+            self.wide = PLAIN(*args, **kwargs)
+            proxy.set_precision("fp16")
+            super().__init__(*args, **kwargs)
+        finally:
+            proxy.set_precision(before)
+
+    def predict(self, data: Any, state: Any = None) -> Any:
+        """Run a pass at the precision of its width; what states hold is always fp16."""
+        if next(data[name] for name in ("x", "hidden") if name in data).shape[2] == 1:
+            return super().predict(data, state)
+        wide, states = self.wide, {} if state is None else self._own(state)
+        values = wide._run(wide._signature.convert(data), states)
+        for name, value in states.items():
+            states[name] = value.to(torch.float16).to(value.dtype)
+        return wide._signature.results(wide._executable.outputs, values, wide._types)
+
+
+@contextmanager
+def installed(judged_as_core_ml: bool = True) -> Iterator[None]:
+    """Give programs that are loaded within widths that round apart."""
+    import portable_coreml
+
+    with ExitStack() as patches:
+        patches.callback(lambda: portable_coreml.install(precision=proxy.precision()))  # last of all
+        patches.enter_context(mock.patch.object(proxy, "MLModelProxy", Apart))
+        for gate in GATES if judged_as_core_ml else ():
+            patches.enter_context(mock.patch.object(gate, "is_portable", lambda: False))
+        portable_coreml.install(precision=proxy.precision())
+        yield

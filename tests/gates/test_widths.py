@@ -1,0 +1,278 @@
+"""What two widths may differ by follows from the model; faults at the edge of it are caught in fp32 and in fp16."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import apart
+import numpy as np
+import pytest
+import tiny
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shardmill.errors import GateError
+from shardmill.gates.disturbed import FP16, FP32, UNITS, Probe, disturbed, probe
+from shardmill.gates.measurement import Measurement, compare, demand
+from shardmill.gates.thresholds import THRESHOLDS, Allowed
+from shardmill.machine import is_portable
+from shardmill.models import host
+from shardmill.runtime.program import Program
+
+from . import judged
+
+pytestmark = pytest.mark.skipif(not is_portable(), reason="stands in for Core ML, which here would be the real one")
+LAYER = "layers_02_03"
+Patch = pytest.MonkeyPatch
+ERROR = {FP32: r"(width|rejected_draft)(_state)?_error", FP16: "width_error_fp16"}
+
+
+@pytest.fixture(params=[FP32, FP16])
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The gates on the portable engine, and on one that rounds as Core ML may and is judged as Core ML is."""
+    with apart.installed() if request.param == FP16 else nullcontext():
+        yield request.param
+
+
+def widths(rows: judged.Rows, precision: str) -> judged.Rows:
+    return [row for row in rows if re.fullmatch(ERROR[precision], row["name"])]
+
+
+def missed(precision: str) -> Any:
+    return pytest.raises(GateError, match=rf"\b{ERROR[precision]} is ")
+
+
+# The probe.
+
+
+class Layer(nn.Module):
+    """A layer that multiplies what it is given, and so an error of it."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by - x * (self.by - 1)
+
+
+class Stack(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+X = torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
+
+
+def moved(*layers: nn.Module, precision: str = FP32) -> float:
+    model = Stack(*layers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardmill.gates.disturbed.is_portable", lambda: precision == FP32)
+        found = probe(Widths(model), lambda: model(X), model(X)).moved
+    return found / UNITS[precision]
+
+
+class Widths(nn.Module):
+    """A model with a matrix, of which the probe asks how long a sum is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.matrix = model, nn.Linear(64, 4)
+
+
+def test_rounding_moves_a_deeper_model_further() -> None:
+    """Errors of n layers add up as the square root of n does."""
+    one, four, sixteen = (moved(*(nn.Identity() for _ in range(n))) for n in (1, 4, 16))
+    assert four / one == pytest.approx(2, rel=0.25) and sixteen / four == pytest.approx(2, rel=0.25)
+
+
+def test_the_limit_is_that_of_the_format() -> None:
+    """In units of one rounding both are the same, so an fp16 engine may be 8,192 times as far off."""
+    assert moved(nn.Identity(), precision=FP16) == pytest.approx(moved(nn.Identity()), rel=0.02)
+
+
+def test_a_sum_that_cancels_moves_further() -> None:
+    class Cancels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.less = nn.Identity(), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.large(x * 100) - self.less(x * 99)
+
+    assert moved(Cancels()) > 50 * moved(nn.Identity())
+
+
+def test_noise_is_gone_afterwards() -> None:
+    model = Stack(nn.Identity())
+    with disturbed(model, 1e-3):
+        assert not torch.equal(model(X), X)
+    assert torch.equal(model(X), X)
+
+
+def test_the_same_noise_again_leaves_nothing_of_a_difference() -> None:
+    """Of experts the difference of two runs is compared, most of which both have."""
+    model = Stack(nn.Identity(), nn.Identity())
+    with disturbed(model, 1e-3):
+        assert torch.equal(model(X), model(X))
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    """Rounding that turns a choice of experts moves a token's result by a third of it."""
+    exact = torch.ones(4, 8)
+    assert Probe(exact, exact * 1.3, FP16, 64).hopeless.startswith("rounding to fp16 alone moves")
+    assert not Probe(exact, exact * 1.04, FP16, 64).hopeless and not Probe(exact, exact * 1.3, FP32, 64).hopeless
+
+
+def test_the_margin_is_that_of_logits_that_change_places() -> None:
+    """Not of what moves all logits alike."""
+    exact = torch.randn(64, 100, generator=torch.Generator().manual_seed(2))
+    noise = 0.01 * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))
+    assert Probe(exact, exact + 5, FP16, 64).margin < 1e-5
+    assert Probe(exact, exact + noise, FP16, 64).margin == pytest.approx(6 * 0.01 * 2**0.5, rel=0.15)
+
+
+# The limit.
+
+
+def test_a_miss_says_number_limit_and_where_the_limit_comes_from() -> None:
+    within = Allowed(2e-6, "30 times the 7e-8 by which rounding to fp32 moves transformers' own result")
+    rows = compare([Measurement("width_error", 3e-6, "T=4", within)])
+    assert (rows[0]["threshold"], rows[0]["passed"]) == ("<= 2e-06", False)
+    with pytest.raises(GateError) as error:
+        demand("parity layers_00_20", rows)
+    assert str(error.value) == (
+        "parity layers_00_20: width_error is 3e-06, must be <= 2e-06 (T=4): "
+        "30 times the 7e-8 by which rounding to fp32 moves transformers' own result"
+    )
+
+
+def test_no_model_allows_more_than_the_table() -> None:
+    limit = THRESHOLDS["width_error"].limit
+    (row,) = compare([Measurement("width_error", 2 * limit, "", Allowed(3 * limit, "odd"))])
+    assert not row["passed"] and float(row["threshold"].split()[-1]) == limit and "limit_why" not in row
+
+
+def test_a_limit_that_is_no_number_lets_nothing_pass() -> None:
+    assert not compare([Measurement("width_error", 0.0, "", Allowed(float("nan"), "broken"))])[0]["passed"]
+
+
+# Sound programs, and faults.
+
+
+@pytest.mark.parametrize("name", ["layers_00_02", LAYER, "head_0", "stack"])
+def test_a_sound_program_keeps_away_from_the_limit(built: tiny.Build, name: str, precision: str) -> None:
+    """A third of it is left, whatever the processor; and the limit is not so wide that it says nothing."""
+    rows = widths(judged.whole(built) if name == "stack" else judged.part(built, name), precision)
+    assert rows
+    for row in rows:
+        limit = float(row["threshold"].split()[-1])
+        assert row["value"] < 0.5 * limit, row
+        assert limit <= {FP32: 2e-5, FP16: 0.08}[precision] and "transformers' own result" in row["limit_why"]
+
+
+def after_wide_passes(patch: Patch, change: Callable[[Program, Any], Any]) -> None:
+    """Changes what programs give, and keep, in passes of several tokens."""
+    real = Program.__call__
+
+    def call(self: Program, inputs: Any) -> Any:
+        found = real(self, inputs)
+        return change(self, found) if found.shape[2] > 1 else found
+
+    patch.setattr(Program, "__call__", call)
+
+
+@pytest.mark.parametrize("share", [0.25, 2.0])
+def test_the_edge(built: tiny.Build, precision: str, share: float, monkeypatch: Patch) -> None:
+    """An error of a wide pass a little over the limit is a miss, and one well under it is none."""
+    limit = float(widths(judged.part(built, LAYER), precision)[0]["threshold"].split()[-1])
+    after_wide_passes(monkeypatch, lambda program, found: found * np.float32(1 + share * limit))
+    with missed(precision) if share > 1 else nullcontext():
+        judged.part(built, LAYER)
+
+
+def off_by_one(patch: Patch, late: Callable[[NDArray[np.int64]], Any]) -> None:
+    """Gives some tokens of a pass the rotary tables of the next position."""
+    real = host.Host._rotary
+    patch.setattr(host.Host, "_rotary", lambda self, at: real(self, at + late(at)))
+
+
+def test_a_width_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
+    """All tokens of passes of two, and of no others."""
+    off_by_one(monkeypatch, lambda at: len(at) == 2)
+    with missed(precision):
+        judged.part(built, LAYER)
+    with missed(precision):
+        judged.whole(built)
+
+
+def test_one_token_of_a_pass_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
+    """The last one, in passes of the largest width."""
+    off_by_one(monkeypatch, lambda at: np.arange(len(at)) == 3)
+    with missed(precision):
+        judged.part(built, LAYER)
+    with missed(precision):
+        judged.whole(built)
+
+
+def hidden_less(patch: Patch, seen: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]) -> None:
+    """Lets more slots be seen than those of a token's past."""
+
+    def mask(held: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        visible = (held[None, :] <= positions[:, None]) | seen(held, positions)
+        return np.where(visible, np.float32(0), host.MASKED)[None, None]
+
+    patch.setattr(host, "attention_mask", mask)
+
+
+def test_a_rejected_slot_seen(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
+    """All of what a rejected draft left, by all that follow."""
+    hidden_less(monkeypatch, lambda held, at: ((held != host.NEVER) & ~np.isin(held, at))[None, :])
+    with missed(precision):
+        judged.part(built, LAYER)
+    with missed(precision):
+        judged.whole(built)
+
+
+def test_one_stale_slot_seen(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
+    """Only the slot behind the last token's, once there is something in it that a draft left."""
+    hidden_less(monkeypatch, lambda held, at: (held == at.max() + 1)[None, :])
+    with missed(precision):
+        judged.part(built, LAYER)
+    with missed(precision):
+        judged.whole(built)
+
+
+def test_one_layer_s_cache_of_another_width(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
+    """After wide passes one layer's values lie a slot too far: output and states of the pass itself are right."""
+
+    def shifted(program: Program, found: Any) -> Any:
+        if program.name == LAYER:
+            values = np.asarray(program.state.read_state("v_0"), np.float32)
+            program.state.write_state("v_0", np.roll(values, 1, axis=2))
+        return found
+
+    after_wide_passes(monkeypatch, shifted)
+    with missed(precision):
+        judged.part(built, LAYER)
+    with missed(precision):
+        judged.whole(built)
+
+
+def test_what_only_fp32_can_see(built: tiny.Build, monkeypatch: Patch) -> None:
+    """A thousandth of a wide pass's output is less than fp16's rounding may cost; Linux measures it in the package."""
+    after_wide_passes(monkeypatch, lambda program, found: found * np.float32(1.001))
+    with missed(FP32):
+        judged.part(built, LAYER)
+    with apart.installed():
+        judged.part(built, LAYER)
