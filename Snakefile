@@ -10,6 +10,7 @@ from shardmill.pipeline import snakefile as sm
 min_version("9.27")
 
 sm.only_its_jobs("build", workflow)
+sm.use_own_solver()
 
 if not workflow.configfiles:
 

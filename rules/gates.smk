@@ -72,6 +72,7 @@ rule parity:
         ane=1,
     params:
         store=STORE,
+        reshape=OF(sm.option, "program.reshape_frequency"),
         engine=OF(sm.engine),
         tools=TOOLS["parity"],
     script:
@@ -118,6 +119,7 @@ rule parity_stack:
         ane=1,
     params:
         store=STORE,
+        reshape=OF(sm.option, "program.reshape_frequency"),
         engine=OF(sm.engine),
         tools=TOOLS["parity_stack"],
     script:

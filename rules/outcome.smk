@@ -55,6 +55,7 @@ rule manifest:
     params:
         store=STORE,
         form=OF(sm.option, "convert.embedding"),
+        reshape=OF(sm.option, "program.reshape_frequency"),
         tools=TOOLS["manifest"],
     script:
         "../scripts/manifest.py"

@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
-from shardmill.machine import NATIVE_MISSING, memory_bytes, native_present
+from shardmill.errors import ConfigError
+from shardmill.machine import NATIVE_MISSING, ask, macos, memory_bytes, native_present
+from shardmill.yamlfile import read_yaml
 
 Verdict = Literal["ok", "limited", "missing"]
 PACKAGE = "shardmill"
@@ -38,12 +44,14 @@ def examine() -> list[Finding]:
     darwin = platform.system() == "Darwin"
     return [
         python(sys.version_info[:2]),
-        system(platform.system(), platform.mac_ver()[0], platform.machine()),
-        *engine(darwin, native_present(), platform.mac_ver()[0]),
+        system(platform.system(), macos(), platform.machine(), darwin and _said(*TRANSLATED) == "1"),
+        *engine(darwin, darwin and _reaches_core_ml(), macos()),
         compiler(darwin, _compiler_path()),
         *packages(metadata.requires(PACKAGE) or []),
+        scheduler(darwin, bool(shutil.which("cbc")), _schedulers()),
         memory(memory_bytes()),
         disk(shutil.disk_usage(".").free),
+        *(mac(_has_rosetta(), _said("pmset", "-g"), _said("pmset", "-g", "batt")) if darwin else ()),
         *hub(),
     ]
 
@@ -56,9 +64,18 @@ def python(version: tuple[int, ...]) -> Finding:
     return Finding("Python", value, "missing", "use 3.11, 3.12 or 3.13: the pinned packages have no others")
 
 
-def system(name: str, macos: str, machine: str) -> Finding:
-    """Operating system and kind of processor: coremltools and torch have packages for two combinations only."""
+def system(name: str, macos: str, machine: str, translated: bool = False) -> Finding:
+    """Judge system and kind of processor: coremltools and torch have packages for two combinations only.
+
+    Args:
+        name: the system's.
+        macos: its version on a Mac.
+        machine: the processor that Python was built for.
+        translated: whether Rosetta runs this Python, so that the processor is another one.
+    """
     found = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
+    if translated:
+        return Finding("system", found, "missing", "Rosetta runs this Python, which is Intel's: install one for arm64")
     if (name, machine) == ("Darwin", "arm64"):
         return Finding("system", found, "ok", "Apple silicon")
     if (name, machine) == ("Linux", "x86_64"):
@@ -67,7 +84,13 @@ def system(name: str, macos: str, machine: str) -> Finding:
 
 
 def engine(darwin: bool, native: bool, macos: str) -> list[Finding]:
-    """What runs programs, and what follows for residency, latency and energy."""
+    """What runs programs, and what follows for residency, latency and energy.
+
+    Args:
+        darwin: whether this is a Mac.
+        native: whether coremltools' native module can be imported.
+        macos: the system's version there.
+    """
     if not darwin:
         return [
             Finding("engine", "portable", "ok", "programs run on the CPU with torch; parity is checked for real"),
@@ -94,6 +117,43 @@ def compiler(darwin: bool, path: str | None) -> Finding:
     return Finding("coremlcompiler", "not found", "ok", "not needed; it exists on a Mac only")
 
 
+def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> Finding:
+    """Say which scheduler Snakemake uses: the solver of the usual one, ilp, comes for Intel's processors only.
+
+    Args:
+        darwin: whether this is a Mac.
+        solver: whether PATH has another one.
+        asked: the scheduler that each profile asks for, "" for none, by the profile's file.
+    """
+    others = [f"{file} asks for {name or 'none'}" for file, name in asked.items() if name != GREEDY]
+    if not darwin or solver:
+        return Finding("scheduler", "any", "ok", "Snakemake's solver can be started")
+    if others:
+        remedy = f"it has no solver for Apple silicon: write scheduler: {GREEDY}"
+        return Finding("scheduler", GREEDY, "limited", f"{', '.join(others)}; {remedy}")
+    if not asked:
+        return Finding("scheduler", GREEDY, "ok", f"Snakemake warns that it finds no solver: --scheduler {GREEDY}")
+    return Finding("scheduler", GREEDY, "ok", "as the profiles here ask; the usual one has no solver for Apple silicon")
+
+
+def mac(rosetta: bool, power: str, source: str) -> list[Finding]:
+    """Say what a person with a Mac may ask besides, or should know before speed is measured.
+
+    Args:
+        rosetta: whether programs for Intel's processors can be started.
+        power: what `pmset -g` says; "" where it says nothing.
+        source: what `pmset -g batt` says.
+    """
+    found = [Finding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
+    slow = ["Low Power Mode"] if re.search(r"^\s*(lowpowermode|powermode)\s+1\b", power, re.MULTILINE) else []
+    slow += ["on battery"] if "'Battery Power'" in source else []
+    if slow:
+        found.append(Finding("power", ", ".join(slow), "limited", "speeds are lower: plug it in, at full power"))
+    elif power and source:
+        found.append(Finding("power", "full", "ok", "plugged in, not in Low Power Mode"))
+    return found
+
+
 def packages(requirements: list[str]) -> list[Finding]:
     """The installed versions beside the pinned ones; artifacts are the same bytes only with the same packages."""
     from packaging.requirements import Requirement
@@ -115,6 +175,8 @@ def packages(requirements: list[str]) -> list[Finding]:
     return findings
 
 
+GREEDY = "greedy"
+TRANSLATED = ("sysctl", "-n", "sysctl.proc_translated")  # 1 in a process that Rosetta runs
 SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # the others only where something is wrong with them
 REINSTALL = "pip install -c constraints.txt -e ."
 
@@ -146,9 +208,40 @@ def hub() -> list[Finding]:
     return [Finding("hub", "no token", "ok", "public checkpoints only; for gated ones: hf auth login")]
 
 
+def _said(*command: str) -> str:
+    """Return what a program of macOS says, "" where there is none or it fails."""
+    try:
+        return ask(*command)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _reaches_core_ml() -> bool:
+    """Tell whether coremltools' native module can be imported. One for another processor may end a process."""
+    command = [sys.executable, "-c", "import coremltools.libcoremlpython"]
+    return native_present() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _has_rosetta() -> bool:
+    return _said("arch", "-x86_64", "/bin/echo", "started") == "started"
+
+
+def _schedulers() -> dict[str, str]:
+    """Return the scheduler that each profile asks for, of those here and of $SNAKEMAKE_PROFILE, by its file."""
+    named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
+    files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]
+    found = {}
+    for file in (file for file in files if file.is_file()):
+        try:
+            content = read_yaml(file)
+        except ConfigError:  # Snakemake says so
+            continue
+        found[str(file)] = str(content.get("scheduler", "")) if isinstance(content, dict) else ""
+    return found
+
+
 def _compiler_path() -> str | None:
-    """Where xcrun finds coremlcompiler."""
-    if shutil.which("xcrun") is None:
+    """Return where xcrun finds coremlcompiler. Without developer tools xcrun would open a dialog to install them."""
+    if not _said("xcode-select", "-p"):
         return None
-    answer = subprocess.run(["xcrun", "--find", "coremlcompiler"], capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
+    return _said("xcrun", "--find", "coremlcompiler") or None

@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from shardmill import interrupt, regular
@@ -18,6 +18,12 @@ from shardmill.errors import UnreadableError
 
 SEAL = "shardmill_seal"  # the key under which a record holds the digest of all else in it
 SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
+
+
+def is_left_by_macos(path: str | PurePath) -> bool:
+    """Tell whether macOS puts files of this name into folders: the Finder's .DS_Store, ._NAME on other disks."""
+    name = PurePath(path).name
+    return name == ".DS_Store" or name.startswith("._")
 
 
 def cache_folder() -> Path:
@@ -120,6 +126,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = scratch / path.name
         yield temporary
         replace(temporary, path, scratch / "old")
+
+
+def give_back(path: Path) -> None:
+    """Make a file that root wrote, or a folder with all that is in it, theirs who called sudo."""
+    user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    if os.geteuid() == 0 and user and group and path.exists():
+        for each in (path, *path.rglob("*")):
+            os.chown(each, int(user), int(group), follow_symlinks=False)
 
 
 def replace(new: Path, target: Path, aside: Path) -> None:

@@ -18,7 +18,9 @@ from shardmill.errors import ShardmillError
 
 NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # how many threads libraries start with
+# How many threads libraries start with: OpenMP, MKL, and Accelerate, which numpy and torch use on a Mac.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+SYSTEM_PROGRAMS = "/usr/bin:/usr/sbin"  # where macOS keeps its own, whether PATH names the folders or not
 
 
 def engine() -> dict[str, str]:
@@ -31,10 +33,19 @@ def engine() -> dict[str, str]:
         return {"name": "portable"}
     return {
         "name": "coreml",
-        "macos": platform.mac_ver()[0],
-        "build": _ask("sw_vers", "-buildVersion"),
-        "chip": _ask("sysctl", "-n", "machdep.cpu.brand_string"),
+        "macos": macos(),
+        "build": ask("sw_vers", "-buildVersion"),
+        "chip": ask("sysctl", "-n", "machdep.cpu.brand_string"),
     }
+
+
+def macos() -> str:
+    """Return the version of macOS, for example "26.1"; "" on another system.
+
+    The system's own command tells it. `platform.mac_ver` would say 16.0 of macOS 26 in a Python that was built with an
+    older SDK (python/cpython#135675), so two Pythons on one Mac would be two engines.
+    """
+    return ask("sw_vers", "-productVersion") if platform.system() == "Darwin" else ""
 
 
 @cache
@@ -84,8 +95,11 @@ def precision() -> str:
 
 
 @cache
-def _ask(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def ask(*command: str) -> str:
+    """Return what a program of macOS says. Raises OSError where there is none, CalledProcessError where it fails."""
+    path = f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PROGRAMS}"
+    own = {"PATH": path, "SYSTEM_VERSION_COMPAT": "0"}  # no older name of the system, whatever a shell asks for
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
 
 
 def set_threads(count: int) -> None:
@@ -168,7 +182,7 @@ def machine() -> dict[str, str | int]:
 
 def _processor() -> str:
     if platform.system() == "Darwin":
-        return _ask("sysctl", "-n", "machdep.cpu.brand_string")
+        return ask("sysctl", "-n", "machdep.cpu.brand_string")
     with open("/proc/cpuinfo") as info:
         names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
     return names[0] if names else platform.processor()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from shardmill.lane.native import said, words
+
 
 def printable(text: str, limit: int = 80) -> str:
     """At most `limit` characters of `text`, with a question mark for each that a terminal would obey, not show."""
@@ -13,17 +15,13 @@ def printable(text: str, limit: int = 80) -> str:
 
 
 def one_line(text: object) -> str:
-    """All that is said, by an error mostly, in a single line."""
-    return _shown(" ".join(str(text).split()))
+    """Return all that is said, by an error mostly, in a single line; of one of Core ML its words."""
+    return _shown(" ".join(words(str(text)).split()))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, its kind where it says nothing.
-
-    Where the first line only announces the second with a colon, both.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+    """Return the first line of what an error says, or all the words of one of Core ML; see lane/native.py."""
+    return said(error)
 
 
 class PrintableFormatter(logging.Formatter):

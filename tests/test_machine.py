@@ -15,9 +15,14 @@ import pytest
 
 from shardmill import doctor, machine
 from shardmill.errors import ShardmillError
+from shardmill.lane import system as lane_system
 from shardmill.runtime import threads
 
-ANSWERS = {"sw_vers": "24A335", "sysctl": "Apple M4"}
+ANSWERS = {
+    ("sw_vers", "-productVersion"): "26.1",
+    ("sw_vers", "-buildVersion"): "25B78",
+    ("sysctl", "-n", "machdep.cpu.brand_string"): "Apple M4",
+}
 
 
 @pytest.mark.skipif(not machine.is_portable(), reason="Core ML has one precision")
@@ -41,15 +46,15 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def answer(command: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[str]:
         started.append(command[0])
-        return subprocess.CompletedProcess(command, 0, ANSWERS[command[0]] + "\n")
+        return subprocess.CompletedProcess(command, 0, ANSWERS[command] + "\n")
 
     def forget() -> None:
         machine.is_portable.cache_clear()
-        machine._ask.cache_clear()
+        machine.ask.cache_clear()
 
     forget()
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(platform, "mac_ver", lambda: ("15.0", ("", "", ""), "arm64"))
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))  # of a Python with an older SDK
     monkeypatch.setattr(machine, "native_present", lambda: True)
     monkeypatch.setattr(machine.subprocess, "run", answer)
     yield started
@@ -63,10 +68,36 @@ def test_a_mac_is_known_without_starting_a_program(mac: list[str]) -> None:
 
 
 def test_a_mac_is_asked_for_its_chip_and_build_once(mac: list[str]) -> None:
-    expected = {"name": "coreml", "macos": "15.0", "build": "24A335", "chip": "Apple M4"}
+    expected = {"name": "coreml", "macos": "26.1", "build": "25B78", "chip": "Apple M4"}
     assert [machine.engine() for _ in range(3)] == [expected] * 3
     assert machine.machine()["processor"] == "Apple M4"
-    assert sorted(mac) == ["sw_vers", "sysctl"]
+    assert sorted(mac) == ["sw_vers", "sw_vers", "sysctl"]
+
+
+def test_the_system_is_called_what_it_calls_itself(mac: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python with an older SDK says 16.0 of macOS 26: each Python of a Mac would be another engine."""
+    assert machine.macos() == "26.1"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "uname", lambda: ("Darwin", "", "", "", "arm64"))
+    found = lane_system.identity()
+    assert (found["system"], found["build"], found["chip"]) == ("26.1", "25B78", "Apple M4")
+
+
+@pytest.mark.parametrize("path", [None, "", "/nowhere"])
+def test_programs_of_the_system_are_found_whatever_path_names(
+    path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under cron and sudo PATH may lack /usr/sbin, where sysctl is; an older name of the system is not asked for."""
+    monkeypatch.setenv("SYSTEM_VERSION_COMPAT", "1")
+    if path is None:
+        monkeypatch.delenv("PATH")
+    else:
+        monkeypatch.setenv("PATH", path)
+    for ask in (machine.ask.__wrapped__, lane_system._ask):
+        asked = ask("env").splitlines()
+        assert "SYSTEM_VERSION_COMPAT=0" in asked
+        (searched,) = (line.removeprefix("PATH=") for line in asked if line.startswith("PATH="))
+        assert {"/usr/bin", "/usr/sbin"} <= set(searched.split(":"))
 
 
 def test_a_mac_without_the_native_module_says_what_doctor_says(mac: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shardmill.printable import PrintableFormatter, first_line
+from shardmill.printable import PrintableFormatter, first_line, one_line
 
 
 def test_a_traceback_shows_no_escapes() -> None:
@@ -33,3 +33,9 @@ def test_a_traceback_shows_no_escapes() -> None:
 )
 def test_an_error_is_told_in_its_first_line(said: str, line: str) -> None:
     assert first_line(ValueError(said)) == line
+
+
+def test_an_error_of_core_ml_keeps_its_words() -> None:
+    """Its text is a dictionary, of which the first line is a brace; tests/lane/test_native.py has more of them."""
+    error = RuntimeError('{\n    NSLocalizedDescription = "refused \\"\x1b\\" with error code: -14.";\n}')
+    assert one_line(first_line(error)) == one_line(error) == 'refused "?" with error code: -14.'

@@ -1,8 +1,8 @@
 """Portable Core ML: compiles, loads, runs and judges ML Programs on a machine without Core ML.
 
 `install()` makes coremltools' own Python API work there: MLModel.predict, make_state, CompiledMLModel,
-compile_model, MLComputePlan. On a Mac it does nothing. Values are computed on the CPU with torch, in one of two
-precisions:
+compile_model, MLComputePlan. On a Mac it does so within `emulated()` only. Values are computed on the CPU with torch,
+in one of two precisions:
 - fp32: everything in float32; fp16 tensors and states of the program are held in float32, constants exactly as
   stored;
 - fp16: the result of every operation declared fp16 is rounded to fp16 (computed in float32 or wider, rounded once),
@@ -14,7 +14,7 @@ It depends on nothing of shardmill, the project it was written for.
 from __future__ import annotations
 
 from portable_coreml.errors import ExecutionError, InputError, PortableError, ProgramError, UnsupportedOp
-from portable_coreml.hook import native_present, put
+from portable_coreml.hook import emulated, native_present, put
 from portable_coreml.run.observe import FirstNonFinite, NonFinite, trace
 
 __version__ = "0.1.0"
@@ -26,6 +26,7 @@ __all__ = [
     "PortableError",
     "ProgramError",
     "UnsupportedOp",
+    "emulated",
     "install",
     "precision",
     "trace",

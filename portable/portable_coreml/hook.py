@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 MACOS_VERSION = (26, 0)
@@ -23,6 +25,7 @@ _CONSUMERS = (
     "coremltools.models._compiled_model",
 )
 _PLATFORM_CHECKS = ("coremltools.models.utils", "coremltools.models.model", "coremltools.models._compiled_model")
+_settings = {"emulated": False}  # whether the engine takes Core ML's place although that is here
 
 
 class _OnlyErrors(logging.Filter):
@@ -36,6 +39,8 @@ class _OnlyErrors(logging.Filter):
 
 def native_present() -> bool:
     """Whether coremltools has its own native module here, that is, whether this is a Mac."""
+    if _settings["emulated"]:
+        return False
     if sys.platform == "darwin":
         return True
     found = sys.modules.get(_NATIVE)
@@ -64,6 +69,38 @@ def put(native: ModuleType) -> None:
             checks._macos_version = _macos_version  # type: ignore[attr-defined]
         if hasattr(checks, "_is_macos"):
             checks._is_macos = _is_macos  # type: ignore[attr-defined]
+
+
+@contextmanager
+def emulated() -> Iterator[None]:
+    """Load models inside on this engine, also where Core ML is, whose own module is put back afterwards.
+
+    Raises:
+        RuntimeError: inside of another such block.
+    """
+    import coremltools
+
+    if _settings["emulated"]:
+        raise RuntimeError("the portable engine has taken Core ML's place already")
+    places = [coremltools, *(sys.modules[name] for name in {*_CONSUMERS, *_PLATFORM_CHECKS})]
+    before = [(place, name, value) for place in places for name, value in vars(place).items() if _is_changed(name)]
+    native = sys.modules.get(_NATIVE)
+    _settings["emulated"] = True
+    try:
+        yield
+    finally:
+        _settings["emulated"] = False
+        for place, name, value in before:
+            setattr(place, name, value)
+        if native is None:
+            sys.modules.pop(_NATIVE, None)
+        else:
+            sys.modules[_NATIVE] = native
+
+
+def _is_changed(name: str) -> bool:
+    """Return whether `put` may change an attribute of a module of coremltools."""
+    return name.startswith("_ML") or name in ("libcoremlpython", "_macos_version", "_is_macos")
 
 
 def _macos_version() -> tuple[int, ...]:

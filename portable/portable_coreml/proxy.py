@@ -31,6 +31,11 @@ from portable_coreml.judge.loadable import check_loadable
 from portable_coreml.run.execute import Executable, declared_types
 
 PRECISIONS = ("fp32", "fp16")
+HINTS = {
+    "reshapeFrequency": ("Frequent", "Infrequent"),
+    "specializationStrategy": ("Default", "FastPrediction"),
+    "allowLowPrecisionAccumulationOnGPU": ("True", "False"),
+}
 _settings = {"precision": "fp32"}
 
 
@@ -92,6 +97,7 @@ class MLModelProxy:
         asset: Any = None,
     ) -> None:
         start = time.perf_counter_ns()
+        _check_hints(optimization_hints or {})
         self._model = asset.model() if asset is not None else load_model(Path(path))
         function, description = pick_function(self._model, function_name)
         check_loadable(self._model, function, description)
@@ -203,6 +209,16 @@ class MLModelProxy:
     @staticmethod
     def get_all_compute_devices() -> list[Any]:
         return compute_plan.devices()[:1]
+
+
+def _check_hints(hints: Mapping[str, str]) -> None:
+    """Take the hints that Core ML takes, none of which changes what this engine computes.
+
+    Raises InputError for others, at which the native module aborts (setOptimizationHints, CoreMLPython.mm).
+    """
+    for name, value in hints.items():
+        if value not in HINTS.get(name, ()):
+            raise InputError(f"there is no optimization hint {name} = {value}")
 
 
 def _shares_states(one: Executable, other: Executable) -> bool:

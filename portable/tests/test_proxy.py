@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 
 import coremltools as ct
 import portable_coreml
@@ -10,6 +13,7 @@ import pytest
 from coremltools.converters import mil
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
+from portable_coreml import proxy
 
 from tests.conftest import step_inputs
 
@@ -95,3 +99,36 @@ def test_functions_that_keep_other_states_do_not_share_one(tmp_path: Path) -> No
     )
     with pytest.raises(portable_coreml.InputError, match="another loaded model"):
         wide.predict({"x": [[1.0] * 16]}, narrow.make_state())
+
+
+@pytest.mark.parametrize(
+    ("hints", "taken"),
+    [
+        ({"reshapeFrequency": "Infrequent", "allowLowPrecisionAccumulationOnGPU": "True"}, True),
+        ({"reshapeFrequency": "infrequent"}, False),
+        ({"reshape": "Infrequent"}, False),
+    ],
+)
+def test_only_hints_that_core_ml_has_are_taken(hints: dict[str, str], taken: bool, attention_package: Path) -> None:
+    """At another value the native module aborts; coremltools' own check is only of their types."""
+    with nullcontext() if taken else pytest.raises(portable_coreml.InputError, match="no optimization hint"):
+        proxy.MLModelProxy(str(attention_package), "CPU_AND_NE", "", hints)
+
+
+def test_where_core_ml_is_it_takes_its_place_for_a_while(
+    attention_package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Mac, where `install` does nothing: models loaded inside are this engine's, and those after it are not."""
+    native, names = ModuleType("coremltools.libcoremlpython"), ("_MLModelProxy", "_macos_version")
+    before = {name: getattr(ct.models.model, name) for name in names}
+    monkeypatch.setitem(sys.modules, native.__name__, native)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not portable_coreml.install("fp32")
+    with portable_coreml.emulated():
+        assert portable_coreml.install("fp32") and portable_coreml.precision() == "fp32"
+        model = ct.models.MLModel(str(attention_package))
+        with pytest.raises(RuntimeError, match="already"), portable_coreml.emulated():
+            pass
+    assert sys.modules[native.__name__] is native and not portable_coreml.install("fp32")
+    assert {name: getattr(ct.models.model, name) for name in names} == before
+    assert model.predict(step_inputs(32, 8, 0, 1, 0), model.make_state())

@@ -74,7 +74,7 @@ def file_state(path: Path) -> FileState:
         stat = os.stat(path)
     except OSError as error:
         raise CheckpointError(f"{path}: can't be read ({error.strerror}); fetch it again") from error
-    return FileState(volume(stat.st_dev), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return FileState(volume(stat.st_dev, path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class HashCache:

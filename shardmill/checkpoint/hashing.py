@@ -17,6 +17,7 @@ from shardmill.checkpoint.cache import HashCache, Span, file_state
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.checkpoint.paths import opened
 from shardmill.errors import CheckpointError
+from shardmill.files import is_left_by_macos
 from shardmill.printable import printable
 
 CHUNK_BYTES = 1 << 20
@@ -88,8 +89,9 @@ def hash_file(path: Path, cache: HashCache | None = None) -> str:
 def tree_hash(path: Path, cache: HashCache | None = None, threads: int = THREADS) -> str:
     """sha256 of a file's bytes; of a directory, the sha256 over its sorted relative paths and their sha256.
 
-    Names, contents and empty directories count; modes, times and the directory's own place do not. A link
-    to a file counts as that file. Raises CheckpointError for a link to a directory, which may never end.
+    Names, contents and empty directories count; modes, times, the directory's own place and what macOS leaves in
+    folders do not. A link to a file counts as that file. Raises CheckpointError for a link to a directory, which may
+    never end.
     """
     return tree_hashes(path, cache, threads)[0]
 
@@ -105,8 +107,9 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
         linked = [name for name in folders if (here / name).is_symlink()]
         if linked:
             raise CheckpointError(f"{here / linked[0]}: links to a directory; replace it with the directory")
-        files += [here / name for name in names]
-        if not folders and not names:
+        own = [name for name in names if not is_left_by_macos(name)]
+        files += [here / name for name in own]
+        if not folders and not own:
             empty.append((here.relative_to(path).as_posix() + "/", ""))
     hashes = hash_files(files, cache, threads)
     inside = {file.relative_to(path).as_posix(): sha for file, sha in hashes.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from shardmill.checkpoint.headers import read_index
 from shardmill.checkpoint.paths import INDEX_FILE, RECORD_FILE, SINGLE_FILE, describe_missing_weights
 from shardmill.errors import CheckpointError
+from shardmill.files import is_left_by_macos
 
 _TEXT_SUFFIXES = (".json", ".tiktoken")
 _TEXT_NAMES = ("tokenizer.model", "spiece.model", "merges.txt", "vocab.txt", "chat_template.jinja")
@@ -16,7 +17,7 @@ _TEXT_NAMES = ("tokenizer.model", "spiece.model", "merges.txt", "vocab.txt", "ch
 
 def text_files(names: Collection[str]) -> list[str]:
     """Configs and tokenizer files among `names`."""
-    chosen = [name for name in sorted(names) if "/" not in name and name != RECORD_FILE]
+    chosen = [name for name in sorted(names) if not ("/" in name or name == RECORD_FILE or is_left_by_macos(name))]
     return [name for name in chosen if name.endswith(_TEXT_SUFFIXES) or name in _TEXT_NAMES]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +65,7 @@ def bench(
     settings = checked({name: value for name, value in wanted.items() if value not in (None, [], ())})
     from shardmill.bench import sentences
     from shardmill.bench.speed import benchmark
-    from shardmill.files import write_json
+    from shardmill.files import cache_folder, give_back, write_json
 
     say = partial(typer.echo, err=True)
     if encodes:
@@ -75,6 +76,9 @@ def bench(
         measured = benchmark(build, settings, draft, precision, say=say, guard_margin=guard_margin)
     file = output or build / "benchmark/speed.json"
     write_json(file, measured)
+    give_back(file)
+    if sys.platform == "darwin":  # where sudo leaves HOME as it was
+        give_back(cache_folder())
     if as_json:
         typer.echo(json.dumps(measured))
     else:

@@ -37,13 +37,13 @@ def kit(
     output: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.")] = Path("kit.zip"),
 ) -> None:
     """Pack builds, the outputs they should give and the program that measures them into one zip."""
-    from shardmill.device.kit import write_kit
+    from shardmill.device.kit import STEPS, write_kit
 
     content = write_kit(builds, output)
     names = ", ".join(variant["name"] for variant in content["variants"])
     typer.echo(
         one_line(f"{output}: {names}")
-        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac: unzip it, python3 measure.py"
+        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac, with Python 3.10 to 3.13: unzip {output.name} && {STEPS}"
     )
 
 
@@ -196,8 +196,9 @@ def _cell(text: str) -> str:
 
 
 def _apart(form: dict[str, Any]) -> list[str]:
-    """Whether each function has a bundle of its own, in words; older kits don't say."""
-    return ["a bundle for each"] if form.get("bundles") == "each" else []
+    """Return what else tells a form from others, in words; older kits don't say."""
+    frequent = ["frequent reshapes"] if form.get("reshape_frequency") == "frequent" else []
+    return [*frequent, *(["a bundle for each"] if form.get("bundles") == "each" else [])]
 
 
 def _table_of_ways(ways: Iterable[Way]) -> Table:

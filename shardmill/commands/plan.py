@@ -119,9 +119,10 @@ def _pass(found: Preview) -> str:
     counts = f"1 to {found.tokens_max}"
     if found.shapes != RANGE:
         counts = " or ".join(map(str, found.widths)) + (" (a function each)" if found.shapes == FIXED else "")
+    hint = f"; loaded with reshapeFrequency {found.reshape_frequency}" if found.reshape_frequency else ""
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(found.programs)} dispatches; "
-        f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}"
+        f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}{hint}"
     )
 
 

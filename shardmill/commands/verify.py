@@ -38,7 +38,7 @@ def verify(
     found = proof.audit
     typer.echo(
         f"{found.checked} files checked, {len(proof.wrong)} wrong; "
-        f"{found.unchecked} logs and marks of Snakemake not checked"
+        f"{found.unchecked} logs and marks of Snakemake and macOS not checked"
     )
     typer.echo(f"{ATTESTATION}: sha256 {hash_file(build / ATTESTATION)}")
     _tell(proof)

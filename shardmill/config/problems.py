@@ -13,7 +13,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, local
-from shardmill.models.calls import ENUMERATED, FIXED, GRAPH, ONE
+from shardmill.models.calls import ENUMERATED, FIXED, GRAPH, INFREQUENT, ONE
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TAKEN = ("index.html", "refused")  # a batch's page, and what its rule for configs that can't be built names
@@ -35,6 +35,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _size_problems(config)
     yield from _contexts_problems(config)
     yield from _bundles_problems(config)
+    yield from _reshape_problems(config)
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
@@ -162,6 +163,13 @@ def _bundles_problems(config: Config) -> list[str]:
     if config.program.state == GRAPH:
         return ["program.bundles: bundles of their own do not share a state; add `state: host`"]
     return []
+
+
+def _reshape_problems(config: Config) -> list[str]:
+    """Find a hint on shapes that never change."""
+    if config.program.reshape_frequency == INFREQUENT or config.program.shapes != FIXED:
+        return []
+    return ["program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out"]
 
 
 def _contexts_problems(config: Config) -> list[str]:

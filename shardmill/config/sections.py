@@ -76,6 +76,13 @@ class Program:
         Literal["one", "each"],
         Field(description="one: a compiled bundle holds all functions of a program; each: a bundle for each of them."),
     ] = "one"
+    reshape_frequency: Annotated[
+        Literal["infrequent", "frequent"],
+        Field(
+            description="How often Core ML is told that the shape of a pass changes (its hint reshapeFrequency), where "
+            "one function takes several: infrequent: optimise for each shape; frequent: for changes between them."
+        ),
+    ] = "infrequent"
 
 
 @dataclass(frozen=True, config=STRICT)

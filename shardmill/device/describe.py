@@ -10,7 +10,7 @@ from typing import Any
 from shardmill.files import load_json
 from shardmill.models.calls import EACH, ONE
 from shardmill.models.contract import CACHE_ITEM_BYTES
-from shardmill.runtime.manifest import MARK, verify_width
+from shardmill.runtime.manifest import MARK, reshape_frequency, verify_width
 
 
 def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         "widths": widths_of(manifest),
         "shapes": "fixed" if encodes else _shapes(manifest["parts"][0]),
         "state": None if encodes else "host" if any("written" in part for part in manifest["parts"]) else "graph",
+        "reshape_frequency": reshape_frequency(manifest) or None,
         "bundles": EACH if any("bundles" in part["program"] for part in manifest["parts"]) else ONE,
         "programs": len(manifest["parts"]),
         "weights_bytes": sum(map(weights_bytes, packages)),

@@ -20,19 +20,23 @@ from shardmill.files import dumps, replacing
 from shardmill.gates.fp16_range import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.lane.kit import FORMAT, KIT
-from shardmill.machine import is_portable
+from shardmill.lane.needs import HOW
+from shardmill.models.calls import own_bundle
 from shardmill.pipeline.subjects import check_files
 from shardmill.printable import printable
 from shardmill.quiet import quiet_coremltools
-from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest
+from shardmill.runtime.bundles import COMPILER
+from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest, reshape_frequency
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
+STEPS = f"cd {ROOT} && {HOW}"  # for a person, once the kit is unpacked
 NAMED = "shardmill.lane"  # what the modules are called here; in a kit it is `lane`
 README = """\
 This kit measures Core ML programs on this machine. That is a Mac with Apple silicon and macOS 15 or newer.
-It needs Python 3.10 or newer, with coremltools and numpy:
+It needs Python 3.10 to 3.13, with coremltools 9.0 and numpy. Apple's own python3 is older. Where python3.12 is missing,
+get it from python.org, or from Homebrew: brew install python@3.12
 
-    python3 -m venv .venv && .venv/bin/pip install coremltools==9.0 numpy
+    python3.12 -m venv .venv && .venv/bin/pip install coremltools==9.0 numpy
     .venv/bin/python measure.py
 
 It may be stopped at any time and goes on where it was. At last it writes result.json, which is what to send back.
@@ -52,11 +56,9 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
         kit.json's content.
 
     Raises:
-        ShardmillError: a folder holds no finished build, a file is not as it was made, two builds have the same name,
-            or this is a Mac, where there is no fp32 to compare with.
+        ShardmillError: a folder holds no finished build, a file is not as it was made, or two builds have the same
+            name.
     """
-    if not is_portable():
-        raise ShardmillError("a kit needs results in fp32, which Core ML does not give: make it on Linux")
     if target.is_dir():
         raise ShardmillError(f"{target}: is a folder; name the file to write")
     names = [build.resolve().name for build in builds]
@@ -69,7 +71,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
     for name, build in zip(names, builds, strict=True):
         manifest = read_manifest(build, COMPLETE)
         check_files(manifest, build)
-        files |= _packages(name, build, manifest)
+        files |= _packages(name, build, manifest) | _portable_bundles(name, build, manifest)
         variants += _variants(name, build, manifest, arrays)
     called = [variant["name"] for variant in variants]
     for name in called:
@@ -89,7 +91,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
 
 def _lane() -> Iterator[tuple[str, Content]]:
     """measure.py and the modules beside it, which there are called `lane`."""
-    for file in sorted(Path(lane.__file__).parent.glob("*.py")):
+    for file in sorted(Path(lane.__file__).parent.glob("[!.]*.py")):
         text = file.read_text(encoding="utf-8").replace(NAMED, "lane")
         yield "measure.py" if file.name == "measure.py" else f"lane/{file.name}", text.encode()
     yield "README.txt", README.encode()
@@ -102,6 +104,27 @@ def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, 
         for file in entry["files"]:
             found[f"variants/{name}/{entry['path']}/{file}"] = build / entry["path"] / file
     return found
+
+
+def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
+    """Return the files of bundles by their names in the kit, where the portable compiler wrote them.
+
+    A file that a program's package has too, as that of the weights, is not among them: the lane takes it from there.
+    """
+    found: dict[str, Content] = {}
+    for part in manifest["parts"]:
+        if not _is_portable(part):
+            continue
+        packed = set(manifest["packages"][part["name"]]["files"].values())
+        path = part["program"]["path"]
+        files = {file: sha for file, sha in part["program"]["files"].items() if sha not in packed}
+        found |= {f"variants/{name}/{path}/{file}": build / path / file for file in files}
+    return found
+
+
+def _is_portable(part: Mapping[str, Any]) -> bool:
+    """Return whether the portable compiler made a part's bundle, as far as model.json says who did."""
+    return bool(part["program"].get(COMPILER, {}).get("name") == "portable")
 
 
 def _variants(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Iterator[dict[str, Any]]:
@@ -152,12 +175,17 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
         "widths": [widths[place]] if MARK in manifest else widths,
         "fixed": MARK in manifest,
         "weights": weights_bytes(build / package),
+        "bundle": _bundle(name, manifest, place, ""),
     }
     programs = [
-        program | {"function": function, "widths": [int(width)], "fixed": True, "alone": "bundles" in part["program"]}
+        program
+        | {"function": function, "widths": [int(width)], "fixed": True, "alone": "bundles" in part["program"]}
+        | {"bundle": _bundle(name, manifest, place, function)}
         for width, function in part.get("functions", {}).items()
         if function
     ]
+    if not (program["fixed"] or programs):
+        program["reshape_frequency"] = reshape_frequency(manifest)
     return {
         "name": part["name"],
         "kind": part["kind"],
@@ -166,6 +194,19 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
         "layers": _layers(build / package),
         "programs": programs or [program],
     }
+
+
+def _bundle(name: str, manifest: Mapping[str, Any], place: int, function: str) -> dict[str, str] | None:
+    """Return where files of a function's bundle lie in the kit, by their names in it; None if Apple compiled it."""
+    part = manifest["parts"][place]
+    if not _is_portable(part):
+        return None
+    program, package = part["program"], manifest["packages"][part["name"]]
+    of_package = {sha: f"{package['path']}/{file}" for file, sha in package["files"].items()}
+    own = f"{own_bundle(Path(), function).as_posix()}/" if "bundles" in program else ""
+    files = {file: sha for file, sha in program["files"].items() if file.startswith(own)}
+    found = {file: of_package.get(sha, f"{program['path']}/{file}") for file, sha in files.items()}
+    return {file.removeprefix(own): f"variants/{name}/{path}" for file, path in found.items()}
 
 
 def _layers(package: Path) -> list[list[Any]]:

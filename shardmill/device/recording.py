@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import portable_coreml
 
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats
@@ -82,7 +83,7 @@ class _Tap:
 
 
 def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recording:
-    """Runs a build's programs on the portable engine.
+    """Run a build's packages on the portable engine, on a Mac too, whose bundles are Apple's.
 
     Args:
         build: the folder.
@@ -92,13 +93,20 @@ def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recordin
     Raises:
         ShardmillError: a program can't be loaded.
     """
-    tokens = _text(build, manifest)
-    recording = (
-        _encoder(build, manifest, tokens, arrays) if MARK in manifest else _decoder(build, manifest, tokens, arrays)
-    )
-    for part in manifest["parts"]:
-        _shipped(build, part, recording.passes, arrays)
+    tokens, manifest = _text(build, manifest), _of_packages(manifest)
+    run = _encoder if MARK in manifest else _decoder
+    with portable_coreml.emulated():
+        recording = run(build, manifest, tokens, arrays)
+        for part in manifest["parts"]:
+            _shipped(build, part, recording.passes, arrays)
     return recording
+
+
+def _of_packages(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest with the package of each part in the place of its compiled program."""
+    packages = manifest["packages"]
+    parts = [part | {"program": {"path": packages[part["name"]]["path"]}} for part in manifest["parts"]]
+    return {**manifest, "parts": parts}
 
 
 def _stride(channels: int) -> int:
@@ -130,7 +138,8 @@ def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
 
 
 def _encoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
-    loaded = encoder.load(build, "fp32")
+    with load_programs_as("fp32"):
+        loaded = encoder.Encoder(manifest, build)
     recording, row = Recording({}, {}), _noted(list(loaded.programs.values()), arrays)
     for bucket in manifest["buckets"]:
         loaded.run((list(text) * math.ceil(bucket / len(text)))[: max(1, bucket - 1)], bucket)  # one is padding

@@ -14,9 +14,11 @@ from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.evidence.shape import faults
 from shardmill.files import load_json, read_sealed
 from shardmill.lane.results import KIND
+from shardmill.lane.todo import is_beside
 
 Json = Mapping[str, Any]
 COREML = "coreml"
+INFREQUENT = "infrequent"  # what Core ML is told of changing shapes where model.json does not say
 APART = "each"  # what a kit says of bundles where each function has one of its own
 LONGEST = 100  # characters of a file's name; what else there is to tell systems apart is hashed
 TROUBLE = ("wrong", "refused", "crashed", "timeout")
@@ -129,11 +131,13 @@ def of_build(path: Path, content: Json, manifest: Json) -> Evidence | None:
     """
     packages = {part: entry["files"] for part, entry in manifest["packages"].items()}
     apart = any("bundles" in part["program"] for part in manifest["parts"])
+    told = manifest.get("reshape_frequency", INFREQUENT)  # older kits say nothing of it, nor do those of fixed shapes
     variants = [
         variant
         for variant in content["variants"].values()
         if variant["artifacts"] == packages and (variant["described"].get("bundles") == APART) == apart
     ]
+    variants = [one for one in variants if one["described"].get("reshape_frequency") in (None, told)]
     variants.sort(key=lambda variant: variant["described"]["widths"] != manifest.get("widths"))  # its own passes first
     by_context = {_context(variant): variant for variant in reversed(variants)}
     found = [Evidence(path, content, by_context[slots]) for slots in sorted(by_context, reverse=True)]
@@ -161,5 +165,8 @@ def file_name(content: Json) -> str:
 
 
 def _is_trouble(key: str, line: Json) -> bool:
-    """Whether a line tells of something that went wrong; the probes of a bisection are to fail."""
-    return line["status"] in TROUBLE and "/bisect" not in key
+    """Return whether a line tells of something that went wrong with the build as it is used.
+
+    The probes of a bisection are to fail, and how else a program may be loaded says nothing of the build.
+    """
+    return line["status"] in TROUBLE and "/bisect" not in key and not is_beside(key)

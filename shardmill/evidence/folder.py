@@ -9,4 +9,4 @@ FOLDER = "evidence"
 
 def evidence_files(build: Path) -> list[Path]:
     """Files of evidence in a build's folder, in the order of their names."""
-    return sorted((build / FOLDER).glob("*.json"))
+    return sorted((build / FOLDER).glob("[!.]*.json"))

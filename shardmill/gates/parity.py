@@ -21,6 +21,7 @@ from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
+from shardmill.lane.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
@@ -38,13 +39,6 @@ def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
     and all widths that decoding uses are compared in the whole stack. A program of fixed widths fills up by itself.
     """
     return () if is_portable() or part.calls.functions else (verify, part.tokens)
-
-
-def relative_error(value: Any, expected: Any) -> float:
-    """The largest |value - expected| / |expected| of any row, in the Euclidean norm. NaN stays NaN."""
-    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    norm = np.linalg.norm(b, axis=-1)
-    return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
 
 
 class Runner:

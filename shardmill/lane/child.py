@@ -15,30 +15,40 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardmill.lane.bisect import cut_and_load, list_operations
 from shardmill.lane.job import Found, Job, Refused, WrongError
-from shardmill.lane.kit import read_kit
-from shardmill.lane.measurements import compile_program, first_load, parity, residency, speed, warm_load
-from shardmill.lane.whole import energy, load_all, passes
+from shardmill.lane.kit import CPU, UNHINTED, read_kit
+from shardmill.lane.measurements import compile_program, load_portable, load_unit, parity, residency, speed, switch
+from shardmill.lane.native import KEPT, said
+from shardmill.lane.whole import energy, load_all, passes, soak, widths
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LEAST_FREE = 1 << 20  # bytes; with less, nothing can be compiled
 HEARTBEAT = 0.5  # seconds between looks at the parent
 MEASURES: dict[str, Callable[[Job, int], Found]] = {
     "compile": compile_program,
-    "load.first": first_load,
-    "load.warm": warm_load,
+    "load.first": load_unit,
+    "load.warm": load_unit,
+    "load.portable": load_portable,
     "parity": parity,
     "speed": speed,
+    "switch": switch,
+    **{f"load.{way}": partial(load_unit, way=way) for way in (UNHINTED, CPU)},
+    **{f"speed.{way}": partial(speed, way=way) for way in (UNHINTED, CPU)},
+    f"switch.{UNHINTED}": partial(switch, way=UNHINTED),
     "residency": residency,
     "bisect": cut_and_load,
     "bisect.operations": list_operations,
     "load.whole": load_all,
     "pass": passes,
+    "widths": widths,
     "energy": energy,
+    "soak.kept": partial(soak, kept=True),
+    "soak.fresh": partial(soak, kept=False),
 }
 
 
@@ -81,9 +91,8 @@ def _measured(job: Job, key: str) -> dict[str, Any]:
     except Refused as error:
         return {"status": "not_run", "value": {}, "timing": {}, "detail": str(error)}
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         status = "not_run" if _is_full(error, job.work) else "refused"
-        return {"status": status, "value": {}, "timing": {}, "detail": f"{job.stage_name}: {first}"[:500]}
+        return {"status": status, "value": {}, "timing": {}, "detail": f"{job.stage_name}: {said(error)}"[:KEPT]}
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:

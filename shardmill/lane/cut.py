@@ -73,12 +73,13 @@ def cut_after(source: Path, target: Path, place: int, function: str | None = Non
 
 def _copied(source: Path, target: Path) -> Any:
     """Links a package's files to another place; its program is read, and left out there, to be written anew."""
-    shutil.copytree(source, target, copy_function=_link)
+    shutil.copytree(source, target, copy_function=link)
     (target / MODEL_FILE).unlink()
     return _read(source)
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
+    """Give a file another name, or copy it to another disk."""
     try:
         os.link(source, target)
     except OSError:  # another disk

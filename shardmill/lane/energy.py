@@ -6,6 +6,7 @@ import os
 import plistlib
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from shardmill.lane.job import Refused
 
 COMMAND = ("powermetrics", "--samplers", "cpu_power,gpu_power,ane_power", "-i", "100", "-f", "plist")
 CONSUMERS = ("cpu_energy", "gpu_energy", "ane_energy")  # millijoules in one sample
-ROOT_ONLY = "powermetrics tells it to root only: sudo python3 measure.py, and what is measured already stays"
+ROOT_ONLY = f"powermetrics tells it to root only: sudo {sys.executable} measure.py, and what is measured already stays"
 
 
 @contextmanager

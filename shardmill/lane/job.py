@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.lane.kit import Kit, Unit
+from shardmill.lane.kit import CPU, UNHINTED, Kit, Unit
 
 Floats = NDArray[np.float32]
 
@@ -48,15 +48,17 @@ class Job:
         Args:
             kit: what is measured.
             work: folder for what is compiled.
-            task: what the parent asks for: variant, unit, engine, passes.
+            task: what the parent asks for: variant, unit, engine, passes, soak.
             tell: takes the stage that begins, so that a death can be placed.
         """
         self.kit, self.work, self._tell = kit, work, tell
         self.variant = kit.variants[task["variant"]]
         self.units = kit.units(task["variant"])
         self.passes, self.native = int(task["passes"]), not task["engine"]
+        self.soak = float(task.get("soak", 0))
         self.stage_name = "beginning"
-        self.loaded: dict[str, Any] = {}  # models by unit
+        self.loaded: dict[tuple[str, str], Any] = {}  # models by unit and way
+        self._buffers: dict[tuple[int, str, tuple[int, ...]], Floats] = {}
         self._unit: str = task["unit"]
 
     @property
@@ -77,16 +79,45 @@ class Job:
         """Where it is compiled to."""
         return self.work / "compiled" / unit.variant / f"{unit.name}.mlmodelc"
 
-    def load_unit(self, unit: Unit) -> Any:
-        """A program as it was compiled."""
-        return self.load(self.bundle(unit), unit.called)
+    def load_unit(self, unit: Unit, way: str = "") -> Any:
+        """Return a program as it was compiled; it stays loaded."""
+        if (unit.name, way) not in self.loaded:
+            self.stage(f"load of {unit.name}")
+            self.loaded[unit.name, way] = self.load(self.bundle(unit), unit, unit.called, way)
+        return self.loaded[unit.name, way]
 
-    def load(self, path: Path, function: str | None) -> Any:
-        """A function of a compiled program on CPU and Neural Engine, or its only one."""
+    def load(self, path: Path, unit: Unit, function: str | None, way: str = "") -> Any:
+        """Load a function of a compiled program, or its only one, on CPU and Neural Engine and with its build's hint.
+
+        Args:
+            path: the bundle.
+            unit: what was compiled.
+            function: its name in the bundle; None for the only one.
+            way: UNHINTED for no hint, CPU for the CPU alone.
+        """
         import coremltools as ct
 
-        named = {"function_name": function} if function else {}
-        return ct.models.CompiledMLModel(str(path), compute_units=ct.ComputeUnit.CPU_AND_NE, **named)
+        units = ct.ComputeUnit.CPU_ONLY if way == CPU else ct.ComputeUnit.CPU_AND_NE
+        named: dict[str, Any] = {"function_name": function} if function else {}
+        frequency = unit.program.get("reshape_frequency")
+        if frequency and way != UNHINTED:
+            named["optimization_hints"] = {"reshapeFrequency": ct.ReshapeFrequency[frequency.capitalize()]}
+        return ct.models.CompiledMLModel(str(path), compute_units=units, **named)
+
+    def predict(self, model: Any, inputs: Mapping[str, Floats], state: Any) -> Any:
+        """Return the outputs of a pass, whose inputs lie in arrays that exist as long as this process.
+
+        Core ML keeps them for about a second after a pass, and then frees them without Python's lock: if nobody else
+        holds an array by then, the process may crash, in whatever it does by then (coremltools pull requests 2827 and
+        2829).
+        """
+        given = {name: self._buffer(model, name, array.shape) for name, array in inputs.items()}
+        for name, array in inputs.items():
+            np.copyto(given[name], array)
+        return model.predict(given, state=state)
+
+    def _buffer(self, model: Any, name: str, shape: tuple[int, ...]) -> Floats:
+        return self._buffers.setdefault((id(model), name, shape), np.empty(shape, np.float32))
 
     def recorded(self, width: int, part: str) -> list[Mapping[str, Any]]:
         """What a part was fed with and gave, pass by pass, in those passes that called it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 FORMAT = 1
 KIT = "kit.json"
+UNHINTED, CPU, PORTABLE = "unhinted", "cpu", "portable"  # ways to load a program beside that of its build
 
 
 class LaneError(Exception):
@@ -25,7 +26,8 @@ class Unit:
         name: the part's, with the program's place where there are several.
         part: the part as kit.json has it.
         program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes; `of`, where
-            another variant has the same program; `alone`, where the function is compiled to a bundle of its own.
+            another variant has the same program; `alone`, where the function is compiled to a bundle of its own;
+            `reshape_frequency`, the hint of flexible shapes; `bundle`, the portable compiler's, file by file, or null.
         variant: the one under whose name it is compiled and measured.
     """
 

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from shardmill.lane.child import run_child
 from shardmill.lane.kit import Kit, LaneError, check_kit, read_kit
+from shardmill.lane.needs import lacking
 from shardmill.lane.progress import Progress
-from shardmill.lane.results import STATUSES, Results, write_result
-from shardmill.lane.rounds import Run, bisect, measure
+from shardmill.lane.results import OK, STATUSES, Results, write_result
 from shardmill.lane.system import identity
+from shardmill.lane.todo import groups
 from shardmill.lane.watch import Watch
 
 LIMIT = 1800.0  # seconds; the longest first load that anyone has published took 23 minutes
@@ -31,10 +31,12 @@ def main(script: Path, arguments: Sequence[str] | None = None) -> int:
         arguments: of the command line.
 
     Returns:
-        0 when every measurement has its line, 1 after an error, 130 after Ctrl-C.
+        0 when every measurement has its line, 1 after an error or where nothing could be measured, 130 after Ctrl-C.
     """
     options = _parser().parse_args(arguments)
     if options.child is not None:
+        from shardmill.lane.child import run_child
+
         run_child(options.child, script)
         return 0
     try:
@@ -80,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=_seconds, default=LIMIT, help="seconds that one measurement may take")
     parser.add_argument("--passes", type=_count, default=PASSES, help="passes that a speed is the median of")
     parser.add_argument("--engine", help="module to install where there is no Core ML, e.g. portable_coreml")
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", default=[], help="measure what is called so only, e.g. speed"
+    )
+    parser.add_argument(
+        "--soak", metavar="SECONDS", type=_seconds, default=0.0, help="run passes with pauses for so long, twice"
+    )
     parser.add_argument("--no-bisect", action="store_true", help="don't look for the operation that fails to load")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     return parser
@@ -91,7 +99,10 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
         raise LaneError("--engine is for machines without Core ML; leave it out")
     if not native and not options.engine:
         raise LaneError("there is no Core ML here; run it on a Mac, or try the kit out with --engine portable_coreml")
+    if why := lacking(script, options.engine):
+        raise LaneError(why)
     kit = read_kit(script.parent)
+    asked = groups(kit, soaks=options.soak > 0, only=options.only)
     print(f"checking {len(kit.content['files'])} files", flush=True)
     check_kit(kit)
     out = (options.out or script.parent).resolve()
@@ -101,6 +112,8 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
     if results.damaged:
         places = ", ".join(map(str, results.damaged))
         print(f"{results.path}: damaged in line {places}; what stood there is measured again", flush=True)
+    from shardmill.lane.rounds import Run, bisect, measure
+
     run = Run(
         kit=kit,
         results=results,
@@ -108,8 +121,10 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
         work=out / "work",
         engine=options.engine,
         passes=options.passes,
+        groups=asked,
+        soak=options.soak,
     )
-    progress = Progress(kit, results)
+    progress = Progress(asked, results)
     try:
         measure(run, progress)
         write_result(out / "result.json", kit, results)
@@ -119,6 +134,11 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
     finally:
         _give_back([out / name for name in WRITTEN])
     print(_closing(kit, results, out / "result.json"))
+    if not _number(results, OK):
+        why = next(
+            (record["detail"] for record in results.records.values() if record["detail"]), "nothing was asked for"
+        )
+        raise LaneError(f"nothing could be measured here: {why}")
     return 0
 
 
@@ -137,7 +157,13 @@ def _closing(kit: Kit, results: Results, file: Path) -> str:
     found = [f"{key}: {record['status']}: {record['detail']}" for key, record in _troubles(results)]
     counts = ", ".join(f"{_number(results, status)} {status}" for status in STATUSES if _number(results, status))
     names = " and ".join(kit.variants)
-    return "\n".join([*found, f"{names}: {counts}", f"{file}: send this file back"])
+    return "\n".join(
+        [
+            *found,
+            f"{names}: {counts}",
+            f"{file}: {'send this file back' if _number(results, OK) else 'holds no figure'}",
+        ]
+    )
 
 
 def _troubles(results: Results) -> Iterable[tuple[str, dict[str, str]]]:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
+from shardmill.lane.cut import ONLY, link, with_default_tokens, with_one_function
 from shardmill.lane.figures import psnr
 from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
+from shardmill.lane.kit import PORTABLE
 from shardmill.lane.plan import planned
 
 WARM = 3  # passes before those that count
@@ -40,21 +41,36 @@ def compile_program(job: Job, _: int) -> Found:
     return Found(timing={"compile_seconds": time.perf_counter() - start})
 
 
-def first_load(job: Job, _: int) -> Found:
-    """Loads the program in a new process, and runs a first pass of every width: each is specialised then."""
-    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.called))
+def load_unit(job: Job, _: int, way: str = "") -> Found:
+    """Load the program in a new process, and run a first pass of every width: each is specialised then.
+
+    The second time, which is another process, the system knows the program.
+    """
+    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.called, way))
 
 
-def warm_load(job: Job, _: int) -> Found:
-    """The same once more in another process, when the system knows the program."""
-    return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.called))
+def load_portable(job: Job, _: int) -> Found:
+    """Load the bundle that the portable compiler made of the program, and compare a pass of each width."""
+    unit, target = job.unit, job.work / PORTABLE / job.unit.variant / f"{job.unit.name}.mlmodelc"
+    job.stage("assembly of the bundle")
+    shutil.rmtree(target, ignore_errors=True)
+    for name, source in unit.program["bundle"].items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        link(str(job.kit.folder / source), str(target / name))
+    timing = load_and_run(job, target, unit.called, PORTABLE)
+    worst = []
+    for width in unit.program["widths"]:
+        for row in job.recorded(width, unit.part["name"])[:1]:
+            out = caller(job, width, PORTABLE)(job.inputs(row))
+            worst.append(psnr(out[:, :: row["stride"]], job.array(row["fp32"])))
+    return Found(value={"psnr": min(worst)} if worst else {}, timing=timing)
 
 
-def load_and_run(job: Job, bundle: Path, function: str | None) -> dict[str, Any]:
+def load_and_run(job: Job, bundle: Path, function: str | None, way: str = "") -> dict[str, Any]:
     """Loads a function of a bundle of the job's unit and runs it once at every width; what each took in seconds."""
     job.stage("load")
     start = time.perf_counter()
-    model = job.load(bundle, function)
+    model = job.load(bundle, job.unit, function, way)
     timing: dict[str, Any] = {"load_seconds": time.perf_counter() - start}
     for width in job.unit.program["widths"]:
         rows = job.recorded(width, job.unit.part["name"])
@@ -63,9 +79,9 @@ def load_and_run(job: Job, bundle: Path, function: str | None) -> dict[str, Any]
         job.stage(f"first pass at T={width}")
         inputs = job.inputs(rows[0])
         start = time.perf_counter()
-        model.predict(inputs, state=_state(job, model))
+        job.predict(model, inputs, _state(job, model))
         timing[f"first_pass_seconds.T={width}"] = time.perf_counter() - start
-    job.loaded[job.unit.name] = model
+    job.loaded[job.unit.name, way] = model
     return timing | {"peak_bytes": peak_bytes()}
 
 
@@ -89,11 +105,19 @@ def parity(job: Job, width: int) -> Found:
     return Found(value=value | {"passes": len(rows)})
 
 
-def speed(job: Job, width: int) -> Found:
+def speed(job: Job, width: int, way: str = "") -> Found:
     """What one pass of a width takes in this program alone."""
-    row, runner = _rows(job, width)[0], caller(job, width)
+    row, runner = _rows(job, width)[0], caller(job, width, way)
     inputs = job.inputs(row)
     return Found(timing={**timed(lambda: runner(inputs), job.passes), "peak_bytes": peak_bytes()})
+
+
+def switch(job: Job, _: int, way: str = "") -> Found:
+    """Time a pass of each width, one after the other: the shape changes with every pass."""
+    widths = job.unit.program["widths"]
+    inputs = [job.inputs(_rows(job, width)[0]) for width in widths]
+    runner = caller(job, max(widths), way)
+    return Found(timing=timed(lambda: [runner(each) for each in inputs], job.passes))
 
 
 def residency(job: Job, width: int) -> Found:
@@ -115,9 +139,11 @@ def residency(job: Job, width: int) -> Found:
             with_one_function(job.package(job.unit), copy, function)
         if copy.exists():
             bundle = Path(ct.models.utils.compile_model(str(copy), str(Path(folder) / "copy.mlmodelc")))
+        before, start = peak_bytes(), time.perf_counter()
         rows = [{**row, "function": named.get(row["function"], row["function"])} for row in planned(bundle)]
+    timing = {"plan_seconds": time.perf_counter() - start, "peak_bytes": peak_bytes(), "peak_bytes_before": before}
     counts = dict(sorted(Counter(row["status"] for row in rows).items()))
-    return Found(value={"evidence": evidence, "counts": counts, "rows": rows})
+    return Found(value={"evidence": evidence, "counts": counts, "rows": rows}, timing=timing)
 
 
 def timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
@@ -132,15 +158,12 @@ def timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
     return {"ms": median(taken), "ms_least": min(taken), "passes": passes}
 
 
-def caller(job: Job, width: int) -> Callable[[dict[str, Floats]], Floats]:
+def caller(job: Job, width: int, way: str = "") -> Callable[[dict[str, Floats]], Floats]:
     """The loaded program with fresh states, as a function of its inputs."""
-    if job.unit.name not in job.loaded:
-        job.stage("load")
-        job.loaded[job.unit.name] = job.load_unit(job.unit)
+    model = job.load_unit(job.unit, way)
     job.stage(f"passes at T={width}")
-    model = job.loaded[job.unit.name]
     state, output = _state(job, model), job.unit.part["output"]
-    return lambda inputs: np.asarray(model.predict(inputs, state=state)[output], np.float32)
+    return lambda inputs: np.asarray(job.predict(model, inputs, state)[output], np.float32)
 
 
 def _state(job: Job, model: Any) -> Any:

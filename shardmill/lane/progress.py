@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from shardmill.lane.kit import Kit
+from collections.abc import Sequence
+
 from shardmill.lane.results import Record, Results
-from shardmill.lane.todo import groups, seconds_left
+from shardmill.lane.todo import Group, seconds_left
+
+SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "margin")  # figures, where there are some
 
 
 class Progress:
     """Lines on the terminal."""
 
-    def __init__(self, kit: Kit, results: Results) -> None:
+    def __init__(self, groups: Sequence[Group], results: Results) -> None:
         """Says so if an earlier run has left something."""
-        self._all = [measurement for group in groups(kit) for measurement in group.measurements]
+        self._all = [measurement for group in groups for measurement in group.measurements]
         self._results = results
         if results.records:
             print(f"going on: {len(results.records)} measurements are there already", flush=True)
@@ -24,6 +27,8 @@ class Progress:
     def done(self, record: Record) -> None:
         """A measurement has its line."""
         words = [record["status"], f"{record['timing']['seconds']:.1f} s" if "seconds" in record["timing"] else ""]
+        figures = {**record["value"], **record["timing"]}
+        words += [f"{name} {figures[name]:.4g}" for name in SHOWN if figures.get(name) is not None]
         words += [record["detail"], self._left()]
         print(f"{self._place()} {record['key']}: {', '.join(word for word in words if word)}", flush=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.lane.kit import Kit, LaneError
-from shardmill.lane.spelling import dumps, sealed, write_durably
+from shardmill.lane.spelling import dumps, sealed, write_durably, write_out
 
 FORMAT = 1
 KIND = "shardmill device measurements"
@@ -36,7 +36,7 @@ class Results:
             raise LaneError(f"another run is writing to {path}; wait for it or stop it") from None
         lines = _whole_lines(path)
         if lines and lines[0] != self.header:
-            raise LaneError(f"{path} is of another kit, engine or system; move it away and start again")
+            raise LaneError(f"{path} is of another {_difference(lines[0], self.header)}; move it away and start again")
         self.damaged = [place for place, line in enumerate(lines[1:], 2) if not _is_record(line)]
         # What was not run is tried again: root may measure what a user may not, and a disk may have room by now.
         finished = (line for line in lines[1:] if _is_record(line) and line["status"] != NOT_RUN)
@@ -55,8 +55,22 @@ class Results:
 
     def _write(self, content: Record) -> None:
         self._file.write(json.dumps(content, sort_keys=True, allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        write_out(self._file)
+
+
+def _difference(found: Any, own: Record) -> str:
+    """Return what tells the head of a file from this run's, for a person."""
+    if not isinstance(found, dict) or found.keys() != own.keys():
+        return "kit, engine or system"
+    names = [name for name in ("kit", "engine") if found[name] != own[name]]
+    theirs = found["machine"] if isinstance(found["machine"], dict) else {}
+    changed = [name for name, value in own["machine"].items() if theirs.get(name) != value]
+    names += [f"{name} ({_plain(theirs.get(name))}, this is {_plain(own['machine'][name])})" for name in changed]
+    return " and ".join(names)
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
 def _whole_lines(path: Path) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from shardmill.lane.bisect import layer_at, search
 from shardmill.lane.kit import Kit
 from shardmill.lane.progress import Progress
 from shardmill.lane.results import OK, Record, Results
-from shardmill.lane.todo import COMPILE, FIRST, Group, groups
+from shardmill.lane.todo import COMPILE, FIRST, Group
 from shardmill.lane.watch import Watch, watched
 
 FAILED = ("refused", "crashed", "timeout")
@@ -28,6 +28,8 @@ class Run:
         work: folder for compiled programs.
         engine: module that takes Core ML's place, or None.
         passes: that a speed is the median of.
+        groups: the measurements that are asked for.
+        soak: seconds of passes with pauses; 0 for none.
     """
 
     kit: Kit
@@ -36,17 +38,19 @@ class Run:
     work: Path
     engine: str | None
     passes: int
+    groups: Sequence[Group]
+    soak: float = 0.0
 
 
 def measure(run: Run, progress: Progress) -> None:
     """Finishes every measurement that is not finished yet."""
-    for group in groups(run.kit):
+    for group in run.groups:
         _finish(run, group, progress)
 
 
 def bisect(run: Run, progress: Progress) -> None:
     """Looks for the operation that fails, in each program that can't be loaded; it may take a dozen loads that hang."""
-    for group in groups(run.kit):
+    for group in run.groups:
         broken = [m.key for m in group.measurements if run.results.status(m.key) in FAILED]
         if any(key.endswith((f"/{COMPILE}", f"/{FIRST}")) for key in broken):
             _bisect(run, group, progress)
@@ -60,10 +64,15 @@ def _finish(run: Run, group: Group, progress: Progress) -> None:
             _add(run, progress, _record(key, "not_run", {}, f"{need}: {run.results.status(need)}"))
         if barred:
             continue
-        for record in watched(run.watch, _task(run, group, [m.key for m in todo]), progress.begin):
+        for record in watched(_patient(run), _task(run, group, [m.key for m in todo]), progress.begin):
             _add(run, progress, record)
             if record["status"] != OK and any(record["key"] in m.needs for m in todo):
                 break  # the child is ended, and what needs this is not tried
+
+
+def _patient(run: Run) -> Watch:
+    """Return how children are run, none of which is to be ended before its passes with pauses are over."""
+    return replace(run.watch, limit=run.watch.limit + run.soak)
 
 
 def _bisect(run: Run, group: Group, progress: Progress) -> None:
@@ -106,6 +115,7 @@ def _task(run: Run, group: Group, keys: Sequence[str]) -> dict[str, Any]:
         "variant": group.variant,
         "unit": group.unit,
         "passes": run.passes,
+        "soak": run.soak,
         "keys": list(keys),
     }
 

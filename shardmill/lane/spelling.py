@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 SEAL = "shardmill_seal"
 
@@ -29,8 +31,18 @@ def write_durably(path: Path, text: str) -> None:
     try:
         with open(scratch, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            write_out(file)
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def write_out(file: IO[str]) -> None:
+    """Hand a file's text to the disk itself; fsync of macOS leaves it in the disk's cache (fsync(2) there)."""
+    file.flush()
+    whole = getattr(fcntl, "F_FULLFSYNC", None)
+    if whole is not None:
+        with suppress(OSError):  # a disk that does not know it, of a network perhaps
+            fcntl.fcntl(file, whole)
+            return
+    os.fsync(file.fileno())

@@ -14,7 +14,8 @@ def identity() -> dict[str, Any]:
     """What a measurement depends on, and what a run must find again to be gone on with."""
     return {
         "chip": _chip(),
-        "system": platform.mac_ver()[0] or platform.release(),
+        # Not platform.mac_ver, which depends on the SDK that Python was built with: it may call macOS 26 16.0.
+        "system": _ask("sw_vers", "-productVersion") if sys.platform == "darwin" else platform.release(),
         "os": "macOS" if sys.platform == "darwin" else platform.system(),
         "build": _ask("sw_vers", "-buildVersion") if sys.platform == "darwin" else platform.machine(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -35,7 +36,9 @@ def _chip() -> str:
 
 
 def _ask(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    """Return what a program of macOS says. PATH need not name the folder of sysctl, as under sudo and in cron."""
+    own = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin", "SYSTEM_VERSION_COMPAT": "0"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
 
 
 def _version(name: str) -> str:

@@ -1,7 +1,9 @@
 """What is measured of a kit, in which order and in which process, and how long the rest may take.
 
 A program is compiled and loaded for the first time in one process. A second one loads it again, which is the warm load,
-and measures the rest. At last one process holds all programs of a variant and runs whole passes.
+and measures passes; a third one reads compute plans. Further ones load it otherwise: without the hint of its build, on
+the CPU alone, from the portable compiler's bundle. At last one process holds all programs of a variant and runs whole
+passes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from shardmill.lane.kit import Kit, Unit
+from shardmill.lane.kit import CPU, PORTABLE, UNHINTED, Kit, LaneError, Unit
 from shardmill.lane.results import Record
 
 COMPILE, FIRST, WARM, WHOLE = "compile", "load.first", "load.warm", "load.whole"
@@ -46,36 +48,74 @@ class Group:
     measurements: tuple[Measurement, ...]
 
 
-def groups(kit: Kit) -> Iterator[Group]:
-    """All measurements of a kit."""
-    for name in kit.variants:
-        for group in _of_variant(kit, name):
-            if group.measurements:
-                yield group
+def is_beside(key: str) -> bool:
+    """Return whether a measurement is of a program that is loaded otherwise than its build loads it."""
+    return key.rsplit("/", 1)[-1].partition(".T=")[0].partition(".")[2] in (UNHINTED, CPU, PORTABLE, "fresh")
 
 
-def _of_variant(kit: Kit, name: str) -> Iterator[Group]:
-    units, total = kit.units(name), 0
+def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Group]:
+    """Return all measurements of a kit that are asked for.
+
+    Args:
+        kit: what is measured.
+        soaks: whether passes with pauses are asked for.
+        only: how names of measurements begin that are, with those that they need; all of them where it is empty.
+
+    Raises:
+        LaneError: a name of `only` is no measurement's.
+    """
+    every = [group for name in kit.variants for group in _of_variant(kit, name, soaks)]
+    known = {m.key: m for group in every for m in group.measurements}
+    kinds = sorted({m.kind for m in known.values()})
+    for name in only:
+        if not any(kind.startswith(name) for kind in kinds):
+            raise LaneError(f"--only {name}: no measurement is called so; there are {', '.join(kinds)}")
+    wanted = [key for key, m in known.items() if not only or m.kind.startswith(tuple(only))]
+    for key in wanted:  # which grows
+        wanted += [need for need in known[key].needs if need not in wanted]
+    kept = (Group(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
+    return [group for group in kept if group.measurements]
+
+
+def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[Group]:
+    units = kit.units(name)
+    total = sum(int(unit.program["weights"]) for unit in units.values())
     for unit in units.values():
-        stem, weights, widths = _stem(unit), int(unit.program["weights"]), unit.program["widths"]
-        total += weights
-        if unit.variant != name:
-            continue
-        compiled, first, warm = (f"{stem}/{kind}" for kind in (COMPILE, FIRST, WARM))
-        yield Group(
-            name,
-            unit.name,
-            (Measurement(compiled, (), weights), Measurement(first, (compiled,), weights)),
-        )
-        rest = [Measurement(warm, (first,), weights)]
-        for kind, need in (("parity", warm), ("speed", warm), ("residency", compiled)):
-            rest += [Measurement(f"{stem}/{kind}.T={width}", (need,), weights) for width in widths]
-        yield Group(name, unit.name, tuple(rest))
+        if unit.variant == name:
+            yield from (Group(name, unit.name, tuple(each)) for each in _of_unit(unit))
     whole = f"{name}/{WHOLE}"
-    together = [Measurement(whole, tuple(f"{_stem(unit)}/{FIRST}" for unit in units.values()), total)]
-    for width in _widths(kit.variants[name]):
+    needs = tuple(f"{_stem(unit)}/{FIRST}" for unit in units.values())
+    together, widths = [Measurement(whole, needs, total)], _widths(kit.variants[name])
+    for width in widths:
         together += [Measurement(f"{name}/{kind}.T={width}", (whole,), total) for kind in ("pass", "energy")]
+    decodes = kit.variants[name]["described"]["kind"] == "decoder"
+    together += [Measurement(f"{name}/widths.T={width}", (whole,), total) for width in widths if decodes and width > 1]
     yield Group(name, "", tuple(together))
+    for way in ("kept", "fresh") if soaks else ():
+        yield Group(name, "", (Measurement(f"{name}/soak.{way}", (whole,), total),))
+
+
+def _of_unit(unit: Unit) -> Iterator[list[Measurement]]:
+    """Yield what is measured of a program, process by process."""
+    stem, widths, weights = _stem(unit), unit.program["widths"], int(unit.program["weights"])
+
+    def each(kind: str, need: str) -> list[Measurement]:
+        return [Measurement(f"{stem}/{kind}.T={width}", (f"{stem}/{need}",), weights) for width in widths]
+
+    def one(kind: str, *needs: str) -> Measurement:
+        return Measurement(f"{stem}/{kind}", tuple(f"{stem}/{need}" for need in needs), weights)
+
+    changes = len(widths) > 1
+    yield [one(COMPILE), one(FIRST, COMPILE)]
+    yield [one(WARM, FIRST), *each("parity", WARM), *each("speed", WARM), *([one("switch", WARM)] if changes else [])]
+    yield each("residency", COMPILE)
+    if unit.program.get("reshape_frequency"):
+        loaded = f"load.{UNHINTED}"
+        rest = [one(f"switch.{UNHINTED}", loaded)] if changes else []
+        yield [one(loaded, COMPILE), *each(f"speed.{UNHINTED}", loaded), *rest]
+    yield [one(f"load.{CPU}", COMPILE), *each(f"speed.{CPU}", f"load.{CPU}")]
+    if unit.program.get("bundle"):
+        yield [one(f"load.{PORTABLE}")]
 
 
 def _stem(unit: Unit) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.lane.native import KEPT, words
 from shardmill.lane.results import Record
 
 ENDING = 10.0  # seconds that a child has to end in after its last measurement
-TAIL = 300  # characters of what a dead child said last
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,16 @@ def _fate(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _tail(log: Path, said: int) -> str:
-    """The last line that a child printed."""
+def _tail(log: Path, start: int) -> str:
+    """Return the last line that a child printed, or the words of an error of Core ML that it ended with."""
     with open(log, "rb") as file:
-        file.seek(said)
-        lines = file.read()[-4 * TAIL :].decode("utf-8", "replace").strip().splitlines()
-    return f": {lines[-1].strip()[:TAIL]}" if lines else ""
+        file.seek(start)
+        lines = file.read()[-4 * KEPT :].decode("utf-8", "replace").strip().split("\n")
+    begins = len(lines) - 1
+    while begins and lines[begins].startswith((" ", "}")):  # inside an error of Core ML, or at its end
+        begins -= 1
+    said = words("\n".join(lines[begins:])).split("\n")[-1]
+    return f": {said.strip()[:KEPT]}" if said else ""
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardmill.lane.energy import meter
+from shardmill.lane.figures import relative_error
 from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
 from shardmill.lane.kit import Unit
 from shardmill.lane.measurements import timed
 
 SECONDS = 3.0  # that energy is counted over
+BURST, PAUSE = 20, 1.5  # passes of each width, and the seconds between them: Core ML keeps inputs for about one
 
 
 def load_all(job: Job, _: int) -> Found:
@@ -23,8 +25,7 @@ def load_all(job: Job, _: int) -> Found:
         raise Refused("a pass of a model with routed experts is chained by a runtime only; measure it by its programs")
     start = time.perf_counter()
     for unit in job.units.values():
-        job.stage(f"load of {unit.name}")
-        job.loaded[unit.name] = job.load_unit(unit)
+        job.load_unit(unit)
     return Found(timing={"load_seconds": time.perf_counter() - start, "peak_bytes": peak_bytes()})
 
 
@@ -43,6 +44,71 @@ def passes(job: Job, width: int) -> Found:
     inputs = {unit.name: job.inputs(row[unit.part["name"]]) for unit in chain.units}
     timing = timed(lambda: chain.run(inputs), job.passes)
     return Found(value=value, timing={**timing, "peak_bytes": peak_bytes()})
+
+
+def widths(job: Job, width: int) -> Found:
+    """Compare passes of a width with passes of one token, over the same recorded text.
+
+    Of each program, fed with the same inputs, the relative error as the gates have it (width_error_fp16). Of whole
+    passes the tokens that are chosen alike, and the margin: how far the gap between the best two tokens moves. A guard
+    that has a close call verified again at T = 1 must take at least this for close.
+    """
+    one, wide = job.variant["recorded"]["1"], job.variant["recorded"][str(width)]
+    errors = {}
+    for unit in (unit for unit in job.units.values() if width in unit.program["widths"]):
+        name = unit.part["name"]
+        single, many = _fed(Chain(job, 1), name, one), _fed(Chain(job, width), name, wide)
+        count = min(len(single), len(many))
+        errors[name] = relative_error(many[:count], single[:count])
+    value: dict[str, Any] = {"width_error_fp16": max(errors.values()), "programs_apart": errors}
+    narrow, chained = _logits(Chain(job, 1), one), _logits(Chain(job, width), wide)
+    count = min(len(narrow), len(chained))
+    if count:
+        value |= {"tokens": count, **_apart(narrow[:count], chained[:count])}
+    return Found(value=value)
+
+
+def _fed(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]]) -> Floats:
+    """Return what a part gives [tokens, channels], fed by hand with what was recorded of it."""
+    unit = next(unit for unit in chain.units if unit.part["name"] == part)
+    made = [chain.predict(unit, chain.job.inputs(row[part]))[unit.part["output"]] for row in rows if part in row]
+    return np.concatenate([np.asarray(out, np.float32)[0, :, :, 0].T for out in made])
+
+
+def _logits(chain: Chain, rows: Sequence[Mapping[str, Any]]) -> Floats:
+    """Return logits [tokens, V] of recorded passes; none without an LM head."""
+    found = [chain.logits(row).T for row in rows]
+    return np.concatenate(found) if found and found[0].size else np.empty((0, 0), np.float32)
+
+
+def _apart(narrow: Floats, wide: Floats) -> dict[str, Any]:
+    """Count tokens chosen alike by logits [tokens, V] of two widths; measure how far the best two's gap moves."""
+    best = np.argsort(wide, axis=1)[:, -2:]
+    gaps = [np.diff(np.take_along_axis(logits, best, axis=1), axis=1) for logits in (wide, narrow)]
+    agree = int((narrow.argmax(axis=1) == wide.argmax(axis=1)).sum())
+    return {"agree": agree, "margin": float(np.abs(gaps[0] - gaps[1]).max())}
+
+
+def soak(job: Job, _: int, kept: bool) -> Found:
+    """Run passes of all widths with pauses in which Python works, for as long as the person asks for.
+
+    Args:
+        job: the child's work.
+        kept: whether the arrays of a pass are held after it, or are Core ML's alone.
+    """
+    rows = job.variant["recorded"]
+    chains = [(Chain if kept else Fresh)(job, int(width)) for width in rows]
+    count, start = 0, time.monotonic()
+    while time.monotonic() - start < job.soak:
+        for _ in range(BURST):
+            for chain in chains:
+                chain.logits(rows[str(chain.width)][0])
+                count += 1
+        job.stage(f"passes, {count} of them so far")
+        pause = time.monotonic() + PAUSE
+        while time.monotonic() < pause:  # Core ML lets go of the arrays meanwhile, and Python uses its lock
+            [bytearray(1 << 12) for _ in range(1000)]
+    return Found(value={}, timing={"passes": count, "peak_bytes": peak_bytes()})
 
 
 def energy(job: Job, width: int) -> Found:
@@ -68,18 +134,19 @@ class Chain:
 
     def __init__(self, job: Job, width: int) -> None:
         """With fresh states."""
-        self.job, self.nonfinite = job, 0
+        self.job, self.width, self.nonfinite = job, width, 0
         self.units = [unit for unit in job.units.values() if width in unit.program["widths"]]
-        for unit in self.units:
-            if unit.name not in job.loaded:
-                job.stage(f"load of {unit.name}")
-                job.loaded[unit.name] = job.load_unit(unit)
+        self.models = {unit.name: job.load_unit(unit) for unit in self.units}
         job.stage(f"passes at T={width}")
         self.states = {unit.name: self._state(unit) for unit in self.units}
 
+    def logits(self, row: Mapping[str, Any]) -> Floats:
+        """Return the logits [V, T] of a recorded pass; none without an LM head."""
+        return self.run({unit.name: self.job.inputs(row[unit.part["name"]]) for unit in self.units})
+
     def __call__(self, row: Mapping[str, Any]) -> list[int]:
         """The likeliest token after each token of a recorded pass; none without an LM head."""
-        logits = self.run({unit.name: self.job.inputs(row[unit.part["name"]]) for unit in self.units})
+        logits = self.logits(row)
         return [int(token) for token in logits.argmax(axis=0)] if logits.size else []
 
     def run(self, inputs: Mapping[str, Mapping[str, Floats]]) -> Floats:
@@ -90,7 +157,7 @@ class Chain:
             carried = "hidden" if unit.part["kind"] == "head" else "x"
             if hidden is not None:
                 given[carried] = hidden
-            made = self.job.loaded[unit.name].predict(given, state=self.states[unit.name])[unit.part["output"]]
+            made = self.predict(unit, given)[unit.part["output"]]
             out = np.asarray(made, np.float32)
             self.nonfinite += not np.isfinite(out).all()
             if unit.part["kind"] == "head":
@@ -99,5 +166,18 @@ class Chain:
                 hidden = out
         return np.concatenate(logits) if logits else np.empty((0, 0), np.float32)
 
+    def predict(self, unit: Unit, given: Mapping[str, Floats]) -> Any:
+        """Return the outputs of one program."""
+        return self.job.predict(self.models[unit.name], given, self.states[unit.name])
+
     def _state(self, unit: Unit) -> Any:
-        return self.job.loaded[unit.name].make_state() if unit.part["stateful"] else None
+        return self.models[unit.name].make_state() if unit.part["stateful"] else None
+
+
+class Fresh(Chain):
+    """The same with new arrays for every pass, which nobody holds afterwards but Core ML."""
+
+    def predict(self, unit: Unit, given: Mapping[str, Floats]) -> Any:
+        """Return the outputs of one program."""
+        copies = {name: np.array(array, np.float32) for name, array in given.items()}
+        return self.models[unit.name].predict(copies, state=self.states[unit.name])

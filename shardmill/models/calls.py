@@ -8,6 +8,7 @@ from pathlib import Path
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
 ONE, EACH = "one", "each"  # compiled bundles: of a program, or of each of its functions
+INFREQUENT, FREQUENT = "infrequent", "frequent"  # how often shapes change, as coremltools' ReshapeFrequency has it
 BUNDLE = ".mlmodelc"
 MAIN = "main"  # what coremltools calls the only function of a program
 

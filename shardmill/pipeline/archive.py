@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 from shardmill.errors import UnreadableError
+from shardmill.files import is_left_by_macos
 
 SUFFIX = ".tar"
 END = bytes(2 * tarfile.BLOCKSIZE)  # after the last entry
@@ -22,7 +23,7 @@ def pack(folder: Path, to: Path) -> None:
         top = tarfile.TarInfo(folder.name)
         top.type, top.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(top)
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for file in sorted(path for path in folder.rglob("*") if path.is_file() and not is_left_by_macos(path)):
             with file.open("rb") as content:
                 entry = tarfile.TarInfo(file.relative_to(folder.parent).as_posix())
                 entry.size = file.stat().st_size

@@ -3,7 +3,7 @@
 provenance.json is where it starts: it names model.json and all that the manifest names, the checkpoint's files and the
 receipts, and the receipts name what the steps made. What varies from run to run (the benchmark, the report), and what
 only the report shows, is left out there and has receipts of its own. A file that nothing names is as wrong as one whose
-bytes are others: programs that load a build may read whatever lies in it.
+bytes are others: programs that load a build may read whatever lies in it. Only what macOS leaves in folders is let be.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.evidence.folder import evidence_files
-from shardmill.files import dumps, read_sealed
+from shardmill.files import dumps, is_left_by_macos, read_sealed
 from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, card, is_signature
 from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
@@ -39,7 +39,7 @@ class Audit:
     """What was found."""
 
     checked: int
-    unchecked: int  # logs, and Snakemake's own marks
+    unchecked: int  # logs, Snakemake's own marks, and what macOS leaves in folders
     wrong: tuple[tuple[str, str], ...]  # (path relative to the build, what is wrong), sorted
     signatures: tuple[str, ...] = ()  # files that only a key can check
 
@@ -58,7 +58,7 @@ def audit(build: Path) -> Audit:
     known = records(build)
     found = dict(entries(build))
     regular = [path for path, mode in found.items() if stat.S_ISREG(mode)]
-    unchecked = {path for path in regular if is_out_of_scope(path)}
+    unchecked = {path for path in regular if is_out_of_scope(path) or (path not in known and is_left_by_macos(path))}
     signatures = {path for path in regular if is_signature(path)}
     present = sorted(found.keys() - unchecked - signatures)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -78,7 +78,7 @@ def records(build: Path) -> dict[str, Record]:
             known.setdefault(path, Record(sha, ATTESTATION))
     except (KeyError, TypeError, AttributeError) as error:
         raise ShardmillError(f"{build / ATTESTATION}: no attestation of a build; remove it and build again") from error
-    shown = sorted(path.relative_to(build).as_posix() for path in (build / SHOWN).glob(f"*{RECEIPT}"))
+    shown = sorted(path.relative_to(build).as_posix() for path in (build / SHOWN).glob(f"[!.]*{RECEIPT}"))
     for name in (*UNATTESTED, *(path.removesuffix(RECEIPT) for path in shown)):
         receipt = f"{name}{RECEIPT}"
         if (build / receipt).exists():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill.evidence.folder import evidence_files
-from shardmill.files import parse_json
+from shardmill.files import is_left_by_macos, parse_json
 from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import RULES, SEARCH
 
@@ -49,7 +49,8 @@ def source_files(config: Config) -> list[str]:
     """Files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
     if config.source.path is None:
         return []
-    return sorted(str(file) for file in Path(config.source.path).iterdir() if file.is_file())
+    files = (file for file in Path(config.source.path).iterdir() if file.is_file())
+    return sorted(str(file) for file in files if not is_left_by_macos(file))
 
 
 def recipe_files(config: Config) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.files import SCRATCH, digest, read_json
+from shardmill.files import SCRATCH, digest, is_left_by_macos, read_json
 from shardmill.models import FOLDERS, supported
 from shardmill.pipeline import blobs, fingerprint
 from shardmill.pipeline.scratch import PREFIX
@@ -42,7 +42,7 @@ def _receipts(model: Path) -> Iterator[Path]:
         places = {name: os.path.realpath(Path(folder, name)) for name in folders}
         folders[:] = [name for name, place in places.items() if place not in seen]
         seen.update(places.values())
-        yield from (Path(folder, file) for file in files if file.endswith(RECEIPT))
+        yield from (Path(folder, file) for file in files if file.endswith(RECEIPT) and not is_left_by_macos(file))
 
 
 def _refuse(error: OSError) -> None:

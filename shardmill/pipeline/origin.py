@@ -21,7 +21,7 @@ DEFAULTS: Mapping[tuple[str, ...], str] = {  # what a key of PATHS is where it i
     ("benchmark", "text"): Benchmark().text,
     ("benchmark", "task_prompts"): Benchmark().task_prompts,
 }
-LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store")
+LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store", "._*")
 
 
 def workflow_root() -> Path:

@@ -17,6 +17,7 @@ from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
 from shardmill.models.architecture import SLIDING_MASK, Kind, Model
+from shardmill.models.calls import FIXED
 from shardmill.models.contract import cache_bytes, table_constants
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
@@ -65,6 +66,7 @@ class Preview:
         tokens_max: most tokens of a pass.
         verify: most tokens of a decode pass.
         shapes: "range", "fixed" for a function for each of `widths`, or "enumerated".
+        reshape_frequency: how often Core ML is told that shapes change; "" where all of them are fixed.
         widths: the tokens that a decoder's passes carry.
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
@@ -94,6 +96,7 @@ class Preview:
     tokens_max: int
     verify: int
     shapes: str
+    reshape_frequency: str
     widths: tuple[int, ...]
     weights: str
     bits_per_weight: float
@@ -144,6 +147,7 @@ def preview(config: Config) -> Preview:
         tokens_max=config.tokens.max,
         verify=config.verify,
         shapes=config.program.shapes,
+        reshape_frequency="" if a.ends or config.program.shapes == FIXED else config.program.reshape_frequency,
         widths=() if a.ends else config.widths,
         weights=config.convert.precision,
         bits_per_weight=found.bits_per_weight,

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from typing import Any
 
 from shardmill.machine import is_portable
 from shardmill.pipeline.batch import Batch
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
+SOLVER = "cbc"  # the program of Snakemake's scheduler ilp, as PATH may have it
+
+
+def use_own_solver() -> None:
+    """Make the scheduler ilp look for its solver in PATH on a Mac with Apple silicon.
+
+    The solver that PuLP 3 carries is an x86_64 program there. Without Rosetta it can't be started, and Snakemake 9.27
+    ends with a traceback before the first job (snakemake/snakemake#3007). Where PATH has no solver, Snakemake says so
+    and takes its scheduler greedy. Profiles of this workflow ask for greedy; this is for whoever has a profile of their
+    own, or uses the workflow as a module. It works only while the Snakefile is read.
+    """
+    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        carried = getattr(sys.modules.get("pulp"), "PULP_CBC_CMD", None)  # Snakemake has imported it, if it is there
+        if carried:
+            carried.pulp_cbc_path = SOLVER
 
 
 def go_on(batch: Batch, workflow: Any) -> None:

@@ -48,7 +48,7 @@ from shardmill.pipeline.fingerprint import model_type, needs_family
 from shardmill.pipeline.lock import hold_lock, join_build
 from shardmill.pipeline.origin import default_config, parsed
 from shardmill.pipeline.room import demand_room, mem_mb, too_large
-from shardmill.pipeline.scheduling import go_on, limit_ane, start_without_delay
+from shardmill.pipeline.scheduling import go_on, limit_ane, start_without_delay, use_own_solver
 from shardmill.pipeline.settle import settle
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.storage import checkpoint, folder, new_folder
@@ -107,6 +107,7 @@ __all__ = [
     "tell_refused",
     "together",
     "tools",
+    "use_own_solver",
     "verdicts",
 ]
 

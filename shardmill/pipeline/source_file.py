@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from shardmill.files import is_left_by_macos
+
 
 def _folder_of(package: str) -> Path:
     """The folder that a package lies in, found without importing it."""
@@ -91,7 +93,7 @@ def _data_files(folder: Path) -> list[Path]:
             found += sorted(f for f in path.rglob("*") if f.is_file())
         elif path.is_file() and path.suffix not in (".py", ".pyc"):
             found.append(path)
-    return found
+    return [path for path in found if not is_left_by_macos(path)]
 
 
 def _imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -6,12 +6,14 @@ a time (`--jobs`), which is asked for where they run elsewhere, and only there.
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from shardmill.machine import memory_bytes
 
 SNAKEMAKE_MB = 500  # a job that was sent somewhere holds up to three Snakemakes of 148 MB beside its own process
 MATRICES = 4  # that a job measures at a time, at most
+TENTHS, TENTHS_OF_A_MAC = 9, 6  # of this machine's memory, for all jobs together, see `most_mb`
 NODE_CORES = 4  # as many as any rule asks for that does not want a machine to itself
 
 
@@ -21,13 +23,17 @@ def _sends_jobs(workflow: Any) -> bool:
 
 
 def most_mb(workflow: Any) -> int | None:
-    """MB that jobs may use together, None for any: what `--resources mem_mb` says, else nine tenths of what is here.
+    """MB that jobs may use together, None for any: what `--resources mem_mb` says, else a share of what is here.
 
-    The latter is told to Snakemake, which keeps to it. It says nothing of machines that jobs are sent to.
+    The share is nine tenths, and six on a Mac. There the GPU and the Neural Engine use the same memory, and the weights
+    of each loaded program are held by the system beside the process that has loaded them.
+
+    The share is told to Snakemake, which keeps to it. It says nothing of machines that jobs are sent to.
     """
     given: int | None = workflow.global_resources.get("mem_mb").value
     if given is None and workflow.is_main_process and not _sends_jobs(workflow):
-        given = memory_bytes() * 9 // 10_000_000
+        tenths = TENTHS_OF_A_MAC if platform.system() == "Darwin" else TENTHS
+        given = memory_bytes() * tenths // 10_000_000
         workflow.global_resources["mem_mb"] = given
     return given
 

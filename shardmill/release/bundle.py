@@ -64,8 +64,8 @@ def bundle_files(build: Path) -> list[str]:
     """Every file of an assembled build that leaves the machine, sorted; signatures too."""
     content = added(build)
     known = {name for name in records(build) if name not in content["left_out"]}
-    signatures = {path.relative_to(build).as_posix() for path in (*build.glob("*.sig"), *build.glob("attestations/*"))}
-    return sorted(name for name in known | signatures if (build / name).is_file())
+    beside = {path.relative_to(build).as_posix() for path in (*build.iterdir(), *build.glob("attestations/*"))}
+    return sorted(name for name in known | set(filter(is_signature, beside)) if (build / name).is_file())
 
 
 def unsigned(build: Path, signed: Iterable[str]) -> set[str]:

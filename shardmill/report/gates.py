@@ -116,6 +116,14 @@ SUBSTITUTE = {
     "packing_error_fp16": "packing_error",
 }
 
+# Measures that gates make on the portable engine only, and that no gate file names elsewhere.
+IN_FP32 = "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package"
+ON_CORE_ML = {
+    "label_mismatches": IN_FP32,
+    "experts_agreement": IN_FP32,
+    "experts_agreement_fp16": "only the portable engine shows which experts a program takes",
+}
+
 
 def numbers(build: Build) -> tuple[Number, ...]:
     """All numbers of all gate files."""
@@ -192,6 +200,8 @@ def _why_not(name: str, files: Sequence[Json]) -> str:
     for file in files:
         if name in refusals(file):
             return str(refusals(file)[name])
+    if name in ON_CORE_ML and any(file["engine"]["name"] != "portable" for file in files):
+        return ON_CORE_ML[name]
     other = SUBSTITUTE.get(name)
     if other and any(row["name"] == other for file in files for row in file["gate"]):
         return f"`{other}` answers the same question in the precision of this engine"

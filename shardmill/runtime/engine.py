@@ -20,7 +20,8 @@ from shardmill.runtime.bundles import loadable
 from shardmill.runtime.functions import of_entry
 from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.lengths import lengths_by_entry
-from shardmill.runtime.manifest import guard_margin, lengths, read_manifest, verify_width
+from shardmill.runtime.loading import reshaping
+from shardmill.runtime.manifest import guard_margin, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
 
@@ -60,7 +61,8 @@ class Engine:
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
         for part in manifest["parts"]:
-            program = load_program(root, part, self.slots)
+            with reshaping(reshape_frequency(manifest)):
+                program = load_program(root, part, self.slots)
             if part["kind"] == "layers":
                 kept = part.get("written", {})
                 self.layers.append(Layers(program, [name for name in part["inputs"] if name not in kept], []))

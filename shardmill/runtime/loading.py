@@ -1,12 +1,18 @@
-"""Who wants to know which program is being loaded is told: a first load on a Mac takes minutes."""
+"""What holds of programs while they are loaded: who is told of it, and what Core ML is told.
+
+A first load on a Mac takes minutes, so whoever wants to know which program is being loaded is told. Core ML takes a
+hint on how often the shape of a pass will change, where a program takes several.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+_reshape: ContextVar[str] = ContextVar("reshape", default="")
 
 
 @contextmanager
@@ -24,3 +30,26 @@ def begins(name: str) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(name)
+
+
+@contextmanager
+def reshaping(frequency: str) -> Iterator[None]:
+    """Tell Core ML of programs loaded inside, in this thread, how often shapes change; nothing where it is ""."""
+    token = _reshape.set(frequency)
+    try:
+        yield
+    finally:
+        _reshape.reset(token)
+
+
+def hints(function: str) -> dict[str, Any]:
+    """Return what a model of coremltools is loaded with, beside its path: the hint, if its shapes are flexible.
+
+    Args:
+        function: its name; one that has a name takes one shape, and has no hint.
+    """
+    import coremltools as ct
+
+    if function or not _reshape.get():
+        return {}
+    return {"optimization_hints": {"reshapeFrequency": ct.ReshapeFrequency[_reshape.get().capitalize()]}}

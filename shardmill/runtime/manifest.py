@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.machine import is_portable
+from shardmill.models.calls import FREQUENT, INFREQUENT
 
 FORMAT = 2
 Keys = Mapping[str, type]
@@ -33,6 +34,11 @@ MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
 FORMED = ("functions", "written", "contexts")  # what a part has besides where its program has another form than most
 KINDS = ("layers", "experts", "head", "encoder")
+OPTIONAL: Mapping[str, Callable[[Any], bool]] = {
+    "verify": lambda value: isinstance(value, int),
+    "margin": lambda value: isinstance(value, int | float),
+    "reshape_frequency": lambda value: value in (INFREQUENT, FREQUENT),
+}
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # of an encoder and of a decoder: numbers, or null
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -89,9 +95,9 @@ def faults(content: Any, kinds: Keys) -> Iterator[str]:
         return
     if not all(isinstance(t, dict) and {"inv_freq", "scale"} <= t.keys() for t in content["rope"].values()):
         yield "a table of rope lacks inv_freq or scale"
-    optional = {"verify": (1, int), "margin": (0.0, int | float)}
-    yield from (f"{key} is not of its type" for key, (usual, kind) in optional.items()
-                if not isinstance(content.get(key, usual), kind))  # fmt: skip
+    yield from (
+        f"{key} is not of its type" for key, fits in OPTIONAL.items() if key in content and not fits(content[key])
+    )
     if not _ascend(content):
         yield "contexts are not numbers of slots that ascend to that of context"
     for distance in DISTANCES[MARK in kinds]:
@@ -131,6 +137,16 @@ def guard_margin(manifest: Mapping[str, Any]) -> float:
 def lengths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
     """The numbers of slots that a decoder's programs have functions for, ascending; mostly the whole context alone."""
     return (*manifest.get("contexts", ()), manifest["context"])
+
+
+def reshape_frequency(manifest: Mapping[str, Any]) -> str:
+    """Return how often Core ML is told that shapes change; "" where no program takes several.
+
+    Of a build made before model.json said it, it is the default.
+    """
+    functions = [part.get("functions", {"": ""}).values() for part in manifest["parts"]]
+    fixed = MARK in manifest or all(map(all, functions))
+    return "" if fixed else str(manifest.get("reshape_frequency", INFREQUENT))
 
 
 def in_context(manifest: Mapping[str, Any], slots: int) -> dict[str, Any]:
@@ -188,7 +204,7 @@ def _names_files(entry: Any) -> bool:
 
 
 def runtime_manifest(
-    plan: Mapping[str, Any], programs: Mapping[str, Mapping[str, Any]], embedding: Any
+    plan: Mapping[str, Any], programs: Mapping[str, Mapping[str, Any]], embedding: Any, reshape: str = INFREQUENT
 ) -> dict[str, Any]:
     """The part of model.json that an engine reads.
 
@@ -196,6 +212,7 @@ def runtime_manifest(
         plan: plan.json's content.
         programs: by part name, each {"path": ...} and whatever describes the bytes.
         embedding: the same for the host's table.
+        reshape: the config's `program.reshape_frequency`.
     """
     architecture = plan["architecture"]
     parts = [
@@ -214,12 +231,14 @@ def runtime_manifest(
     if plan["buckets"]:
         return shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
     shorter = {"contexts": plan["contexts"]} if plan.get("contexts") else {}
+    told = reshape_frequency(shared | {"reshape_frequency": reshape})
     return shared | {
         "context": plan["context"],
         **shorter,
         "tokens_max": plan["tokens_max"],
         "widths": plan["widths"],
         "verify": plan["verify"],
+        **({"reshape_frequency": told} if told else {}),
         "window": architecture["window"],
         "window_slots": plan["window_slots"],
         "conv_taps": architecture["graph"]["conv_taps"],
@@ -227,7 +246,9 @@ def runtime_manifest(
     }
 
 
-def in_place(plan: Mapping[str, Any], programs: Mapping[str, Path], table: Path) -> dict[str, Any]:
+def in_place(
+    plan: Mapping[str, Any], programs: Mapping[str, Path], table: Path, reshape: str = INFREQUENT
+) -> dict[str, Any]:
     """A manifest for programs that are not yet part of a finished build; its paths start from /."""
     paths = {name: {"path": str(path.resolve())} for name, path in programs.items()}
-    return runtime_manifest(plan, paths, {"path": str(table.resolve())})
+    return runtime_manifest(plan, paths, {"path": str(table.resolve())}, reshape)

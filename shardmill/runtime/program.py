@@ -17,7 +17,7 @@ from shardmill.runtime.buffers import Buffers
 from shardmill.runtime.functions import TOKENS, Functions, located
 from shardmill.runtime.held import Held, carried
 from shardmill.runtime.lengths import NONE, Length
-from shardmill.runtime.loading import begins
+from shardmill.runtime.loading import begins, hints
 
 
 class Program:
@@ -72,7 +72,7 @@ class Program:
                 for name in (name for name in _names(functions) if name not in self.models):
                     path, function = located(self.path, name)
                     named = {"function_name": function} if function else {}
-                    self.models[name] = load(str(path), compute_units=units, **named)
+                    self.models[name] = load(str(path), compute_units=units, **named, **hints(name))
             return self._made_state(functions)
         except Exception as error:
             raise ShardmillError(f"{self.path} can't be loaded: {first_line(error)}") from error

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -61,7 +62,7 @@ class Renderer:
 
     def _start(self) -> tuple[Any, Connection]:
         """Starts the process, and waits until it has read the tokenizer."""
-        context = multiprocessing.get_context("forkserver")  # a fork of this process would copy half of its threads
+        context: Any = multiprocessing.get_context(_way())  # the types know no `Process` of either
         context.set_forkserver_preload(IMPORTED)
         pipe, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._source, self._text), daemon=True)
@@ -99,6 +100,15 @@ class Renderer:
             process.kill()
             process.join()
             pipe.close()
+
+
+def _way() -> str:
+    """Choose how the process is begun: a fork of this one would copy half of its threads, a fork server has none.
+
+    On a Mac a process with numpy in it must not be forked at all, since numpy calls Accelerate while it is imported,
+    which starts threads of the system. There each process begins anew, and imports transformers once more.
+    """
+    return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
 def _work(pipe: Connection, source: Path, text: str | None) -> None:

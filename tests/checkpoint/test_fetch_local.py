@@ -41,6 +41,15 @@ def test_local_folder_is_linked(tmp_path: Path) -> None:
     assert len(read_tensors(dest)) == 3
 
 
+def test_what_macos_leaves_in_a_folder_is_no_part_of_the_checkpoint(tmp_path: Path) -> None:
+    """On a disk of another system each file has a second one beside it, of the same ending."""
+    folder = local(tmp_path)
+    before = fetch_local(folder, tmp_path / "one")
+    for name in (".DS_Store", "._config.json", "._model-00001-of-00002.safetensors"):
+        (folder / name).write_bytes(b"\0\5\x16\7")
+    assert fetch_local(folder, tmp_path / "two") == before
+
+
 def test_linked_weights_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The link that the build adds moves the file's ctime; gigabytes are not read again for that."""
     folder, cache = local(tmp_path), HashCache(tmp_path / "hashes.sqlite")

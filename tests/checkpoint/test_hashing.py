@@ -175,6 +175,13 @@ def test_tree_hash_sees_every_change(tmp_path: Path, change: str) -> None:
     assert tree_hash(folder) != before
 
 
+def test_a_folder_that_only_the_finder_has_seen_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "a/empty").mkdir(parents=True)
+    before = tree_hash(tmp_path / "a")
+    (tmp_path / "a/empty/.DS_Store").touch()
+    assert tree_hash(tmp_path / "a") == before
+
+
 def test_tree_hash_of_a_file_is_its_sha256(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"content")
     assert tree_hash(tmp_path / "f") == sha(b"content")

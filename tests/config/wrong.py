@@ -61,6 +61,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"state": "host", "bundles": "each"}},
         "program.bundles: a program has one function only; add `shapes: fixed`",
     ),
+    "a hint on shapes that never change": (
+        {"program": {"shapes": "fixed", "reshape_frequency": "frequent"}},
+        "program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out",
+    ),
     "bundles that would share a state": (
         {"program": {"shapes": "fixed", "bundles": "each"}},
         "program.bundles: bundles of their own do not share a state; add `state: host`",

@@ -36,7 +36,8 @@ def finish(plan: Mapping[str, Any], packages: Mapping[str, Path], table: Path, s
         ct.models.utils.compile_model(str(package), str(build / f"compiled/{part}.mlmodelc"))
     shutil.copy(table, build / table.name)
     shutil.copy(source / "tokenizer.json", build / "source/tokenizer.json")
-    programs = {part: described(build, f"compiled/{part}.mlmodelc") for part in packages}
+    compiler = {"compiler": {"name": "portable"}}
+    programs = {part: described(build, f"compiled/{part}.mlmodelc") | compiler for part in packages}
     held = {"path": table.name, "sha256": hash_file(build / table.name)}
     tokenizer = {"path": "source/tokenizer.json", "sha256": hash_file(build / "source/tokenizer.json")}
     content = {

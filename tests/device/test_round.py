@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import coremltools as ct
 import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from shardmill import machine
 from shardmill.cli import app
 from shardmill.device.importing import import_result
 from shardmill.device.kit import write_kit
@@ -74,6 +77,21 @@ def test_from_kit_to_evidence_on_the_portable_engine(kit: Path, own: Path) -> No
 def test_the_same_builds_give_the_same_kit(build: Path, packed: Path, tmp_path: Path) -> None:
     write_kit([build], tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes()
+
+
+def test_a_kit_that_is_made_on_a_mac_is_the_same(
+    build: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portable engine runs the packages there too, and Core ML is what it was afterwards."""
+    native = ModuleType("coremltools.libcoremlpython")
+    monkeypatch.setitem(sys.modules, native.__name__, native)
+    monkeypatch.setattr(ct.models.model, "_MLModelProxy", None)  # Core ML's would run something else
+    monkeypatch.setattr("coremltools.models._compiled_model._MLModelProxy", None)
+    monkeypatch.setattr(machine, "is_portable", lambda: False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    write_kit([build], tmp_path / "mac.zip")
+    assert (tmp_path / "mac.zip").read_bytes() == packed.read_bytes()
+    assert sys.modules[native.__name__] is native and ct.models.model._MLModelProxy is None
 
 
 def test_a_build_that_is_not_as_it_was_made_is_not_packed(own: Path, tmp_path: Path) -> None:

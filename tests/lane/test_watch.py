@@ -37,3 +37,21 @@ def test_a_child_that_does_not_end_is_ended_and_no_measurement_of_its(
     assert [(record["key"], record["status"]) for record in records] == [("a", "ok"), ("b", "ok")]
     assert begun == ["a", "b"] and time.monotonic() - start < 60
     assert not psutil.pid_exists(records[0]["value"]["pid"])
+
+
+@pytest.mark.parametrize(
+    ("printed", "tail"),
+    [
+        ("", ""),
+        ("one\ntwo\n", ": two"),
+        (
+            'Traceback\nRuntimeError: {\n    NSLocalizedDescription = "no room";\n    b =     {\n    };\n}\n',
+            ": RuntimeError: no room",
+        ),
+        ("a }\nb }\n", ": b }"),
+    ],
+)
+def test_a_child_that_died_has_its_last_words_told(printed: str, tail: str, tmp_path: Path) -> None:
+    """What Core ML raises where nothing catches it ends in a line with a brace."""
+    (tmp_path / "log.txt").write_text(f"of another child\n{printed}")
+    assert watch._tail(tmp_path / "log.txt", len("of another child\n")) == tail

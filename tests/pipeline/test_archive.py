@@ -37,6 +37,16 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert tree_hashes(tmp_path / "out" / NAME) == tree_hashes(tmp_path / NAME)
 
 
+def test_what_macos_leaves_in_folders_is_not_packed(tmp_path: Path) -> None:
+    before = packed(tmp_path).read_bytes()
+    hashes = tree_hashes(tmp_path / NAME)
+    for name in (".DS_Store", "Data/.DS_Store", "Data/deep/._weight.bin"):
+        (tmp_path / NAME / name).write_text("of a Mac")
+    pack(tmp_path / NAME, tmp_path / "again.tar")
+    assert (tmp_path / "again.tar").read_bytes() == before
+    assert tree_hashes(tmp_path / NAME) == hashes
+
+
 def test_a_person_has_the_folder_by_tar(tmp_path: Path) -> None:
     archive = packed(tmp_path)
     (tmp_path / "out").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,33 @@ def test_what_is_not_as_it_was_built_is_named(build: Path, fault: Callable[[Path
     code, text = verify(build)
     assert (code, expected in text) == (1, True), text
     assert len(text.splitlines()) <= 5 + TABLE
+
+
+LEFT_BY_MACOS = [".DS_Store", "._model.json", f"{BUNDLE}/inner/.DS_Store", "attestations/.DS_Store"]
+LEFT_BY_MACOS += ["measured/._chosen.receipt.json", "evidence/._a.json", "source/._config.json"]
+
+
+def test_what_macos_leaves_in_folders_is_let_be(build: Path) -> None:
+    """The Finder does in every folder that it shows, and every program of a Mac on a disk of another system."""
+    before = audit(build)
+    for name in LEFT_BY_MACOS:
+        (build / name).parent.mkdir(exist_ok=True)
+        (build / name).write_bytes(b"\0\5\x16\7")
+    found = audit(build)
+    assert found == replace(before, unchecked=before.unchecked + len(LEFT_BY_MACOS))
+    assert verify(build)[0] == 0
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "._model.json"])
+def test_a_link_is_wrong_whatever_it_is_called(build: Path, name: str) -> None:
+    (build / name).symlink_to("/etc/passwd")
+    assert audit(build).wrong == ((name, "a link"),)
+
+
+def test_a_file_that_a_record_names_is_checked_whatever_it_is_called(build: Path) -> None:
+    (build / "benchmark/._a").write_text("other")
+    write_json(build / "benchmark/speed.receipt.json", sealed({"outputs": {"a": "0" * 64}, "paths": {"a": "._a"}}))
+    assert ("benchmark/._a", "not the bytes that benchmark/speed.receipt.json names") in audit(build).wrong
 
 
 def test_a_bundle_that_is_a_link_is_named_once(build: Path) -> None:

@@ -101,6 +101,17 @@ def test_what_people_read_does_not_count(small: Library, name: str) -> None:
     assert small.digest("shardmill.plain") == before
 
 
+def test_data_counts_and_what_macos_leaves_beside_does_not(small: Library) -> None:
+    small.write("shardmill/pages/__init__.py", "")
+    small.write("shardmill/pages/templates/page.html", "<p>")
+    before = small.digest("shardmill.pages")
+    small.write("shardmill/pages/templates/.DS_Store", "")
+    small.write("shardmill/pages/._page", "")
+    assert small.digest("shardmill.pages") == before
+    small.write("shardmill/pages/templates/page.html", "<b>")
+    assert small.digest("shardmill.pages") != before
+
+
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_runs_counts(small: Library, name: str) -> None:
     small.write("shardmill/plain.py", PLAIN)

@@ -105,6 +105,11 @@ def test_a_damaged_receipt_stops_it(builds: Path, content: str) -> None:
     assert kept(builds, params={"topology": "old"})
 
 
+def test_what_macos_leaves_beside_a_receipt_is_none(builds: Path) -> None:
+    (builds / "one/._head_0.receipt.json").write_bytes(b"\0\5\x16\7")
+    assert gc.collect(builds).entries == 1
+
+
 def test_a_folder_without_a_store_is_left_alone(tmp_path: Path) -> None:
     """Its scratch folders may be somebody else's."""
     (tmp_path / ".making-x").mkdir()

@@ -1,7 +1,8 @@
-"""What is asked of Snakemake's scheduler holds for the Snakemake that is installed."""
+"""What is asked of Snakemake's scheduler holds for the Snakemake and the PuLP that are installed."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,31 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from snakemake.cli import get_argument_parser
 from snakemake.settings.types import MaxJobsPerTimespan
 
 from shardmill.pipeline.batch import Batch
+from shardmill.pipeline.origin import lay_out
 from shardmill.pipeline.scheduling import go_on, start_without_delay
 
+ROOT = Path(__file__).parents[2]
+PROFILES = sorted((ROOT / "profiles").glob("*/config.yaml"))
+AS_ON_A_MAC = """
+import platform
+
+import pulp
+
+from shardmill.pipeline.scheduling import use_own_solver
+
+platform.system, platform.machine = lambda: "Darwin", lambda: "MACHINE"
+pulp.PULP_CBC_CMD.pulp_cbc_path = "FOREIGN"
+use_own_solver()
+
+rule all:
+    output: "done"
+    shell: "touch {output}"
+"""
 WORKFLOW = """
 import threading
 
@@ -70,7 +90,46 @@ def test_a_batch_goes_on_after_a_failure_and_one_model_does_not(listed: bool) ->
 def test_snakemake_sets_timers_only_under_its_usual_limit(start: str, timers: bool, tmp_path: Path) -> None:
     """Where it sets none under the limit either, the limit need not be lifted any more."""
     (tmp_path / "Snakefile").write_text(WORKFLOW.replace("START", start))
-    command = [sys.executable, "-m", "snakemake", "--cores", "1"]
+    command = [sys.executable, "-m", "snakemake", "--scheduler", "greedy", "--cores", "1"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     assert (int(said.stdout.split("timers:")[1]) > 0) == timers
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.parent.name)
+def test_every_profile_asks_for_the_scheduler_that_runs_on_every_mac(profile: Path) -> None:
+    assert yaml.safe_load(profile.read_text())["scheduler"] == "greedy"
+
+
+def test_a_folder_made_by_init_has_these_profiles(tmp_path: Path) -> None:
+    lay_out(tmp_path / "models")
+    made = {path.relative_to(tmp_path / "models"): path.read_bytes() for path in tmp_path.glob("models/profiles/*/*")}
+    assert made == {path.relative_to(ROOT): path.read_bytes() for path in PROFILES}
+    assert PROFILES
+
+
+def run_as_on_a_mac(folder: Path, machine: str) -> subprocess.CompletedProcess[str]:
+    """Snakemake without a profile, so with the scheduler ilp, on a system that PuLP's own solver is not made for."""
+    foreign = folder / "foreign"
+    foreign.write_bytes(bytes.fromhex("cffaedfe07000001"))  # how an x86_64 program of macOS begins
+    foreign.chmod(0o755)
+    written = AS_ON_A_MAC.replace("MACHINE", machine).replace("FOREIGN", str(foreign))
+    (folder / "Snakefile").write_text(written)
+    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "none", "--cores", "1"]
+    environment = os.environ | {"PATH": "/usr/bin:/bin"}  # nor is there another solver
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_without_a_profile_snakemake_goes_on_where_its_solver_cant_be_started(tmp_path: Path) -> None:
+    """So for a module of another workflow, and for a user's own profile."""
+    said = run_as_on_a_mac(tmp_path, "arm64")
+    assert said.returncode == 0, said.stderr
+    assert "Falling back to greedy scheduler" in said.stderr
+    assert (tmp_path / "done").is_file()
+
+
+def test_snakemake_ends_with_a_traceback_where_nothing_is_done_about_its_solver(tmp_path: Path) -> None:
+    """Where it does not any more, `use_own_solver` may go."""
+    said = run_as_on_a_mac(tmp_path, "x86_64")
+    assert said.returncode != 0
+    assert "OSError" in said.stderr and "foreign" in said.stderr

@@ -22,6 +22,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.release.leaks import check_leaks
 from shardmill.release.license import License, check_license
+from shardmill.release.model_signature import signed_files
 from shardmill.release.publish import Wish, prepare, upload
 from shardmill.release.pull import Address, address, pull
 
@@ -73,6 +74,18 @@ def test_a_repository_looks_as_hubs_and_people_know_them(build: Path, keys: Keys
     assert wanted <= files.keys()
     unwanted = ("snakemake", "logs/", "reference.safetensors", ".receipt.json.")
     assert [name for name in files for part in unwanted if part in name or name.endswith("model.safetensors")] == []
+
+
+def test_what_macos_leaves_in_folders_is_neither_signed_nor_uploaded(build: Path, keys: Keys, hub: StoreHub) -> None:
+    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    before = hub.files(REPO)
+    for folder in (build, build / "attestations", build / "compiled/head_0.mlmodelc"):
+        (folder / ".DS_Store").touch()
+        (folder / "._model.sig").touch()
+    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    after = hub.files(REPO)
+    assert before is not None and after is not None and after.keys() == before.keys()
+    assert not {name for name in signed_files(build) if "/." in f"/{name}"}
 
 
 def test_nothing_published_names_the_machine(build: Path, hub: StoreHub) -> None:

@@ -91,14 +91,37 @@ def drafter(name: str, speedup: float, tokens_per_pass: float, **group: Any) -> 
     }
 
 
-def speed() -> dict[str, Any]:
-    """benchmark/speed.json."""
+def conditions(engine: dict[str, str]) -> dict[str, Any]:
+    """What speed.json begins with. Core ML decides on threads and precision by itself, so there they are not named."""
     machine = {"system": "Linux x86_64", "processor": "Quiet CPU", "cores": 8, "python": "3.12.1"}
-    machine |= {"threads": 4, "precision": "fp32"}
+    computed = {"threads": 4, "precision": "fp32"} if engine == PORTABLE else {}
+    return {"engine": engine, "machine": machine | computed, "versions": {"torch": "2.13.0"}}
+
+
+def sentences(engine: dict[str, str]) -> dict[str, Any]:
+    """benchmark/speed.json of an encoder."""
     return {
-        "engine": PORTABLE,
-        "machine": machine,
-        "versions": {"torch": "2.13.0"},
+        **conditions(engine),
+        "settings": {"text": "some/lines.txt", "repetitions": 3},
+        "ready_seconds": 4.6,
+        "passes": [{"bucket": 32, "ms": 12.5, "tokens_per_second": 2560.0}],
+        "sentences": {
+            "count": 50,
+            "tokens": 400,
+            "passes": 13,
+            "per_second": 320.5,
+            "range": [310.0, 330.0],
+            "mj_per_sentence": None,
+            "alone": {"per_second": 80.25, "range": [79.0, 81.0], "by_bucket": {"32": 50}},
+        },
+        "not_run": [{"kind": "energy", "what": "energy per sentence", "reason": "there is no meter"}],
+    }
+
+
+def speed(engine: dict[str, str] = PORTABLE) -> dict[str, Any]:
+    """benchmark/speed.json of a decoder."""
+    return {
+        **conditions(engine),
         "settings": {
             "text": "some/code.txt",
             "repetitions": 3,

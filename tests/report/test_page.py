@@ -13,8 +13,11 @@ from evidence import results
 
 from report import sample
 from report.reading import elements, section, words
-from shardmill.report.page import render
+from shardmill.report.gates import questions
+from shardmill.report.page import environment, render
+from shardmill.report.stages import STATES
 
+ALONE = '{% import "macros.html" as show with context %}{% include "SECTION" %}'  # as page.html does it
 EVIL = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
 
 
@@ -119,6 +122,25 @@ def test_a_measure_is_missed_only_where_it_means_something(
     assert re.search(rf"not run {name} No gate file", words(render(sample.build(settings=settings, plan=plan))))
 
 
+@pytest.mark.parametrize(
+    ("kind", "experts", "name", "reason"),
+    [
+        ("encoder", None, "label_mismatches", "Core ML computes in fp16 only"),
+        ("decoder", {"count": 4}, "experts_agreement", "Core ML computes in fp16 only"),
+        ("decoder", {"count": 4}, "experts_agreement_fp16", "only the portable engine shows"),
+    ],
+)
+def test_what_only_the_portable_engine_measures_has_a_reason_on_a_mac(
+    kind: str, experts: dict[str, Any] | None, name: str, reason: str
+) -> None:
+    plan = sample.plan() | {"kind": kind}
+    plan["architecture"]["graph"]["experts"] = experts
+    files = [sample.parity(part) | {"engine": sample.COREML} for part in sample.PARTS]
+    build = sample.build(plan=plan, parity=tuple(files))
+    (measure,) = (m for question in questions(build) for m in question.measures if m.name == name)
+    assert measure.worst is None and measure.reason.startswith(reason)
+
+
 def test_what_a_gate_refused_is_not_run_with_its_reason() -> None:
     """On a Mac nothing computes in fp32; the page must not show the gap as 0 or as nothing."""
     files = []
@@ -149,7 +171,7 @@ def test_measured_residency_is_called_measured() -> None:
     for part in sample.PARTS:
         rows = [sample.row("conv", "ane", "measured"), sample.row("const", "no_device", "measured")]
         files.append(sample.residency(part) | {"evidence": "measured", "rows": rows, "findings": []})
-    html = render(sample.build(residency=tuple(files), speed=sample.speed() | {"engine": sample.COREML}))
+    html = render(sample.build(residency=tuple(files), speed=sample.speed(sample.COREML)))
     residency = section(html, "residency")
     assert "prefers it (measured)" in residency and "predicted" not in residency
     assert "Predicted, not measured" not in words(html)
@@ -208,6 +230,22 @@ def test_benchmark_names_engine_machine_and_what_was_run(page: str) -> None:
     assert "ready after 4.6 s" in benchmark and "took 0.75 s the first time, 0.25 s later" in benchmark
     assert "Tiled code is the best case" in benchmark
     assert "say nothing about the Neural Engine" in benchmark
+
+
+def test_a_benchmark_through_core_ml_names_no_threads() -> None:
+    html = render(sample.build(speed=sample.speed(sample.COREML)))
+    assert "8 cores, Python 3.12.1" in section(html, "benchmark")
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [(sample.PORTABLE, "8 cores, 4 threads used, fp32, Python 3.12.1"), (sample.COREML, "8 cores, Python 3.12.1")],
+    ids=["portable", "Core ML"],
+)
+def test_an_encoder_s_benchmark_names_threads_where_there_are_any(engine: dict[str, str], said: str) -> None:
+    shown = {"speed": sample.sentences(engine), "model": {"model": "small"}, "states": STATES}
+    text = words(environment().from_string(ALONE.replace("SECTION", "sentences.html")).render(shown))
+    assert said in text and "320.5 a second" in text and "80.2 a second" in text
 
 
 def test_live_and_replayed_figures_stand_apart_in_every_row(page: str) -> None:

@@ -25,6 +25,7 @@ from shardmill.runtime.manifest import (
     guard_margin,
     in_context,
     read_manifest,
+    reshape_frequency,
     runtime_manifest,
     verify_width,
 )
@@ -44,6 +45,7 @@ WRONG: dict[str, Any] = {
     "contexts that are no numbers": manifest(contexts=["8"]),
     "a part of contexts that are not named": manifest(parts=[manifest()["parts"][0] | {"contexts": {"8": {}}}]),
     "a width of decode passes that is no number": manifest(verify="4"),
+    "a hint that Core ML does not have": manifest(reshape_frequency="never"),
     "parts that are none": manifest(parts=[5]),
     **{
         f"a part without {key}": manifest(parts=[{k: v for k, v in manifest()["parts"][0].items() if k != key}])
@@ -82,6 +84,17 @@ def test_one_made_before_decode_passes_had_a_width_of_their_own_is_read(tmp_path
     assert verify_width(read_manifest(tmp_path)) == 4
     write(tmp_path, manifest(widths=[1, 4, 64]))
     assert verify_width(read_manifest(tmp_path)) == 4
+
+
+def test_one_made_before_hints_were_passed_has_the_default_of_its_programs(built: tiny.Build) -> None:
+    """And one of fixed shapes has none, whatever the config says."""
+    said = runtime_manifest(built.plan, {name: {} for name in built.packages}, {}, "frequent")
+    assert said["reshape_frequency"] == reshape_frequency(said) == "frequent"
+    older = {key: value for key, value in said.items() if key != "reshape_frequency"}
+    assert reshape_frequency(older) == "infrequent"
+    for functions, expected in (({"1": "t1", "4": "t4"}, ""), ({"1": "", "4": ""}, "infrequent")):
+        assert reshape_frequency(older | {"parts": [{"functions": functions}]}) == expected
+    assert reshape_frequency({"buckets": [128], "parts": [{}]}) == ""
 
 
 def test_a_sound_one_is_read(tmp_path: Path) -> None:

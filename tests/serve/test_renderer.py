@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shardmill.serve import renderer
@@ -63,6 +66,27 @@ def test_a_process_that_was_killed_is_started_again(render: Renderer) -> None:
     with pytest.raises(RenderError, match="its process ended"):
         render(HELLO)
     assert render(HELLO) == "hi"
+
+
+def test_on_a_mac_nothing_that_has_threads_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process begins anew there, also after one was ended."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages[0].content }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    render = Renderer(tmp_path, None)
+    for _ in range(2):
+        assert render(HELLO) == "hi"
+        assert render._running is not None
+        process, _ = render._running
+        assert isinstance(process, multiprocessing.get_context("spawn").Process)
+        assert parent_of(process.pid) == os.getpid()
+        render._end()
+
+
+def parent_of(process: int) -> int:
+    """Which process has begun it."""
+    return psutil.Process(process).ppid()
 
 
 def test_a_tokenizer_that_can_not_be_loaded_is_told(tmp_path: Path) -> None:

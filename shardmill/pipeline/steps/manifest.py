@@ -8,7 +8,7 @@ from typing import Any
 
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
-from shardmill.models.calls import BUNDLE
+from shardmill.models.calls import BUNDLE, INFREQUENT
 from shardmill.pipeline.receipts import read_receipt
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.subjects import check_files
@@ -27,6 +27,7 @@ def task(
     bundles: list[Artifact],
     table: Artifact,
     form: str = "fp16",
+    reshape: str = INFREQUENT,
 ) -> Task:
     """model.json. Its hashes are those that the receipts record, and every file is compared with them.
 
@@ -38,6 +39,7 @@ def task(
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
         form: the config's `convert.embedding`; a runtime is told of any but fp16.
+        reshape: the config's `program.reshape_frequency`.
     """
     root = summary.parent
 
@@ -49,7 +51,7 @@ def task(
             name: program | _bundles(program) | {COMPILER: compilers[name]}
             for name, program in _by_part(bundles, root).items()
         }
-        content = runtime_manifest(plan, programs, held)
+        content = runtime_manifest(plan, programs, held, reshape)
         content |= {key: value for key, value in read_json(stack).items() if key == "margin"}
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)

@@ -12,10 +12,12 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import limits
 from shardmill.models import ENCODER
+from shardmill.models.calls import FIXED
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import carry, seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
+from shardmill.runtime.loading import reshaping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +36,7 @@ def task(
     package: Artifact,
     bundle: Artifact,
     codes: list[Artifact],
+    reshape: str,
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
@@ -48,6 +51,7 @@ def task(
         package: the .mlpackage, of which the weights are read.
         bundle: the .mlmodelc, which runs.
         codes: the part's, where a quantiser chose them.
+        reshape: the config's `program.reshape_frequency`.
         engine: what runs the program.
         tools: what decides the result besides.
     """
@@ -56,6 +60,7 @@ def task(
     forms, key = piece.forms(followed), limits.bits(followed.numbers(piece.named_shapes))
     judged = {"limits": key} if key else {}
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
+    told = hint([piece], reshape)
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
@@ -66,8 +71,9 @@ def task(
         chosen = Chosen(file, forms) if file else None
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         source = source_folder(record)
-        found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
-        content = verdict(piece.name, engine, found, judged, partial(furthest, [stored], source))
+        with reshaping(told.get("reshape_frequency", "")):
+            found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
+            content = verdict(piece.name, engine, found, judged, partial(furthest, [stored], source)) | told
         write_verdict(f"parity {piece.name}", content, made["verdict"])
 
     inputs = {
@@ -76,8 +82,8 @@ def task(
         "bundle": bundle.sha256,
         "reference": seen(states.path, piece),
     } | ({"codes": codes[0].sha256} if file else {})
-    params = {**host_side(plan), "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged}
-    return Task(work, Action("parity", inputs, params, **tools), {"engine": engine})
+    params = {**host_side(plan), "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged, **told}
+    return Task(work, Action("parity", inputs, params, **tools), {"engine": engine, **told})
 
 
 def measurements(
@@ -127,6 +133,12 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What the host's arrays depend on, beside the part, and what is made of an encoder's outputs."""
     shared = ("rope", "window", "window_slots")
     return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
+
+
+def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
+    """Return what verdict and receipt say that Core ML is told of programs; nothing of fixed shapes."""
+    fixed = all(piece.kind == ENCODER or piece.calls.shapes == FIXED for piece in pieces)
+    return {} if fixed else {"reshape_frequency": reshape}
 
 
 def verdict(

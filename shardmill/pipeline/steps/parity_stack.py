@@ -15,7 +15,7 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.costly import costliest
 from shardmill.gates import limits
-from shardmill.pipeline.steps.parity import host_side, verdict
+from shardmill.pipeline.steps.parity import hint, host_side, verdict
 from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
@@ -34,6 +34,7 @@ def task(
     bundles: list[Artifact],
     table: Artifact,
     chosen: list[Artifact],
+    reshape: str,
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
@@ -49,12 +50,14 @@ def task(
         bundles: the .mlmodelc of every part, which runs.
         table: embedding.safetensors.
         chosen: what the search chose, if there was one: then the stack is held to what that foresaw.
+        reshape: the config's `program.reshape_frequency`.
         engine: what runs the programs.
         tools: what decides the result besides.
     """
     plan = read_json(summary)
     search = read_json(chosen[0].path) if chosen else None
     *pieces, embedding = [plans.load_part(part) for part in parts]
+    told = hint(pieces, reshape)
     judged = _judged(pieces, recipes.read(read_json(recipe.path), recipe.path.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
@@ -63,8 +66,9 @@ def task(
 
         paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
         programs = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
-        manifest = in_place(plan, programs, table.path)
+        manifest = in_place(plan, programs, table.path, reshape)
         source = source_folder(record)
+        found: Iterable[Measurement | NotRun | Margin]
         if plan["buckets"]:
             found = _encoder(manifest, pieces[0], packages[0].path, plan, source, states.path)
         else:
@@ -73,14 +77,15 @@ def task(
             )
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        write_verdict("parity stack", verdict("stack", engine, chain([whole], found), judged, worst), made["verdict"])
+        content = verdict("stack", engine, chain([whole], found), judged, worst) | told
+        write_verdict("parity stack", content, made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
     passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
-    params = {**host_side(plan), **passes, "engine": engine, **judged}
-    return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine})
+    params = {**host_side(plan), **passes, "engine": engine, **judged, **told}
+    return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine, **told})
 
 
 def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import PREFIX, Model
+from shardmill.models.calls import GRAPH, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -32,6 +33,8 @@ DECIDING = (
     "head",
     "convert",
 )  # keys of the config
+# What a plan says of its section `program`, and where that is most often; not how programs are compiled or loaded.
+FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": []}
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -61,6 +64,8 @@ def task(
         write_json(made["summary"], content)
 
     relevant = {name: settings[name] for name in DECIDING}
+    form = {key: settings["program"][key] for key in FORM}
+    relevant |= {"program": form} if form != FORM else {}
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     return Task(work, Action("split", known, relevant, **tools))
 

@@ -95,7 +95,7 @@ def test_it_carries_what_a_runtime_needs(build: Path) -> None:
 
 def test_it_holds_nothing_that_nobody_reads(build: Path) -> None:
     """Beside its format and its origin, for a person."""
-    assert set(written(build)) - {"format", "source", "window", "verify"} == set(COMPLETE)
+    assert set(written(build)) - {"format", "source", "window", "verify", "reshape_frequency"} == set(COMPLETE)
 
 
 def test_it_is_the_same_wherever_it_is_written(build: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         reference: str = "r",
         default: str = "int8",
         engine: Mapping[str, str] = PORTABLE,
+        reshape: str = "infrequent",
     ) -> str:
         monkeypatch.setattr(parity, "seen", lambda states, part: reference)
         write_json(tmp_path / "plan.json", dict(plan))
@@ -42,14 +43,14 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         write_json(tmp_path / "recipe.json", recipe)
         summary, piece, record = (tmp_path / name for name in ("plan.json", "part.json", "record"))
         followed = Artifact(tmp_path / "recipe.json", "recipe", {})
-        task = parity.task(summary, piece, followed, record, *artifacts, [], engine, {})
+        task = parity.task(summary, piece, followed, record, *artifacts, [], reshape, engine, {})
         assert task.action is not None
         return task.action.key
 
     return of
 
 
-@pytest.mark.parametrize("change", [{"package": "q"}, {"bundle": "q"}, {"reference": "q"}])
+@pytest.mark.parametrize("change", [{"package": "q"}, {"bundle": "q"}, {"reference": "q"}, {"reshape": "frequent"}])
 def test_other_programs_and_another_reference_are_measured_anew(
     built: tiny.Build, key: Key, change: dict[str, str]
 ) -> None:
@@ -103,7 +104,9 @@ def test_another_embedding_in_the_checkpoint_is_measured_anew_even_if_it_gave_th
         parts, record = [tmp_path / "embedding.json"], tmp_path / "record"
         write_json(tmp_path / "recipe.json", {"schema": 1, "default": "int8", "matrices": {}})
         recipe = Artifact(tmp_path / "recipe.json", "recipe", {})
-        task = parity_stack.task(tmp_path / "plan.json", parts, recipe, record, known, [], [], known, [], PORTABLE, {})
+        task = parity_stack.task(
+            tmp_path / "plan.json", parts, recipe, record, known, [], [], known, [], "infrequent", PORTABLE, {}
+        )
         assert task.action is not None
         keys.add(task.action.key)
     assert len(keys) == 2
@@ -128,6 +131,17 @@ def test_a_stack_is_judged_by_the_forms_that_its_recipe_gives(
         write_json(recipe.path, {"schema": 1, "default": default, "matrices": named})
         files = [tmp_path / f"{name}.json" for name in names]
         task = parity_stack.task(
-            tmp_path / "plan.json", files, recipe, tmp_path / "record", known, [], [], known, [], PORTABLE, {}
+            tmp_path / "plan.json",
+            files,
+            recipe,
+            tmp_path / "record",
+            known,
+            [],
+            [],
+            known,
+            [],
+            "infrequent",
+            PORTABLE,
+            {},
         )
         assert task.action is not None and task.action.params.get("limits") == judged

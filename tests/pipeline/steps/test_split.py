@@ -220,3 +220,27 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
     assert json.loads((build / "plan.json").read_text()) == json.loads(dumps(content))
     assert set(read_receipt(receipt)["outputs"]) == {"summary", *names}
     assert str(tmp_path) not in (build / "plan.json").read_text() + receipt.read_text() + files[0].read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "same"),
+    [
+        ({"reshape_frequency": "frequent"}, True),
+        ({"shapes": "fixed"}, False),
+        ({"state": "host"}, False),
+    ],
+)
+def test_the_form_of_programs_is_planned_anew_and_how_they_are_loaded_is_not(
+    checkpoint: Path, tmp_path: Path, program: dict[str, Any], same: bool
+) -> None:
+    """Or a build whose form is changed would be given its old plan."""
+    record = tmp_path / "source.receipt.json"
+    write_json(record, {"files": {}})
+
+    def key(**changes: Any) -> str:
+        settings = snakefile.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]], **changes)))
+        action = step.task(record, [], settings, Store(tmp_path / ".store").hashes, {}).action
+        assert action is not None
+        return action.key
+
+    assert (key() == key(program=program)) == same

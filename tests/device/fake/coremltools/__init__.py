@@ -20,6 +20,14 @@ class ComputeUnit(enum.Enum):
     """As coremltools has it."""
 
     CPU_AND_NE = 1
+    CPU_ONLY = 2
+
+
+class ReshapeFrequency(enum.Enum):
+    """As coremltools has it."""
+
+    Frequent = 1
+    Infrequent = 2
 
 
 from coremltools import models  # noqa: E402,F401

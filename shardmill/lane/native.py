@@ -1,0 +1,72 @@
+"""What an error says, also one of coremltools' native module, whose text is NSError's userInfo.
+
+`Utils::handleError` (coremlpython/CoreMLPythonUtils.mm:38-42 of coremltools 9.0) raises RuntimeError with the userInfo
+printed by "%@": a property list with an entry in each line, in which quotes, backslashes and line ends are escaped, and
+so is what is not ASCII, as UTF-16 (backslash, U, four digits). The error's own domain and code are not in it.
+"""
+
+from __future__ import annotations
+
+import re
+
+ENTRY = re.compile(r'^( *)"?(NSLocalized\w+|NSUnderlyingError)"? = (".*?"|[^"{(\n][^\n]*);$', re.M | re.S)
+USER_INFO = re.compile(r'"?\{\n(?:(.*)\n)?\s*\}"?\.?\s*$', re.S)
+UNDERLYING = re.compile(r'Error Domain=(\S+) Code=(-?\d+)(?: \\*"(.*?)\\*"(?= UserInfo=|\}|\)|,|"|$))?', re.S)
+ESCAPED = re.compile(r"((?:\\U[0-9a-fA-F]{4})+)|\\([0-7]{3})|\\(.)", re.S)
+PLAIN = {"n": "\n", "t": "\t", "r": "\r"}
+SAID = ("NSLocalizedDescription", "NSLocalizedFailureReason", "NSLocalizedRecoverySuggestion")
+NOTHING = ("", "(null)")
+KEPT = 2000  # characters of a text in a record
+SILENT = "Core ML gave no description"
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says, in one line.
+
+    Of an error of Core ML these are its words. Of any other it is the first line, with the second where the first only
+    announces it by a colon, and the error's kind where it says nothing.
+    """
+    text = str(error)
+    if (told := words(text)) != text:
+        return told
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if lines[0] == "{":  # a userInfo that was cut off
+        return " ".join(lines)
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+
+
+def words(text: str) -> str:
+    """Return, of a text that ends in a userInfo, what comes before it and what it says; any other text as it is.
+
+    Of a userInfo these are its description, its reason, and domain, code and text of the errors under it; all its
+    entries where it has no description.
+    """
+    inside = USER_INFO.search(text)
+    if not inside:
+        return text
+    return " ".join(f"{text[: inside.start()]}{_told(inside[1] or '') or SILENT}".split())
+
+
+def _told(entries: str) -> str:
+    """Return what a userInfo says; `entries` are the lines between its braces."""
+    found = [(len(match[1]), match[2], _unescaped(match[3])) for match in ENTRY.finditer(entries)]
+    outer = min((depth for depth, _, _ in found), default=0)  # one that is nested is another error's
+    own = {name: value for depth, name, value in found if depth == outer}
+    words = [own[name] for name in SAID if name in own]
+    if not words:
+        return entries
+    for domain, code, text in UNDERLYING.findall(own.get("NSUnderlyingError", "")):
+        known = text in NOTHING or any(text in word for word in words)
+        words.append(f"({domain} {code})" if known else f"({domain} {code}: {text})")
+    return " ".join(words)
+
+
+def _unescaped(value: str) -> str:
+    """Return a string of a property list as it was before it was printed."""
+    return ESCAPED.sub(_character, value[1:-1]) if value.startswith('"') else value
+
+
+def _character(match: re.Match[str]) -> str:
+    if match[1]:
+        return bytes.fromhex(match[1].replace("\\U", "")).decode("utf-16-be", "replace")
+    return chr(int(match[2], 8)) if match[2] else PLAIN.get(match[3], match[3])
