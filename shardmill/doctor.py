@@ -217,7 +217,7 @@ def _said(*command: str) -> str:
 
 
 def _reaches_core_ml() -> bool:
-    """Tell whether coremltools' native module can be imported: one for another Python or processor can't, or ends it."""
+    """Tell whether coremltools' native module can be imported. One for another processor may end a process."""
     command = [sys.executable, "-c", "import coremltools.libcoremlpython"]
     return native_present() and subprocess.run(command, capture_output=True, check=False).returncode == 0
 

@@ -129,10 +129,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def give_back(path: Path) -> None:
-    """Make a file that root wrote theirs who called sudo."""
+    """Make a file that root wrote, or a folder with all that is in it, theirs who called sudo."""
     user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-    if os.geteuid() == 0 and user and group:
-        os.chown(path, int(user), int(group), follow_symlinks=False)
+    if os.geteuid() == 0 and user and group and path.exists():
+        for each in (path, *path.rglob("*")):
+            os.chown(each, int(user), int(group), follow_symlinks=False)
 
 
 def replace(new: Path, target: Path, aside: Path) -> None:

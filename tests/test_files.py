@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.errors import UnreadableError
-from shardmill.files import digest, dumps, read_json, replacing, write_json, write_text
+from shardmill.files import digest, dumps, give_back, read_json, replacing, write_json, write_text
 
 
 def test_equal_content_has_one_spelling() -> None:
@@ -100,3 +100,20 @@ def test_a_file_takes_the_place_of_files_only(tmp_path: Path, kind: str) -> None
         write_text(target, "text")
     assert (target / "precious").exists() if kind == "folder" else target.is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_wrote_for_somebody_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with all that is in it; where a link leads stays whose it is."""
+    (tmp_path / "cache/compiled").mkdir(parents=True)
+    (tmp_path / "others").touch()
+    (tmp_path / "cache/link").symlink_to(tmp_path / "others")
+    inside = ["cache", "cache/compiled", "cache/link"]
+    give_back(tmp_path / "cache")
+    assert {(tmp_path / name).lstat().st_uid for name in inside} == {0}
+    monkeypatch.setenv("SUDO_UID", "12345")
+    monkeypatch.setenv("SUDO_GID", "23456")
+    give_back(tmp_path / "cache")
+    give_back(tmp_path / "nowhere")
+    assert {(tmp_path / name).lstat().st_uid for name in inside} == {12345}
+    assert (tmp_path / "others").stat().st_uid == 0

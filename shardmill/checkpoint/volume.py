@@ -27,7 +27,7 @@ def volume(device: int, path: Path) -> str:
         path: a file in it.
 
     Returns:
-        Where a network's comes from; on a Mac its topmost folder and the time when that was made; else the number.
+        Where a network's comes from; on a Mac its topmost folder and the time when it was made; otherwise the number.
     """
     return _of_a_mac(device, path.resolve()) if sys.platform == "darwin" else _mounted(device)
 

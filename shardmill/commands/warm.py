@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from shardmill.commands.build import Build
 from shardmill.commands.drafting import Precision
 
 
-def warm(
-    build: Build,
-    precision: Precision = "fp32",
-    again: Annotated[bool, typer.Option("--again", help="Also load what an earlier run has loaded.")] = False,
-) -> None:
-    """Load a build's programs one after the other. If it is stopped, the next run loads the rest."""
+def warm(build: Build, precision: Precision = "fp32") -> None:
+    """Load a build's programs one after the other, and say how long each took, beside its first time on this system."""
     from shardmill.quiet import quiet_coremltools
     from shardmill.runtime.warm import warm as warmed
 
     with quiet_coremltools():
-        for program in warmed(build, precision, again):
-            took = "loaded before" if program.seconds is None else f"{program.seconds:.1f} s"
+        for program in warmed(build, precision):
+            before = "" if program.first is None else f" ({program.first:.1f} s the first time)"
             left = f", about {program.left:.0f} s left" if program.left >= 1 else ""
-            typer.echo(f"[{program.place}/{program.of}] {program.name}: {took}{left}")
+            typer.echo(f"[{program.place}/{program.of}] {program.name}: {program.seconds:.1f} s{before}{left}")

@@ -1,10 +1,11 @@
-"""Loads the programs of a build one after the other, so that the system knows them before anybody waits.
+"""Load the programs of a build one after the other, so that the system has specialised them before anybody waits.
 
-A Mac specialises a program for its chip when it is first loaded, which takes minutes for a large one, and keeps the
-result for as long as system and program stay the same. How much it keeps of widths other than the default one, it does
-not say; every width is run once all the same. Which programs were loaded is noted in the user's cache by the bytes of
-each, with chip and system, so that a run that was stopped goes on with the rest. The portable engine keeps nothing:
-there the note only says what was loaded.
+Core ML specialises a program for the chip when a process first loads it, and again for a width of another shape at its
+first pass; for a large program this takes minutes. What of it the system keeps for the next process, Apple does not
+say (docs/on-a-mac.md has what others saw). So every program is loaded and run at every width in each run, however often
+it was before. A note in the user's cache, by the bytes of each program, chip and system, has the time that it took
+first. Where a later load is much quicker, the system has kept something; where it is not, warming is of no use. The
+portable engine keeps nothing.
 """
 
 from __future__ import annotations
@@ -37,24 +38,25 @@ class Warmed:
         name: the part's.
         place: its number, from 1 on.
         of: how many there are.
-        seconds: what its load and its first passes took; None where an earlier run has loaded it.
-        left: seconds that the rest may take, by bytes of weights.
+        seconds: what its load and its first passes took now.
+        first: what they took when it was first loaded here, in an earlier run; None if this is the first time.
+        left: seconds that those which were never loaded may take, by bytes of weights.
     """
 
     name: str
     place: int
     of: int
-    seconds: float | None
+    seconds: float
+    first: float | None
     left: float
 
 
-def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
+def warm(build: Path, precision: str) -> Iterator[Warmed]:
     """Loads each program, runs it once at every width, and lets it go.
 
     Args:
         build: folder of a finished build.
         precision: the portable engine's; Core ML has no choice.
-        again: whether programs that an earlier run has loaded are loaded too.
 
     Yields:
         Each program once it is warm.
@@ -64,22 +66,21 @@ def warm(build: Path, precision: str, again: bool = False) -> Iterator[Warmed]:
     """
     manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
     parts, note, reshape = manifest["parts"], _note(), reshape_frequency(manifest)
-    known = {} if again else _known(note)
+    known = _known(note)
     sizes = [_bytes(build, part) for part in parts]
     spent, loaded = 0.0, 0
     with machine.load_programs_as(precision):
         for place, part in enumerate(parts):
-            key, seconds = _identity(part, reshape), None
+            key, start = _identity(part, reshape), time.perf_counter()
+            with reshaping(reshape):
+                _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
+            seconds = time.perf_counter() - start
             if key not in known:
-                start = time.perf_counter()
-                with reshaping(reshape):
-                    _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
-                seconds = time.perf_counter() - start
                 spent, loaded = spent + seconds, loaded + sizes[place]
-                _note_down(note, {**_known(note), key: part["name"]})
+                _note_down(note, {**_known(note), key: seconds})
             todo = sum(size for other, size in zip(parts, sizes, strict=True) if _identity(other, reshape) not in known)
             left = spent * max(todo - loaded, 0) / loaded if loaded else 0.0
-            yield Warmed(part["name"], place + 1, len(parts), seconds, left)
+            yield Warmed(part["name"], place + 1, len(parts), seconds, known.get(key), left)
 
 
 def _run_once(build: Path, part: Mapping[str, Any], widths: list[int], context: int) -> None:
@@ -109,20 +110,21 @@ def _bytes(build: Path, part: Mapping[str, Any]) -> int:
     return sum(file.stat().st_size for file in (build / part["program"]["path"]).rglob("*") if file.is_file())
 
 
-def _known(note: Path) -> dict[str, str]:
-    """What earlier runs have loaded; losing the note costs time only."""
+def _known(note: Path) -> dict[str, float]:
+    """Return the seconds of each program's first load; a note that is lost loses nothing else."""
     try:
         found = read_json(note)
     except UnreadableError:
         return {}
-    return dict(found) if isinstance(found, dict) else {}
+    content = found.items() if isinstance(found, dict) else ()
+    return {key: float(seconds) for key, seconds in content if isinstance(seconds, int | float)}
 
 
-def _note_down(note: Path, known: Mapping[str, str]) -> None:
+def _note_down(note: Path, known: Mapping[str, float]) -> None:
     try:
         write_json(note, known)
-    except OSError as error:  # what was loaded is loaded all the same
-        log.warning("%s: can't be written (%s); the next run loads all programs again", note, error.strerror)
+    except OSError as error:  # the programs are loaded all the same
+        log.warning("%s: can't be written (%s); the next run can't compare its times", note, error.strerror)
 
 
 def _note() -> Path:

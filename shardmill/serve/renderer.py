@@ -103,7 +103,7 @@ class Renderer:
 
 
 def _way() -> str:
-    """Choose how the process is begun. A fork of this one would copy half of its threads; a server forks before it has any.
+    """Choose how the process is begun: a fork of this one would copy half of its threads, a fork server has none.
 
     On a Mac a process with numpy in it must not be forked at all, since numpy calls Accelerate while it is imported,
     which starts threads of the system. There each process begins anew, and imports transformers once more.

@@ -13,7 +13,7 @@ from shardmill import cli
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
-    "model", "source", "model_type", "context", "tokens_max", "verify", "shapes", "widths", "weights", "topology",
+    "model", "source", "model_type", "context", "tokens_max", "verify", "shapes", "reshape_frequency", "widths", "weights", "topology",
     "head_slices", "weight_file_limit", "programs", "table_bytes", "weight_bytes", "state_bytes", "bytes_per_token",
     "tensors", "refused", "buckets", "task", "bits_per_weight", "bytes_by_form", "expert_groups", "passes",
     "lengths",

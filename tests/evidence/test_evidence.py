@@ -12,6 +12,7 @@ import pytest
 from shardmill.errors import ShardmillError
 from shardmill.evidence.build import contradictions, measured_verdicts, read_evidence
 from shardmill.evidence.file import file_name, of_build, read_result
+from shardmill.evidence.folder import evidence_files
 from shardmill.files import sealed
 
 from .results import MANIFEST, PARTS, evidence, line, measurements, planned, result, write
@@ -35,6 +36,13 @@ def test_a_result_by_hand_fits_the_schema() -> None:
 def test_it_is_filed_by_chip_and_system() -> None:
     assert file_name(result()) == "apple-m4-max-macos-26.1-25b78.json"
     assert file_name(result(engine="portable_coreml")) == "apple-m4-max-macos-26.1-25b78-portable-coreml.json"
+
+
+def test_what_macos_leaves_beside_a_result_is_none(tmp_path: Path) -> None:
+    (tmp_path / "evidence").mkdir()
+    for name in ("a.json", "._a.json", ".DS_Store"):
+        (tmp_path / "evidence" / name).touch()
+    assert evidence_files(tmp_path) == [tmp_path / "evidence/a.json"]
 
 
 def without(content: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -155,6 +155,8 @@ def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[st
 
 
 def test_snakemake_watches_every_file_of_a_local_checkpoint(settings: dict[str, Any]) -> None:
+    """But for what the Finder writes when somebody looks into the folder: nothing would be fetched anew."""
+    Path("checkpoint/.DS_Store").touch()
     assert snakefile.source_files(config.parse(settings)) == ["checkpoint/config.json", "checkpoint/tokenizer.json"]
 
 

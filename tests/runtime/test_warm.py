@@ -1,4 +1,4 @@
-"""`shardmill warm`: every program once at every width, and none twice, however often it is stopped."""
+"""`shardmill warm`: every program at every width, with the time of its first load beside that of a later one."""
 
 from __future__ import annotations
 
@@ -72,9 +72,11 @@ def build(tmp_path: Path) -> Path:
     return folder
 
 
-def warmed(build: Path, again: bool = False) -> list[str]:
-    """The names of programs that were loaded now."""
-    return [program.name for program in warm.warm(build, "fp32", again) if program.seconds is not None]
+def warmed(build: Path) -> list[str]:
+    """The names of programs that were loaded for the first time now; all others were loaded again."""
+    found = list(warm.warm(build, "fp32"))
+    assert [program.name for program in found] == list(NAMES)
+    return [program.name for program in found if program.first is None]
 
 
 def test_every_program_runs_once_at_every_width(build: Path, programs: Programs) -> None:
@@ -82,24 +84,37 @@ def test_every_program_runs_once_at_every_width(build: Path, programs: Programs)
     assert programs.ran == [(name, width) for name in NAMES for width in (1, 4)]
 
 
-def test_what_was_loaded_is_not_loaded_again_unless_asked_for(build: Path, programs: Programs) -> None:
-    warmed(build)
-    assert warmed(build) == []
-    assert warmed(build, again=True) == list(NAMES)
+def test_a_later_load_is_made_and_stands_beside_the_first(
+    build: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the system has kept something shows in the time, and in nothing else."""
+    clock = iter([0, 90, 100, 130, 200, 201, 300, 301, 400, 440, 500, 501])
+    monkeypatch.setattr(warm.time, "perf_counter", lambda: next(clock))
+    assert [(p.seconds, p.first) for p in warm.warm(build, "fp32")] == [(90, None), (30, None), (1, None)]
+    assert [(p.seconds, p.first) for p in warm.warm(build, "fp32")] == [(1, 90), (40, 30), (1, 1)]
+    assert len(programs.ran) == 2 * 2 * len(NAMES)
 
 
-def test_stopped_it_goes_on_with_the_rest(build: Path, programs: Programs) -> None:
+def test_the_first_time_is_the_first_of_all_runs(build: Path, programs: Programs) -> None:
+    first = [program.seconds for program in warm.warm(build, "fp32")]
+    list(warm.warm(build, "fp32"))
+    assert [program.first for program in warm.warm(build, "fp32")] == first
+
+
+def test_stopped_it_knows_what_it_has_loaded(build: Path, programs: Programs) -> None:
     programs.failing = (NAMES[1], KeyboardInterrupt())
     stopped = CliRunner().invoke(app, ["warm", str(build)])
     assert stopped.exit_code == 130 and "shardmill: interrupted" in stopped.output
     assert f"[1/3] {NAMES[0]}: " in stopped.output and NAMES[1] not in stopped.output
     programs.failing = None
     again = CliRunner().invoke(app, ["warm", str(build)])
-    assert again.exit_code == 0 and f"[1/3] {NAMES[0]}: loaded before" in again.output
-    assert [name for name, width in programs.ran if width == 1] == list(NAMES)
+    assert again.exit_code == 0
+    told = [line.partition(": ")[2] for line in again.output.splitlines()]
+    assert ["the first time" in line for line in told] == [True, False, False]
+    assert [name for name, width in programs.ran if width == 1] == [NAMES[0], *NAMES]
 
 
-def test_a_program_that_fails_is_the_only_one_that_is_loaded_next_time(build: Path, programs: Programs) -> None:
+def test_a_program_that_fails_is_the_only_one_that_is_new_next_time(build: Path, programs: Programs) -> None:
     programs.failing = (NAMES[2], ShardmillError("compiled/head_0.mlmodelc can't be loaded: no"))
     with pytest.raises(ShardmillError, match="can't be loaded"):
         warmed(build)
@@ -107,7 +122,7 @@ def test_a_program_that_fails_is_the_only_one_that_is_loaded_next_time(build: Pa
     assert warmed(build) == [NAMES[2]]
 
 
-def test_another_system_or_other_bytes_are_loaded(
+def test_another_system_or_other_bytes_are_new(
     build: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed(build)
