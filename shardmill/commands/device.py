@@ -41,11 +41,8 @@ def kit(
 
     content = write_kit(builds, output)
     names = ", ".join(variant["name"] for variant in content["variants"])
-    typer.echo(
-        one_line(f"{output}: {names}")
-        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac, with Python 3.10 to 3.13: unzip {output.name}"
-        + f" && {STEPS}"
-    )
+    typer.echo(one_line(f"{output}: {names}") + f"; {output.stat().st_size / 1e6:.1f} MB")
+    typer.echo(f"On the Mac, with Python 3.10 to 3.13: unzip {output.name} && {STEPS}")
 
 
 @app.command("import")

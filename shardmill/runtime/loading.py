@@ -42,14 +42,10 @@ def reshaping(frequency: str) -> Iterator[None]:
         _reshape.reset(token)
 
 
-def hints(function: str) -> dict[str, Any]:
-    """Return what a model of coremltools is loaded with, beside its path: the hint, if its shapes are flexible.
-
-    Args:
-        function: its name; one that has a name takes one shape, and has no hint.
-    """
+def hints() -> dict[str, Any]:
+    """Return what a model of coremltools is loaded with besides, if Core ML is told how often shapes change."""
     import coremltools as ct
 
-    if function or not _reshape.get():
+    if not _reshape.get():
         return {}
     return {"optimization_hints": {"reshapeFrequency": ct.ReshapeFrequency[_reshape.get().capitalize()]}}

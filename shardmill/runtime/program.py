@@ -72,7 +72,7 @@ class Program:
                 for name in (name for name in _names(functions) if name not in self.models):
                     path, function = located(self.path, name)
                     named = {"function_name": function} if function else {}
-                    self.models[name] = load(str(path), compute_units=units, **named, **hints(name))
+                    self.models[name] = load(str(path), compute_units=units, **named, **hints())
             return self._made_state(functions)
         except Exception as error:
             raise ShardmillError(f"{self.path} can't be loaded: {first_line(error)}") from error

@@ -43,7 +43,7 @@ def test_the_demo_is_shown_as_a_table() -> None:
     said = CliRunner().invoke(cli.app, ["plan", "configs/demo.yaml"])
     assert said.exit_code == 0
     assert "topology: [[0, 20], [20, 24], [24, 30], [30, 32]]\nhead.slices: 4\n" in said.stdout
-    assert "8 dispatches" in said.stdout
+    assert "8 dispatches" in said.stdout and "loaded with reshapeFrequency infrequent" in said.stdout
     assert len([line for line in said.stdout.splitlines() if line.startswith(("  layers_", "  head_"))]) == 8
 
 

@@ -49,6 +49,12 @@ def test_ids_are_unique_and_every_reference_has_its_target(page: str) -> None:
     assert references and references <= set(ids)
 
 
+def test_with_which_hint_programs_are_loaded_is_said_where_model_json_says_it(page: str) -> None:
+    model = {**sample.build().model, "reshape_frequency": "frequent"}
+    assert "loaded with reshapeFrequency frequent" in render(sample.build(model=model))
+    assert "reshapeFrequency" not in page
+
+
 def test_two_renders_are_equal(page: str) -> None:
     """The page is an artifact: the same files, the same bytes."""
     assert render(sample.build()) == page

@@ -55,4 +55,5 @@ def task(
     asked = {f"{path.parent.name}/{path.name}": hash_file(path) for path in (text, *tasks)}
     inputs = {"model": digest(model), "prompts": digest(asked)}
     params = {"settings": settings, "engine": engine, "machine": machine.machine()}
-    return Task(work, Action("benchmark", inputs, params, **tools), {"engine": engine})
+    told = {key: model[key] for key in ("reshape_frequency",) if key in model}
+    return Task(work, Action("benchmark", inputs, params, **tools), {"engine": engine, **told})
