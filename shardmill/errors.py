@@ -17,5 +17,9 @@ class GateError(ShardmillError):
     """A measured number missed its threshold."""
 
 
+class EngineGoneError(ShardmillError):
+    """The process that runs a model's programs has ended."""
+
+
 class UnreadableError(ShardmillError):
     """A record of our own that is missing, damaged or no JSON."""

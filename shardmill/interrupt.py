@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -84,12 +85,19 @@ def at_once() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _take_signals()
     before = [signal.signal(number, signal.SIG_DFL) for number in SIGNALS]
     try:
         yield
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):
             signal.signal(number, handler)
+
+
+@cache
+def _take_signals() -> None:
+    """Start a thread that takes the process's signals if a library blocks them in the thread of its call."""
+    threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def printable(text: str, limit: int = 80) -> str:
 
 
 def one_line(text: object) -> str:
-    """All that is said, by an error mostly, in a single line; one of Core ML in its words."""
+    """Return all that is said, by an error mostly, in a single line; of one of Core ML its words."""
     return _shown(" ".join(words(str(text)).split()))
 
 

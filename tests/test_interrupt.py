@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,26 @@ with interrupt.scratch(folder):
 """
 
 
+NATIVE = """
+import ctypes, subprocess
+libc = ctypes.PyDLL(None)  # keeps the interpreter's lock, as coremltools' native module does
+with interrupt.at_once():
+    if {blocked}:
+        signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
+    subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -{name} {{os.getpid()}}"])
+    libc.sleep(40)
+"""
+DEFERRED = """
+try:
+    with interrupt.deferred():
+        press()
+        print("to the end", flush=True)
+except KeyboardInterrupt:
+    print("and then", flush=True)
+    os._exit(0)
+"""
+
+
 def ran(body: str, grace: float = 0.1, name: str = "SIGINT") -> tuple[int, str, str]:
     """(exit code, stdout, last line of stderr)."""
     command = [sys.executable, "-c", SCRIPT.format(body=body, grace=grace, name=name)]
@@ -112,3 +133,16 @@ def test_catching_it_gives_the_handler_back() -> None:
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
     assert not interrupt.happened()
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_the_system_ends_a_call_that_holds_the_interpreter_s_lock(name: str, blocked: bool) -> None:
+    """Even one that blocks signals in its own thread."""
+    start = time.monotonic()
+    code, out, _ = ran(NATIVE.format(blocked=blocked, name=name), name=f"SIG{name}")
+    assert (code, out) == (-signal.Signals[f"SIG{name}"], "") and time.monotonic() - start < 30
+
+
+def test_what_must_not_be_cut_runs_to_its_end_before_a_signal_is_handled() -> None:
+    assert ran(DEFERRED) == (0, "to the end\nand then\n", "")

@@ -99,7 +99,7 @@ def emulated() -> Iterator[None]:
 
 
 def _is_changed(name: str) -> bool:
-    """Whether `put` may change an attribute of a module of coremltools."""
+    """Return whether `put` may change an attribute of a module of coremltools."""
     return name.startswith("_ML") or name in ("libcoremlpython", "_macos_version", "_is_macos")
 
 

@@ -212,7 +212,7 @@ class MLModelProxy:
 
 
 def _check_hints(hints: Mapping[str, str]) -> None:
-    """Takes the hints that Core ML takes, none of which changes what this engine computes.
+    """Take the hints that Core ML takes, none of which changes what this engine computes.
 
     Raises InputError for others, at which the native module aborts (setOptimizationHints, CoreMLPython.mm).
     """

@@ -43,7 +43,8 @@ def kit(
     names = ", ".join(variant["name"] for variant in content["variants"])
     typer.echo(
         one_line(f"{output}: {names}")
-        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac, with Python 3.10 to 3.13: unzip {output.name}, {STEPS}"
+        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac, with Python 3.10 to 3.13: unzip {output.name}"
+        + f" && {STEPS}"
     )
 
 
@@ -196,7 +197,7 @@ def _cell(text: str) -> str:
 
 
 def _apart(form: dict[str, Any]) -> list[str]:
-    """What else tells a form from others, in words; older kits don't say."""
+    """Return what else tells a form from others, in words; older kits don't say."""
     frequent = ["frequent reshapes"] if form.get("reshape_frequency") == "frequent" else []
     return [*frequent, *(["a bundle for each"] if form.get("bundles") == "each" else [])]
 

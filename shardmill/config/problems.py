@@ -166,7 +166,7 @@ def _bundles_problems(config: Config) -> list[str]:
 
 
 def _reshape_problems(config: Config) -> list[str]:
-    """A hint on shapes that never change."""
+    """Find a hint on shapes that never change."""
     if config.program.reshape_frequency == INFREQUENT or config.program.shapes != FIXED:
         return []
     return ["program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out"]

@@ -29,7 +29,7 @@ from shardmill.runtime.bundles import COMPILER
 from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest, reshape_frequency
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
-STEPS = f"cd {ROOT}, {HOW}"  # for a person, once the kit is unpacked
+STEPS = f"cd {ROOT} && {HOW}"  # for a person, once the kit is unpacked
 NAMED = "shardmill.lane"  # what the modules are called here; in a kit it is `lane`
 README = """\
 This kit measures Core ML programs on this machine. That is a Mac with Apple silicon and macOS 15 or newer.
@@ -107,7 +107,7 @@ def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, 
 
 
 def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
-    """The files of compiled programs by their names in the kit, where the portable compiler wrote them.
+    """Return the files of bundles by their names in the kit, where the portable compiler wrote them.
 
     A file that a program's package has too, as that of the weights, is not among them: the lane takes it from there.
     """
@@ -123,7 +123,7 @@ def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> di
 
 
 def _is_portable(part: Mapping[str, Any]) -> bool:
-    """Whether the portable compiler has made a part's bundle, as far as model.json says who has."""
+    """Return whether the portable compiler made a part's bundle, as far as model.json says who did."""
     return bool(part["program"].get(COMPILER, {}).get("name") == "portable")
 
 
@@ -197,7 +197,7 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
 
 
 def _bundle(name: str, manifest: Mapping[str, Any], place: int, function: str) -> dict[str, str] | None:
-    """Where the files of a function's bundle lie in the kit, by their names in it; None of another's compiler."""
+    """Return where files of a function's bundle lie in the kit, by their names in it; None if Apple compiled it."""
     part = manifest["parts"][place]
     if not _is_portable(part):
         return None

@@ -83,7 +83,7 @@ class _Tap:
 
 
 def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recording:
-    """Runs a build's packages on the portable engine, on a Mac too: what Apple compiled there is not what it runs.
+    """Run a build's packages on the portable engine, on a Mac too, whose bundles are Apple's.
 
     Args:
         build: the folder.
@@ -103,7 +103,7 @@ def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recordin
 
 
 def _of_packages(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with the package of each part in the place of its compiled program."""
+    """Return the manifest with the package of each part in the place of its compiled program."""
     packages = manifest["packages"]
     parts = [part | {"program": {"path": packages[part["name"]]["path"]}} for part in manifest["parts"]]
     return {**manifest, "parts": parts}

@@ -165,7 +165,7 @@ def file_name(content: Json) -> str:
 
 
 def _is_trouble(key: str, line: Json) -> bool:
-    """Whether a line tells of something that went wrong with the build as it is used.
+    """Return whether a line tells of something that went wrong with the build as it is used.
 
     The probes of a bisection are to fail, and how else a program may be loaded says nothing of the build.
     """

@@ -79,7 +79,7 @@ def _copied(source: Path, target: Path) -> Any:
 
 
 def link(source: str, target: str) -> None:
-    """Gives a file another name, or copies it to another disk."""
+    """Give a file another name, or copy it to another disk."""
     try:
         os.link(source, target)
     except OSError:  # another disk

@@ -80,14 +80,14 @@ class Job:
         return self.work / "compiled" / unit.variant / f"{unit.name}.mlmodelc"
 
     def load_unit(self, unit: Unit, way: str = "") -> Any:
-        """A program as it was compiled; it stays loaded."""
+        """Return a program as it was compiled; it stays loaded."""
         if (unit.name, way) not in self.loaded:
             self.stage(f"load of {unit.name}")
             self.loaded[unit.name, way] = self.load(self.bundle(unit), unit, unit.called, way)
         return self.loaded[unit.name, way]
 
     def load(self, path: Path, unit: Unit, function: str | None, way: str = "") -> Any:
-        """A function of a compiled program, or its only one, on CPU and Neural Engine and with its build's hint.
+        """Load a function of a compiled program, or its only one, on CPU and Neural Engine and with its build's hint.
 
         Args:
             path: the bundle.
@@ -105,7 +105,7 @@ class Job:
         return ct.models.CompiledMLModel(str(path), compute_units=units, **named)
 
     def predict(self, model: Any, inputs: Mapping[str, Floats], state: Any) -> Any:
-        """Outputs of a pass, whose inputs lie in arrays that live as long as this process.
+        """Return the outputs of a pass, whose inputs lie in arrays that exist as long as this process.
 
         Core ML keeps them for about a second after a pass, and then frees them without Python's lock: if nobody else
         holds an array by then, the process may crash, in whatever it does by then (coremltools pull requests 2827 and

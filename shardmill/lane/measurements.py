@@ -42,7 +42,7 @@ def compile_program(job: Job, _: int) -> Found:
 
 
 def load_unit(job: Job, _: int, way: str = "") -> Found:
-    """Loads the program in a new process, and runs a first pass of every width: each is specialised then.
+    """Load the program in a new process, and run a first pass of every width: each is specialised then.
 
     The second time, which is another process, the system knows the program.
     """
@@ -50,7 +50,7 @@ def load_unit(job: Job, _: int, way: str = "") -> Found:
 
 
 def load_portable(job: Job, _: int) -> Found:
-    """Loads the bundle that the portable compiler has made of the program, and compares a pass of each width."""
+    """Load the bundle that the portable compiler made of the program, and compare a pass of each width."""
     unit, target = job.unit, job.work / PORTABLE / job.unit.variant / f"{job.unit.name}.mlmodelc"
     job.stage("assembly of the bundle")
     shutil.rmtree(target, ignore_errors=True)
@@ -113,7 +113,7 @@ def speed(job: Job, width: int, way: str = "") -> Found:
 
 
 def switch(job: Job, _: int, way: str = "") -> Found:
-    """What a pass of each width takes together, one after the other: the shape changes with every pass."""
+    """Time a pass of each width, one after the other: the shape changes with every pass."""
     widths = job.unit.program["widths"]
     inputs = [job.inputs(_rows(job, width)[0]) for width in widths]
     runner = caller(job, max(widths), way)

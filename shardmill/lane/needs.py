@@ -10,7 +10,7 @@ from pathlib import Path
 
 CORE_ML_TOOLS = "9.0"
 NATIVE = "coremltools.libcoremlpython"
-HOW = "python3.12 -m venv .venv && .venv/bin/pip install coremltools==9.0 numpy, then .venv/bin/python measure.py"
+HOW = "python3.12 -m venv .venv && .venv/bin/pip install coremltools==9.0 numpy && .venv/bin/python measure.py"
 PATIENCE = 600.0  # seconds that the first import of coremltools may take
 
 

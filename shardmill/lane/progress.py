@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from shardmill.lane.results import Record, Results
 from shardmill.lane.todo import Group, seconds_left
 
+SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "margin")  # figures, where there are some
+
 
 class Progress:
     """Lines on the terminal."""
@@ -25,6 +27,8 @@ class Progress:
     def done(self, record: Record) -> None:
         """A measurement has its line."""
         words = [record["status"], f"{record['timing']['seconds']:.1f} s" if "seconds" in record["timing"] else ""]
+        figures = {**record["value"], **record["timing"]}
+        words += [f"{name} {figures[name]:.4g}" for name in SHOWN if figures.get(name) is not None]
         words += [record["detail"], self._left()]
         print(f"{self._place()} {record['key']}: {', '.join(word for word in words if word)}", flush=True)
 

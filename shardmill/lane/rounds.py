@@ -71,7 +71,7 @@ def _finish(run: Run, group: Group, progress: Progress) -> None:
 
 
 def _patient(run: Run) -> Watch:
-    """How children are run, none of which is to be ended before its passes with pauses are over."""
+    """Return how children are run, none of which is to be ended before its passes with pauses are over."""
     return replace(run.watch, limit=run.watch.limit + run.soak)
 
 

@@ -49,12 +49,12 @@ class Group:
 
 
 def is_beside(key: str) -> bool:
-    """Whether a measurement is of a program that is loaded otherwise than its build loads it."""
+    """Return whether a measurement is of a program that is loaded otherwise than its build loads it."""
     return key.rsplit("/", 1)[-1].partition(".T=")[0].partition(".")[2] in (UNHINTED, CPU, PORTABLE, "fresh")
 
 
 def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Group]:
-    """All measurements of a kit that are asked for.
+    """Return all measurements of a kit that are asked for.
 
     Args:
         kit: what is measured.
@@ -96,7 +96,7 @@ def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[Group]:
 
 
 def _of_unit(unit: Unit) -> Iterator[list[Measurement]]:
-    """What is measured of a program, process by process."""
+    """Yield what is measured of a program, process by process."""
     stem, widths, weights = _stem(unit), unit.program["widths"], int(unit.program["weights"])
 
     def each(kind: str, need: str) -> list[Measurement]:

@@ -47,7 +47,7 @@ def passes(job: Job, width: int) -> Found:
 
 
 def widths(job: Job, width: int) -> Found:
-    """How far passes of a width are from passes of one token, over the same recorded text.
+    """Compare passes of a width with passes of one token, over the same recorded text.
 
     Of each program, fed with the same inputs, the relative error as the gates have it (width_error_fp16). Of whole
     passes the tokens that are chosen alike, and the margin: how far the gap between the best two tokens moves. A guard
@@ -69,20 +69,20 @@ def widths(job: Job, width: int) -> Found:
 
 
 def _fed(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]]) -> Floats:
-    """What a part gives [tokens, channels], fed by hand with what was recorded of it."""
+    """Return what a part gives [tokens, channels], fed by hand with what was recorded of it."""
     unit = next(unit for unit in chain.units if unit.part["name"] == part)
     made = [chain.predict(unit, chain.job.inputs(row[part]))[unit.part["output"]] for row in rows if part in row]
     return np.concatenate([np.asarray(out, np.float32)[0, :, :, 0].T for out in made])
 
 
 def _logits(chain: Chain, rows: Sequence[Mapping[str, Any]]) -> Floats:
-    """Logits [tokens, V] of recorded passes; none without an LM head."""
+    """Return logits [tokens, V] of recorded passes; none without an LM head."""
     found = [chain.logits(row).T for row in rows]
     return np.concatenate(found) if found and found[0].size else np.empty((0, 0), np.float32)
 
 
 def _apart(narrow: Floats, wide: Floats) -> dict[str, Any]:
-    """Tokens chosen alike by logits [tokens, V] of two widths, and how far the gap of the best two moves."""
+    """Count tokens chosen alike by logits [tokens, V] of two widths; measure how far the best two's gap moves."""
     best = np.argsort(wide, axis=1)[:, -2:]
     gaps = [np.diff(np.take_along_axis(logits, best, axis=1), axis=1) for logits in (wide, narrow)]
     agree = int((narrow.argmax(axis=1) == wide.argmax(axis=1)).sum())
@@ -90,7 +90,7 @@ def _apart(narrow: Floats, wide: Floats) -> dict[str, Any]:
 
 
 def soak(job: Job, _: int, kept: bool) -> Found:
-    """Passes of all widths with pauses in which Python works, for as long as the person asks for.
+    """Run passes of all widths with pauses in which Python works, for as long as the person asks for.
 
     Args:
         job: the child's work.
@@ -141,7 +141,7 @@ class Chain:
         self.states = {unit.name: self._state(unit) for unit in self.units}
 
     def logits(self, row: Mapping[str, Any]) -> Floats:
-        """Those [V, T] of a recorded pass; empty without an LM head."""
+        """Return the logits [V, T] of a recorded pass; none without an LM head."""
         return self.run({unit.name: self.job.inputs(row[unit.part["name"]]) for unit in self.units})
 
     def __call__(self, row: Mapping[str, Any]) -> list[int]:
@@ -167,7 +167,7 @@ class Chain:
         return np.concatenate(logits) if logits else np.empty((0, 0), np.float32)
 
     def predict(self, unit: Unit, given: Mapping[str, Floats]) -> Any:
-        """Outputs of one program."""
+        """Return the outputs of one program."""
         return self.job.predict(self.models[unit.name], given, self.states[unit.name])
 
     def _state(self, unit: Unit) -> Any:
@@ -178,6 +178,6 @@ class Fresh(Chain):
     """The same with new arrays for every pass, which nobody holds afterwards but Core ML."""
 
     def predict(self, unit: Unit, given: Mapping[str, Floats]) -> Any:
-        """Outputs of one program."""
+        """Return the outputs of one program."""
         copies = {name: np.array(array, np.float32) for name, array in given.items()}
         return self.models[unit.name].predict(copies, state=self.states[unit.name])

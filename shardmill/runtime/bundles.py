@@ -75,9 +75,9 @@ def loadable(manifest: Mapping[str, Any], root: Path) -> dict[str, Any]:
 
 def _bundle(manifest: Mapping[str, Any], part: Mapping[str, Any], root: Path) -> Path:
     """Return the absolute path of the bundle to load for a part."""
-    bundle = (root / part["program"]["path"]).resolve()
+    bundle: Path = (root / part["program"]["path"]).resolve()
     entry = manifest.get("packages", {}).get(part["name"])
-    package = root / entry["path"] if entry else None
+    package: Path | None = root / entry["path"] if entry else None
     if bundle.exists():
         foreign = _foreign(bundle, part)
         if not foreign:

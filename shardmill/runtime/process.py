@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from shardmill import interrupt
-from shardmill.errors import ShardmillError
+from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.models.buckets import bucket_for
 from shardmill.models.host import Floats
 from shardmill.runtime import loading
-from shardmill.runtime.manifest import ENCODER, read_manifest, verify_width
+from shardmill.runtime.manifest import ENCODER, guard_margin, read_manifest, verify_width
 
 MAIN = f"from {__name__} import main; main()"
 LOADING, RESULT, FAILED = "loading", "result", "failed"  # kinds of messages from the child
@@ -78,7 +78,7 @@ class Process:
         """Return what a method of the model returns, or raise what it raises.
 
         Raises:
-            ShardmillError: the child has ended.
+            EngineGoneError: the child has ended.
         """
         try:
             with interrupt.deferred():
@@ -108,12 +108,12 @@ class Process:
                 return value
 
     def _gone(self) -> None:
-        """Raise ShardmillError with how the child has ended."""
+        """Raise EngineGoneError with how the child has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.child.wait(PATIENCE)
         code = self.child.returncode
         how = "does not answer" if code is None else f"ended with {_named(code)}"
-        raise ShardmillError(f"the process that runs the programs of {self.build} {how}; start the command again")
+        raise EngineGoneError(f"the process that runs the programs of {self.build} {how}; start the command again")
 
 
 class EngineProcess(Process):
@@ -125,7 +125,7 @@ class EngineProcess(Process):
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.verify = verify_width(manifest)
+        self.verify, self.margin = verify_width(manifest), guard_margin(manifest)
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
@@ -228,7 +228,7 @@ def _portrait(error: Exception) -> Exception:
 
 
 def _logit_bytes(manifest: Mapping[str, Any]) -> int:
-    return 4 * int(manifest["vocab"]) * max(manifest["widths"])
+    return int(4 * manifest["vocab"] * max(manifest["widths"]))
 
 
 def _logits(memory: mmap.mmap, vocab: int, tokens: int) -> Floats:

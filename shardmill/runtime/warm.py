@@ -100,7 +100,7 @@ def _widths(manifest: Mapping[str, Any], place: int) -> list[int]:
 
 
 def _identity(part: Mapping[str, Any], reshape: str) -> str:
-    """What must be the same for a program to be known: its bytes, and what loads it, told what."""
+    """Return what must be the same for a program to be known: its bytes, what loads it, and with which hint."""
     program = part["program"]
     known = {"program": program.get("files", program["path"]), "engine": machine.engine()}
     return digest(known | ({"reshape_frequency": reshape} if reshape else {}))

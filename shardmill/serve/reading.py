@@ -8,19 +8,27 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from shardmill.serve.errors import client_gone, shutting_down, too_busy
+from shardmill.errors import EngineGoneError
+from shardmill.serve.errors import broken, client_gone, shutting_down, too_busy
 from shardmill.serve.metrics import Metrics
 
 T = TypeVar("T")
 
 
 class Desk:
-    """A thread that the engine belongs to, and a queue before it."""
+    """A thread that the engine belongs to, and a queue before it.
+
+    Attributes:
+        stop: ends the server; called if the engine can't be used any more.
+        error: why it can't.
+    """
 
     def __init__(self, metrics: Metrics, queue: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._metrics, self._most, self._waiting, self._open = metrics, queue + 1, 0, True
         self._ended, self._over = threading.Event(), threading.Event()
+        self.stop: Callable[[], None] = lambda: None
+        self.error: Exception | None = None
 
     @property
     def is_well(self) -> bool:
@@ -48,6 +56,11 @@ class Desk:
         try:
             with self._metrics.request_seconds.time():
                 return await asyncio.get_running_loop().run_in_executor(self._pool, turn)
+        except EngineGoneError as error:
+            self.error = error
+            self.refuse()
+            self.stop()
+            raise broken() from error
         finally:
             over.set()
             self._waiting -= 1

@@ -132,22 +132,22 @@ def _serve_warming(
     programs: int,
     listener: socket.socket,
 ) -> None:
-    """Listens first, and loads meanwhile. Raises what the load has raised."""
+    """Listen first, and load meanwhile."""
     warming = Warming(make, programs, settings, announce)
     loader = threading.Thread(target=warming.load, name="loader", daemon=True)  # ends with the process
     server = around(warming, warming, settings, loader.start)
-    warming.stop = lambda: setattr(server, "should_exit", True)
     _serve_until_signal(server, warming, listener)
-    if warming.error is not None:
-        raise warming.error
 
 
 def _serve_until_signal(server: Server, worker: Worker | Desk | Warming, listener: socket.socket) -> None:
-    """Runs the server, and ends its worker with it."""
+    """Run the server, and end its worker with it. Raise what ended the worker, if that ended the server."""
+    worker.stop = lambda: setattr(server, "should_exit", True)
     try:
         _run(server, listener)
     finally:
         worker.close(timeout=LAST_WORDS)
+    if worker.error is not None:
+        raise worker.error
 
 
 def around(app: ASGIApp, worker: Worker | Desk | Warming, settings: Settings, announce: Callable[[], None]) -> Server:

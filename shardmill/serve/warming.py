@@ -77,12 +77,18 @@ class Warming:
             with self._lock:
                 if self._closing:
                     return
+                ready.worker.stop = self._ended
                 ready.worker.start()
                 self._worker, self._app = ready.worker, ready.app
             self._announce(ready.greeting)
         except Exception as error:
             self.error = error
             self.stop()
+
+    def _ended(self) -> None:
+        """End the server, because its worker has ended."""
+        self.error = self._worker.error if self._worker else None
+        self.stop()
 
     def refuse(self) -> None:
         """The server ends: no request is taken any more, and no model."""

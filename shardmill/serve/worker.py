@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from shardmill.decode import (
@@ -28,6 +29,7 @@ from shardmill.decode import (
     measure_widths,
 )
 from shardmill.decode.drafters.follow_file import Numbering
+from shardmill.printable import one_line
 from shardmill.serve.errors import ApiError, broken, invalid, shutting_down, too_busy
 from shardmill.serve.job import Done, Job
 from shardmill.serve.metrics import Metrics
@@ -51,6 +53,10 @@ class Worker:
         policy: how much is drafted, by name.
         draft_table: what `learned` begins with, if there is such a file; `close` writes it.
         context_policy: what happens once the context is full.
+
+    Attributes:
+        stop: ends the server; called if the engine can't be used any more.
+        error: why it can't.
 
     Raises:
         DecodeError: the context is too small to slide, the draft model has another vocabulary, no policy has that
@@ -83,6 +89,8 @@ class Worker:
         self._learned = LearnedDrafter()
         if draft_table is not None and draft_table.exists():
             self._learned.load(draft_table, self._numbering)
+        self.stop: Callable[[], None] = lambda: None
+        self.error: Exception | None = None
         self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
         self._helpers_for("learned")
         if model.draft_session is not None:
@@ -160,8 +168,8 @@ class Worker:
                 job.put(invalid(str(error)))
             except Exception:
                 log.exception("a request failed")
-                self._start_afresh()
                 job.put(broken())
+                self._start_afresh()
             finally:
                 self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
                 with self._changed:
@@ -216,9 +224,15 @@ class Worker:
         return self._helpers[name]
 
     def _start_afresh(self) -> None:
-        """Drops everything that a failed request may have left half done."""
-        self._helpers.clear()
-        self._session = Session(self._model.engine, context_policy=self._context_policy)
+        """Drop everything that a failed request may have left half done; end the server if that can't be done."""
+        try:
+            self._helpers.clear()
+            self._session = Session(self._model.engine, context_policy=self._context_policy)
+        except Exception as error:
+            log.error("the engine can't go on: %s", one_line(error))
+            self.error = error
+            self.refuse()
+            self.stop()
 
 
 def _stop_if_cancelled(job: Job) -> None:

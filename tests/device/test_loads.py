@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from typer.testing import CliRunner
 from shardmill.cli import app
 from shardmill.device.importing import import_result
 from shardmill.device.rank import rank
+from shardmill.lane.kit import read_kit
+from shardmill.lane.main import _parser
+from shardmill.lane.todo import groups
 
 from .lane import HERE, command, environment, lines, measured
 from .test_round import SCHEMA, on_a_mac, own  # noqa: F401 (a fixture)
@@ -39,6 +43,18 @@ def test_a_program_is_loaded_with_its_hint_and_without_on_the_cpu_and_from_anoth
     apart = lines(found)["widths.T=4"]["value"]
     assert apart["programs_apart"].keys() == set(UNITS) and apart["tokens"] == apart["agree"] == 8
     assert 0 < apart["width_error_fp16"] < 1e-2 and 0 <= apart["margin"] < 1
+
+
+def test_what_was_found_stands_on_the_terminal(kit: Path) -> None:
+    done = subprocess.run(
+        command(kit, "--only", "widths"),
+        check=True,
+        env=environment(kit, HERE / "fake"),
+        capture_output=True,
+        text=True,
+    )
+    assert re.search(r"tiny/widths\.T=4: ok, [0-9.]+ s, width_error_fp16 [0-9.e-]+, margin [0-9.e-]+", done.stdout)
+    assert re.search(r"tiny/head_0/load\.first: ok, [0-9.]+ s, load_seconds [0-9.e-]+", done.stdout)
 
 
 @pytest.mark.parametrize("way", ["CPU_AND_NE", "portable"])
@@ -89,3 +105,22 @@ def test_a_build_that_is_loaded_with_another_hint_is_another_build(kit: Path, ow
     (own / "model.json").write_text(json.dumps({**manifest, "reshape_frequency": "frequent"}))
     said = CliRunner().invoke(app, ["device", "import", str(kit / "result.json"), str(own)])
     assert said.exit_code == 1 and "its programs (tiny) are not those of" in said.output
+
+
+def test_each_question_of_the_page_is_a_command_of_the_lane(kit: Path) -> None:
+    """And each measurement that an answer is told by is made by it, or with it."""
+    section = (
+        (Path(__file__).parents[2] / "docs/on-a-mac.md").read_text().partition("## Questions for the first Mac\n")[2]
+    )
+    commands = re.findall(r"`measure\.py (--only [^`]*)`", section)
+    assert len(commands) >= 8
+    every = {m.kind for group in groups(read_kit(kit), soaks=True) for m in group.measurements}
+    for row in (row for row in section.splitlines() if row.startswith("|") and "--only" in row):
+        options = _parser().parse_args(re.findall(r"`measure\.py (--only [^`]*)`", row)[0].split())
+        made = {
+            m.kind
+            for group in groups(read_kit(kit), soaks=options.soak > 0, only=options.only)
+            for m in group.measurements
+        }
+        told = {name.partition(".T=")[0] for name in re.findall(r"`([a-z.]+(?:\.T=N)?)`", row)} & every
+        assert told <= made | {"parity", "load.first"}, row

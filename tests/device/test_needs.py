@@ -80,5 +80,5 @@ def test_results_of_another_python_are_told_as_such(kit: Path) -> None:
 def test_the_kit_says_how_it_is_measured(build: Path, tmp_path: Path) -> None:
     """In words that a person can copy: the Python of the venv, which has coremltools."""
     said = CliRunner().invoke(app, ["device", "kit", str(build), "-o", str(tmp_path / "kit.zip")])
-    assert said.exit_code == 0 and "cd shardmill-kit, python3.12 -m venv .venv" in said.output
+    assert said.exit_code == 0 and "cd shardmill-kit && python3.12 -m venv .venv" in said.output
     assert said.output.strip().endswith(".venv/bin/python measure.py")

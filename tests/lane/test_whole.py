@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardmill.lane import whole
@@ -37,3 +38,12 @@ def test_no_energy_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where powermetrics ends at once, or names its samples otherwise."""
     with pytest.raises(Refused, match="told of no energy"):
         used([0.0, 0.0], monkeypatch)
+
+
+def test_the_margin_is_how_far_the_gap_of_the_best_two_tokens_moves() -> None:
+    """Of the first token the two change places; of the second the better one is less ahead."""
+    narrow = np.array([[0.0, 1.0, 0.9], [3.0, 0.0, 0.0]], np.float32)
+    wide = np.array([[0.0, 1.0, 1.2], [3.0, 0.5, 0.0]], np.float32)
+    found = whole._apart(narrow, wide)
+    assert found["agree"] == 1 and abs(found["margin"] - 0.5) < 1e-6
+    assert whole._apart(wide, wide) == {"agree": 2, "margin": 0.0}

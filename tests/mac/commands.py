@@ -1,4 +1,4 @@
-"""Runs the README's commands on the simulated Mac, as its reader would: python tests/mac/commands.py
+"""Run the README's commands on the simulated Mac, as its reader would: python tests/mac/commands.py
 
 In a copy of this checkout, in a folder that is reached through a symbolic link, as macOS's temporary folders are. Each
 command is a line with its seconds; the first wrong thing ends the run with exit code 1. Among the commands: the demo
@@ -52,36 +52,36 @@ class Place:
     switches: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        """The environment variables of a command."""
+        """Return the environment variables of a command."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAC_", "OMP_"))}
         paths = f"{self.folder}:{self.folder / 'portable'}"
         return kept | {"PYTHONPATH": paths, "TMPDIR": str(self.temporary)} | dict(self.switches)
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """A command as it is started."""
+        """Return a command as it is started."""
         return [str(RUN), *words] if self.mac else list(words)
 
 
 def fail(why: str) -> NoReturn:
-    """Ends the run."""
+    """End the run."""
     print(f"FAILED  {why}", file=sys.stderr, flush=True)
     raise SystemExit(1)
 
 
 def demand(holds: bool, why: str) -> None:
-    """Ends the run unless something holds."""
+    """End the run unless something holds."""
     if not holds:
         fail(why)
 
 
 def report(place: Place, words: Sequence[str], started: float) -> None:
-    """Prints a command that was right."""
+    """Print a command that was right."""
     where = " ".join((" on Linux" * (not place.mac), *(" after an update" for _ in place.switches.keys() & UPDATE)))
     print(f"ok {time.monotonic() - started:7.1f} s  {' '.join(words)}{where.rstrip()}", flush=True)
 
 
 def say(place: Place, *words: str, says: str = "", given: str = "", code: int = 0, folder: Path | None = None) -> str:
-    """Runs a command.
+    """Run a command.
 
     Args:
         place: where.
@@ -108,7 +108,7 @@ def say(place: Place, *words: str, says: str = "", given: str = "", code: int = 
 
 
 def engines(build: Path) -> dict[str, dict[str, Any]]:
-    """The engine of each receipt of a build that names one, by the receipt's name."""
+    """Return the engine of each receipt of a build that names one, by the receipt's name."""
     found = {}
     for path in sorted(build.rglob("*.receipt.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -118,7 +118,7 @@ def engines(build: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_engine(build: Path, name: str, system_build: str = "") -> None:
-    """Every receipt of steps that load programs names one engine."""
+    """Check that every receipt of steps that load programs names one engine."""
     found = engines(build)
     demand(bool(found), f"{build}: no receipt names an engine")
     for receipt, engine in found.items():
@@ -127,27 +127,27 @@ def check_engine(build: Path, name: str, system_build: str = "") -> None:
 
 
 def check_report(build: Path) -> None:
-    """The report says that residency was measured, and names Core ML."""
+    """Check that the report says "measured" and names Core ML, and that no row of residency is predicted."""
     text = (build / "report.html").read_text(encoding="utf-8")
     demand("measured" in text and "Core ML" in text, f"{build}/report.html does not say measured, Core ML")
     demand("predicted" not in {row["evidence"] for row in rows(build)}, f"{build}: residency is predicted")
 
 
 def rows(build: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a build's residency."""
+    """Yield the rows of a build's residency."""
     for path in sorted((build / "residency").glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         yield from content.get("rows", ())
 
 
 def check_nothing_left(place: Place) -> None:
-    """No compiled program stays in the temporary folder."""
+    """Check that no compiled program stays in the temporary folder."""
     left = sorted(path.name for path in place.temporary.rglob("*.mlmodelc"))
     demand(not left, f"{len(left)} compiled programs are left in the temporary folder: {left[:3]}")
 
 
 def check_counts(log: Path) -> None:
-    """Prints what one `all` cost, and compares it with what it may cost."""
+    """Print what one `all` cost, and compares it with what it may cost."""
     head, *jobs, total = table(read(log))
     for line in (head, *jobs, total):
         print("            " + "  ".join(cell.ljust(16) for cell in line).rstrip(), flush=True)
@@ -157,7 +157,7 @@ def check_counts(log: Path) -> None:
 
 
 def the_demo(place: Place) -> None:
-    """The README, from its first command on."""
+    """Run the README, from its first command on."""
     log = place.temporary / "all.log"
     build = place.folder / "build/demo"
     say(place, "shardmill", "doctor", says="Core ML")
@@ -189,7 +189,7 @@ def the_demo(place: Place) -> None:
 
 
 def serving(place: Place) -> None:
-    """Asks a server as the README does; SIGTERM ends it."""
+    """Ask a server as the README does; SIGTERM ends it."""
     words = ("shardmill", "serve", "build/demo", "--port", "0")
     with server(place, words) as (process, address):
         started = time.monotonic()
@@ -214,7 +214,7 @@ def serving(place: Place) -> None:
 
 @contextmanager
 def server(place: Place, words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that answers, and its address; it has ended afterwards."""
+    """Start a server, and give it and its address once it answers; it has ended afterwards."""
     started = time.monotonic()
     process = subprocess.Popen(
         place.command(words), cwd=place.folder, env=place.environment(), text=True,
@@ -245,7 +245,7 @@ def server(place: Place, words: Sequence[str]) -> Iterator[tuple[subprocess.Pope
 
 
 def releasing(place: Place) -> None:
-    """Signs a build, verifies it, and prepares its publication."""
+    """Sign a build, verifies it, and prepares its publication."""
     keys = place.temporary
     make = ("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(keys / "signing.key"))
     subprocess.run(make, check=True, capture_output=True)
@@ -261,7 +261,7 @@ def releasing(place: Place) -> None:
 
 
 def the_encoder(place: Place) -> None:
-    """A small encoder: built on Linux, finished on the Mac, labelled, measured by a kit, and built after an update."""
+    """Build a small encoder on Linux, finish it on the Mac, measure it by a kit, and build it after an update."""
     linux = replace(place, mac=False)
     build = place.folder / "build/piece"
     every = ("snakemake", "--cores", "2", "all", "--configfile", PIECE)
@@ -271,11 +271,12 @@ def the_encoder(place: Place) -> None:
     say(linux, *every)
     check_engine(build, "portable")
     say(linux, "shardmill", "device", "kit", "build/piece", "-o", "kit.zip")
-    say(place, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"residency\S*\s+works")
+    say(place, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"compiled/\S+ +works")
     say(place, *every)
     check_engine(build, "coreml", "24G84")
     check_report(build)
     say(place, *every, says="Nothing to be done")
+    say(place, "shardmill", "device", "kit", "build/piece", "-o", "kit-of-a-mac.zip")
     say(place, "shardmill", "label", "build/piece", "--text", TEXT, "--json", says="spans|labels")
     say(place, "unzip", "-q", "kit.zip")
     say(
@@ -291,7 +292,7 @@ def the_encoder(place: Place) -> None:
     say(place, "shardmill", "device", "import", "shardmill-kit/result.json")
     say(place, *every)
     updated = replace(place, switches=UPDATE)
-    say(updated, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"compiled\S*\s+works")
+    say(updated, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"compiled/\S+ +works")
     worked = say(updated, *every)
     for step in ("compile", "residency", "parity", "benchmark"):
         demand(bool(re.search(rf"shardmill {step}.*: worked", worked)), f"{step} did not run after the update")
@@ -301,14 +302,14 @@ def the_encoder(place: Place) -> None:
 
 
 def check_measured(result: Mapping[str, Any]) -> None:
-    """All that a Mac can measure without sudo was measured."""
+    """Check that all was measured that a Mac can measure without sudo."""
     statuses = {key: record["status"] for key, record in result["results"].items()}
     wrong = {key: status for key, status in statuses.items() if status != "ok" and "energy" not in key}
     demand(bool(statuses) and not wrong, f"measure.py: {wrong or 'nothing was measured'}")
 
 
 def copied(folder: Path) -> None:
-    """Copies what git knows of this checkout, with changes that are not committed."""
+    """Copy the files that git tracks, or would add, as they are now."""
     names = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True)
     for name in filter(None, names.split("\0")):
         source, target = ROOT / name, folder / name
@@ -318,7 +319,7 @@ def copied(folder: Path) -> None:
 
 
 def main() -> None:
-    """Runs all, in a folder that is removed unless one was named."""
+    """Run all, in a folder that is removed unless one was named."""
     parser = argparse.ArgumentParser(description="Runs the README's commands on the simulated Mac.")
     parser.add_argument("--folder", type=Path, help="where; it stays. Default: a temporary folder, which does not")
     parser.add_argument("--only", choices=("demo", "encoder"), help="a part of the commands")

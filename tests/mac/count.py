@@ -18,12 +18,12 @@ Row = Mapping[str, Any]
 
 
 def read(log: Path) -> list[Row]:
-    """The events of a log, in order."""
+    """Return the events of a log, in order."""
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for each job, and their sum."""
+    """Return a line for each job, and their sum."""
     jobs: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["event"] in COUNTED:
@@ -39,7 +39,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def others(rows: Sequence[Row]) -> list[str]:
-    """A line for each kind of event that the table does not count."""
+    """Return a line for each kind of event that the table does not count."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["event"] not in COUNTED:
@@ -51,7 +51,7 @@ def others(rows: Sequence[Row]) -> list[str]:
 
 
 def main() -> None:
-    """Prints the log that is named."""
+    """Print the log that is named."""
     rows = read(Path(sys.argv[1]))
     lines = table(rows)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

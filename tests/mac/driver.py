@@ -1,4 +1,4 @@
-"""Starts processes on the simulated Mac, and reads what they logged."""
+"""Start processes on the simulated Mac, and reads what they logged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINUX_ONLY = pytest.mark.skipif(sys.platform == "darwin", reason="the simulated 
 
 
 def run(*command: str, log: Path | None = None, **switches: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python script or `-c CODE` on the simulated Mac, in this repository.
+    """Run a Python script or `-c CODE` on the simulated Mac, in this repository.
 
     Args:
         command: the arguments of Python.
@@ -35,6 +35,6 @@ def run(*command: str, log: Path | None = None, **switches: str) -> subprocess.C
 
 
 def events(log: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of a kind in a log, in order."""
+    """Return the events of a kind in a log, in order."""
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return [row for row in map(json.loads, lines) if row["event"] == kind]

@@ -21,7 +21,7 @@ import small
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call gives, or the kind and the text of its error."""
+    """Return what a call gives, or the kind and the text of its error."""
     try:
         return call()
     except Exception as error:
@@ -29,7 +29,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def system() -> dict[str, Any]:
-    """Names, functions and units."""
+    """Return names, functions and units."""
     import multiprocessing
 
     import torch  # finds its libraries
@@ -52,21 +52,21 @@ def system() -> dict[str, Any]:
 
 
 def solve() -> Any:
-    """Lets PuLP's own solver solve something."""
+    """Let PuLP's own solver solve something."""
     import pulp
 
     return pulp.PULP_CBC_CMD(msg=False).solve(pulp.LpProblem())
 
 
 def native_file() -> str:
-    """The file of coremltools' native module."""
+    """Return the file of coremltools' native module."""
     from coremltools import libcoremlpython
 
     return Path(libcoremlpython.__file__).name
 
 
 def rules(folder: Path) -> dict[str, Any]:
-    """What the native module takes, refuses and gives."""
+    """Return what the native module takes, refuses and gives."""
     import coremltools as ct
 
     package = small.make(folder)
@@ -111,14 +111,14 @@ def rules(folder: Path) -> dict[str, Any]:
 
 
 def hinted(bundle: str, ct: Any) -> str:
-    """The output of a model that was loaded with a hint."""
+    """Return the output of a model that was loaded with a hint."""
     hints = {"reshapeFrequency": ct.ReshapeFrequency.Infrequent}
     model = ct.models.CompiledMLModel(bundle, ct.ComputeUnit.CPU_AND_NE, optimization_hints=hints)
     return str(model.predict(small.passed(2), model.make_state())["hidden"].dtype.name)
 
 
 def plan(bundle: str) -> Any:
-    """Operations of a plan with the devices of each, and what is told once the plan has ended."""
+    """Return operations of a plan with the devices of each, and what is told once the plan has ended."""
     from coremltools.models.compute_plan import MLComputePlan
 
     loaded = MLComputePlan.load_from_path(bundle)

@@ -11,7 +11,7 @@ WIDTH, MOST = 4, 4
 
 
 def make(folder: Path) -> Path:
-    """Writes a package whose state adds up what it was given; hidden is a third of x, plus the sum.
+    """Write a package whose state adds up what it was given; hidden is a third of x, plus the sum.
 
     Returns:
         The package; its input x is fp16 [1, WIDTH, T, 1] with T from 1 to MOST, its state `kept` [1, WIDTH, 1, 1].
@@ -45,5 +45,5 @@ def make(folder: Path) -> Path:
 
 
 def passed(tokens: int, value: float = 0.3) -> dict[str, np.ndarray]:
-    """The inputs of a pass."""
+    """Return the inputs of a pass."""
     return {"x": np.full((1, WIDTH, tokens, 1), value, np.float32)}

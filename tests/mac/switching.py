@@ -22,7 +22,7 @@ KEPT, FRESH = 50, 3
 
 @contextmanager
 def switched(**switches: str) -> Iterator[None]:
-    """Sets environment variables, and unsets them."""
+    """Set environment variables, and unsets them."""
     os.environ.update(switches)
     yield
     for name in switches:
@@ -30,12 +30,12 @@ def switched(**switches: str) -> Iterator[None]:
 
 
 def loaded(bundle: str) -> Any:
-    """The small program."""
+    """Return the small program."""
     return ct.models.CompiledMLModel(bundle, ct.ComputeUnit.CPU_AND_NE)
 
 
 def refusal(bundle: str, **switches: str) -> str:
-    """The error of a load; "" if there is none."""
+    """Return the error of a load; "" if it succeeds."""
     with switched(**switches):
         try:
             loaded(bundle)
@@ -45,14 +45,14 @@ def refusal(bundle: str, **switches: str) -> str:
 
 
 def passed(bundle: str, way: str) -> list[float]:
-    """An output of one token, and an output of a pass of four."""
+    """Return an output of one token, and an output of a pass of four."""
     with switched(MAC_WIDTHS=way):
         model = loaded(bundle)
     return [float(model.predict(small.passed(n), model.make_state())["hidden"].ravel()[0]) for n in (1, 4)]
 
 
 def owned(bundle: str) -> None:
-    """Passes whose input is kept, and some whose input is not."""
+    """Run passes whose input is kept, and some whose input is not."""
     model, kept = loaded(bundle), small.passed(2)["x"]
     state = model.make_state()
     for _ in range(KEPT):
@@ -66,7 +66,7 @@ KEEP: list[Any] = []  # until the process ends
 
 
 def overwritten(bundle: str) -> None:
-    """A pass whose input changes while it runs."""
+    """Run a pass whose input changes while it runs."""
     model, given = loaded(bundle), small.passed(2)
     KEEP.append(given["x"])
     inner = model._proxy._narrow.predict
@@ -80,7 +80,7 @@ def overwritten(bundle: str) -> None:
 
 
 def ending(call: Callable[[], Any]) -> int:
-    """The signal that ends a process which makes a call; 0 if none does."""
+    """Return the signal that ends a process which makes a call; 0 if none does."""
     child = os.fork()
     if not child:
         call()
@@ -89,7 +89,7 @@ def ending(call: Callable[[], Any]) -> int:
 
 
 def main(bundle: str) -> dict[str, Any]:
-    """Tries them all."""
+    """Try them all."""
     native = ct.libcoremlpython._MLModelProxy
     with switched(MAC_LOAD_SECONDS="0.01", MAC_FIRST_PASS_SECONDS="0.01"):
         widths = {way or "plain": passed(bundle, way) for way in ("", "narrow", "wide")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -14,17 +15,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 
-from shardmill.errors import ShardmillError
-from shardmill.serve.server import bind
+from shardmill.errors import EngineGoneError, ShardmillError
+from shardmill.serve.server import bind, serve
 from shardmill.serve.settings import Limits, Settings
 
 from .fake import Speaker, fake_model
-from .running import ask, running
+from .running import PATIENCE, ask, running, wait_until
 
 TESTS = Path(__file__).parent.parent
 START = 60.0  # seconds that a process may take to start on a busy machine
@@ -143,3 +145,44 @@ def test_health_tells_when_the_engine_is_gone() -> None:
         status, _, body = server.request("GET", "/health")
         assert (status, json.loads(body)["status"]) == (503, "unavailable")
         assert server.post(ask())[0] == 503
+
+
+class Dying(Speaker):
+    """An engine that is gone after some passes, as the process that runs a model's programs may be."""
+
+    left = 1 << 30
+
+    def forward(self, *given: Any) -> Any:
+        self.left -= 1
+        self._check()
+        return super().forward(*given)
+
+    def reset(self) -> None:
+        self._check()
+        super().reset()
+
+    def _check(self) -> None:
+        if self.left < 0:
+            raise EngineGoneError("the process that runs the programs of build/fake ended with SIGSEGV; start again")
+
+
+@pytest.mark.parametrize("warming", [None, 1])
+def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with_its_words(warming: int | None) -> None:
+    """Nobody waits for ever, and whoever started the server learns of it by its exit code."""
+    engine, said, raised = Dying(slots=512), list[str](), list[Exception]()
+
+    def run() -> None:
+        try:
+            serve(lambda: fake_model(engine), Settings(port=0), said.append, warming)
+        except ShardmillError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: bool(said))
+    engine.left = 2
+    connection = http.client.HTTPConnection("127.0.0.1", int(said[0].rpartition(":")[2].partition("/")[0]))
+    connection.request("POST", "/v1/completions", json.dumps(ask()).encode(), {"Content-Type": "application/json"})
+    assert connection.getresponse().status == 500
+    thread.join(PATIENCE)
+    assert not thread.is_alive() and "ended with SIGSEGV" in str(raised[0])

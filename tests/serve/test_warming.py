@@ -143,7 +143,7 @@ def test_an_encoder_too_is_served_as_soon_as_it_is_loaded(port: int) -> None:
     def load() -> Any:
         begins("encoder_64")
         assert gate.wait(PATIENCE)
-        encoder: Any = SimpleNamespace(manifest={"model": "tiny"})
+        encoder: Any = SimpleNamespace(manifest={"model": "tiny"}, threads=None)
         return Reader(encoder, byte_tokenizer(), None)
 
     up = Served(load, port, serve_encoder)

@@ -68,6 +68,7 @@ def task(
         programs = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
         manifest = in_place(plan, programs, table.path, reshape)
         source = source_folder(record)
+        found: Iterable[Measurement | NotRun | Margin]
         if plan["buckets"]:
             found = _encoder(manifest, pieces[0], packages[0].path, plan, source, states.path)
         else:

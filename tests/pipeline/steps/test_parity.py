@@ -131,6 +131,17 @@ def test_a_stack_is_judged_by_the_forms_that_its_recipe_gives(
         write_json(recipe.path, {"schema": 1, "default": default, "matrices": named})
         files = [tmp_path / f"{name}.json" for name in names]
         task = parity_stack.task(
-            tmp_path / "plan.json", files, recipe, tmp_path / "record", known, [], [], known, [], PORTABLE, {}
+            tmp_path / "plan.json",
+            files,
+            recipe,
+            tmp_path / "record",
+            known,
+            [],
+            [],
+            known,
+            [],
+            "infrequent",
+            PORTABLE,
+            {},
         )
         assert task.action is not None and task.action.params.get("limits") == judged

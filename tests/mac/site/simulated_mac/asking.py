@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-# Those that choose libraries and system calls by the platform; truststore loads macOS's own.
+# Packages that choose libraries and system calls by the platform; truststore loads macOS's libraries.
 OF_LINUX = {
     *("PIL", "aiohttp", "greenlet", "matplotlib", "numpy", "pandas"),
     *("psutil", "scipy", "sqlalchemy", "torch", "truststore"),
@@ -14,12 +14,12 @@ OWN = frozenset(("shardmill", "portable_coreml"))
 
 
 def package(frame: FrameType) -> str:
-    """The name of the package whose code a frame runs."""
+    """Return the name of the package whose code a frame runs."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def linux_asks(depth: int) -> bool:
-    """Whether a package of Linux asks.
+    """Return whether a package of Linux asks.
 
     Args:
         depth: frames between the caller and the code that asks.
@@ -28,7 +28,7 @@ def linux_asks(depth: int) -> bool:
 
 
 def project_asks(depth: int) -> bool:
-    """Whether the code that asks, its standard library functions aside, is the project's, or a script's.
+    """Return whether the code that asks, its standard library functions aside, is the project's, or a script's.
 
     Args:
         depth: frames between the caller and the code that asks.

@@ -20,12 +20,12 @@ MARK = "simulated-mac.json"
 
 
 def build() -> str:
-    """The build of this system, as sw_vers has it."""
+    """Return the build of this system, as sw_vers has it."""
     return os.environ.get("MAC_BUILD") or "24G84"
 
 
 def compile_model(*arguments: Any) -> str:
-    """compileModel (CoreMLPython.mm:1085): a bundle in the temporary folder, whose path is returned.
+    """Compile to the temporary folder, as compileModel (CoreMLPython.mm:1085), and return the path.
 
     Raises:
         RuntimeError: the file can't be compiled.
@@ -47,7 +47,7 @@ def compile_model(*arguments: Any) -> str:
 
 
 def check(path: str) -> None:
-    """Raises RuntimeError for a path that Core ML loads nothing from."""
+    """Raise RuntimeError if Core ML would load nothing from a path."""
     folder = Path(path)
     if not (folder / "coremldata.bin").is_file():
         raise ns_error(f"A valid manifest does not exist at path: {path}")

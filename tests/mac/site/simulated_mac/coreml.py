@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class Finder:
-    """Finds coremltools where Python would, and adds the folder of the native module to it."""
+    """Find coremltools where Python would, and adds the folder of the native module to it."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -27,5 +27,5 @@ class Finder:
 
 
 def offer() -> None:
-    """Lets coremltools have a native module."""
+    """Let coremltools have a native module."""
     sys.meta_path.insert(0, Finder(os.path.join(os.environ["SIMULATED_MAC"], "native")))

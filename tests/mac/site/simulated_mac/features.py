@@ -16,7 +16,7 @@ TOKENS = {"x": 2, "hidden": 2}  # inputs of this project's programs, and the axi
 
 
 def convert(value: Any) -> Any:
-    """One value as Core ML gets it, in the order of convertValueToObjC (CoreMLPythonUtils.mm, before :409).
+    """Return one value as Core ML gets it, in the order of convertValueToObjC (CoreMLPythonUtils.mm, before :409).
 
     Returns:
         A number, a text, a dictionary or an array as it is; None for a list or tuple, since convertValueToSequence
@@ -42,7 +42,7 @@ def convert(value: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """The array of whatever has a buffer, without a copy; None of anything else."""
+    """Return the array of whatever has a buffer, without a copy; None of anything else."""
     if isinstance(value, np.ndarray):
         return value
     try:
@@ -52,7 +52,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _refusal(array: Any) -> str:
-    """Why an array is no MLMultiArray; "" if it is one."""
+    """Return why an array is no MLMultiArray; "" if it is one."""
     if array.ndim == 0:
         return "no shape"  # convertValueToArray: buf.shape() == nullptr
     if (array.dtype.kind, array.dtype.itemsize) not in ARRAYS:
@@ -65,7 +65,7 @@ def _refusal(array: Any) -> str:
 
 
 def features(given: Mapping[Any, Any]) -> dict[str, Any]:
-    """The features of a dictionary (CoreMLPythonUtils.mm, dictToFeatures). Raises RuntimeError."""
+    """Return the features of a dictionary (CoreMLPythonUtils.mm, dictToFeatures). Raises RuntimeError."""
     if not all(isinstance(name, str | bytes) for name in given):
         raise RuntimeError("Unable to cast Python instance to C++ type")
     converted = {str(name): convert(value) for name, value in given.items()}
@@ -73,7 +73,7 @@ def features(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def arrays(given: Mapping[str, Any], wanted: Mapping[str, bool]) -> dict[str, Any]:
-    """The arrays that a function takes; features that it does not name are ignored.
+    """Return the arrays that a function takes; features that it does not name are ignored.
 
     Args:
         given: the features.
@@ -96,12 +96,12 @@ def arrays(given: Mapping[str, Any], wanted: Mapping[str, bool]) -> dict[str, An
 
 
 def returned(value: Any) -> Any:
-    """An output or a state as Python gets it: fp16 becomes float32 (CoreMLPythonUtils.mm:449-453)."""
+    """Return an output or a state as Python gets it: fp16 becomes float32 (CoreMLPythonUtils.mm:449-453)."""
     if isinstance(value, np.ndarray):
         return np.array(value, np.float32 if value.dtype == np.float16 else value.dtype, order="C")
     return value
 
 
 def tokens(given: Mapping[str, Any]) -> int:
-    """How many tokens a pass has; 0 of a program that is none of this project's."""
+    """Return how many tokens a pass has; 0 if the program is not this project's."""
     return next((given[n].shape[axis] for n, axis in TOKENS.items() if n in given and given[n].ndim > axis), 0)

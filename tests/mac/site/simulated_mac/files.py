@@ -15,7 +15,7 @@ HIDDEN = ("/proc", "/sys")
 
 
 def hide() -> None:
-    """Changes the functions by which Python opens and looks at files."""
+    """Change the functions that open files and look at them."""
     builtins.open = _hiding(builtins.open)  # type: ignore[assignment]
     io.open = builtins.open
     for name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "access"):
@@ -32,7 +32,7 @@ def _hiding(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_hidden(path: Any) -> bool:
-    """Whether a path lies where a Mac has nothing."""
+    """Return whether a path lies where a Mac has nothing."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     return isinstance(path, str) and any(path == root or path.startswith(f"{root}/") for root in HIDDEN)

@@ -28,7 +28,7 @@ KIBIBYTE = 1024
 
 
 def change() -> None:
-    """Changes the modules of this process."""
+    """Change the modules of this process."""
     for name, missing in MISSING.items():
         module = import_module(name)
         for function in missing.split():
@@ -52,7 +52,7 @@ def _known_sysconf(real: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def _in_bytes(real: Callable[[int], Any]) -> Callable[[int], Any]:
-    """ru_maxrss counts KiB on Linux and bytes on macOS."""
+    """Return getrusage with ru_maxrss in bytes, as on macOS, in place of KiB."""
 
     def getrusage(who: int) -> Any:
         found = list(real(who))
@@ -63,7 +63,7 @@ def _in_bytes(real: Callable[[int], Any]) -> Callable[[int], Any]:
 
 
 def _unlimited(real: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
-    """macOS takes a limit of the address space and does not enforce it."""
+    """Return setrlimit that takes a limit of the address space and does not enforce it, as on macOS."""
 
     def setrlimit(which: int, limits: Any) -> None:
         if which not in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
@@ -73,7 +73,7 @@ def _unlimited(real: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
 
 
 def _flushing(real: Callable[..., Any]) -> Callable[..., Any]:
-    """F_FULLFSYNC does here what fsync does."""
+    """Return fcntl whose F_FULLFSYNC does what fsync does."""
 
     def control(file: Any, command: int, *rest: Any) -> Any:
         if command != F_FULLFSYNC:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def write(event: str, **details: Any) -> None:
-    """Appends an event; lines of several processes do not mix."""
+    """Append an event; lines of several processes do not mix."""
     file = os.environ.get("MAC_LOG")
     if not file:
         return
@@ -24,7 +24,7 @@ def write(event: str, **details: Any) -> None:
 
 
 def job() -> str:
-    """What this process is: a script by its name, as Snakemake copies it; of a command its first word too."""
+    """Return what this process is: a script by its name, as Snakemake copies it; of a command its first word too."""
     program, *rest = getattr(sys, "argv", [""]) or [""]
     name = Path(program).name
     if name.startswith("tmp") and "." in name:  # tmp1a2b3c4d.residency.py

@@ -36,7 +36,7 @@ class Model:
     """One function of a program, loaded."""
 
     def __init__(self, *arguments: Any) -> None:
-        """Loads it, and compiles it first if it is a package (CoreMLPython.mm, Model::Model).
+        """Load it, and compiles it first if it is a package (CoreMLPython.mm, Model::Model).
 
         Args:
             arguments: path, compute units, name of the function, optimization hints and, with a fifth, an asset.
@@ -70,19 +70,19 @@ class Model:
         )  # fmt: skip
 
     def __del__(self) -> None:
-        """A package's bundle goes with the model (CoreMLPython.mm, Model::~Model)."""
+        """Remove a package's bundle (CoreMLPython.mm, Model::~Model)."""
         if getattr(self, "_delete", None):
             shutil.rmtree(str(self._delete), ignore_errors=True)
 
     def predict(self, *arguments: Any) -> dict[str, Any]:
-        """Outputs by name; exactly a dictionary and a state, or None, without names (CoreMLPython.mm:1069)."""
+        """Return outputs by name; exactly a dictionary and a state, or None, without names (CoreMLPython.mm:1069)."""
         fits = len(arguments) == 2 and isinstance(arguments[0], dict)
         demand(fits and (arguments[1] is None or isinstance(arguments[1], State)), "predict")
         given = arrays(features(arguments[0]), self._inputs)
         return self._predict(given, arguments[1])
 
     def batchPredict(self, *arguments: Any) -> list[dict[str, Any]]:
-        """Outputs of each dictionary of a list."""
+        """Return outputs of each dictionary of a list."""
         demand(len(arguments) == 1 and isinstance(arguments[0], list), "batchPredict")
         batch = [arrays(features(one), self._inputs) for one in arguments[0]]
         return [self._predict(given, None) for given in batch]
@@ -103,7 +103,7 @@ class Model:
         return {name: returned(value) for name, value in outputs.items()}
 
     def _look_at(self, state: State | None) -> None:
-        """Raises RuntimeError where a state is missing; one of another function is logged."""
+        """Raise RuntimeError where a state is missing; one of another function is logged."""
         kept = self._narrow._executable.states
         if state is None and kept:
             raise ns_error(f"The input feature for {next(iter(kept))} must be an MLState, but it was not specified.")
@@ -111,7 +111,7 @@ class Model:
             log.write("shared_state", path=self._path, function=self._function, made_by=state.made_by)
 
     def _specialise(self, given: dict[str, Any], width: int) -> None:
-        """Takes the time of the first pass of these shapes in this process. Raises RuntimeError if none is allowed."""
+        """Take the time of the first pass of these shapes in this process. Raises RuntimeError if none is allowed."""
         shapes = tuple(sorted((name, array.shape) for name, array in given.items()))
         key = (os.path.realpath(self._path), self._function, shapes)
         if key in _passed:
@@ -140,7 +140,7 @@ class Model:
         return dict(outputs)
 
     def newState(self) -> State:
-        """States of zeros."""
+        """Return states of zeros."""
         from portable_coreml import proxy
 
         if not self._narrow._executable.states:
@@ -148,39 +148,39 @@ class Model:
         return State(proxy.MLStateProxy(self._narrow._executable, self._narrow._model.path), self._function)
 
     def get_compiled_model_path(self) -> str:
-        """Where the bundle lies."""
+        """Return where the bundle lies."""
         return self._path
 
     def get_load_duration_in_nano_seconds(self) -> int:
-        """How long the load took."""
+        """Return how long the load took."""
         return self._load_ns
 
     def get_last_predict_duration_in_nano_seconds(self) -> int | None:
-        """How long the last pass took; None before the first."""
+        """Return how long the last pass took; None before the first."""
         return self._predict_ns
 
     @staticmethod
     def auto_set_specification_version(*arguments: Any) -> bytes:
-        """A specification with the lowest version that it needs, which is its own for an ML Program."""
+        """Return a specification with the lowest version that it needs, which is its own for an ML Program."""
         demand(len(arguments) == 1 and isinstance(arguments[0], bytes), "auto_set_specification_version")
         return bytes(arguments[0])
 
     @staticmethod
     def maximum_supported_specification_version() -> int:
-        """The newest that coremltools 9.0 knows."""
+        """Return the newest that coremltools 9.0 knows."""
         from coremltools import _SPECIFICATION_VERSION_IOS_26
 
         return int(_SPECIFICATION_VERSION_IOS_26)
 
     @staticmethod
     def create_model_asset_from_path(*arguments: Any) -> Any:
-        """An asset of a compiled model."""
+        """Return an asset of a compiled model."""
         demand(len(arguments) == 1 and is_text(*arguments), "create_model_asset_from_path")
         return _asset(Path(arguments[0]))
 
     @staticmethod
     def create_model_asset_from_memory(*arguments: Any) -> Any:
-        """An asset of a specification and its weights."""
+        """Return an asset of a specification and its weights."""
         fits = len(arguments) == 2 and isinstance(arguments[0], bytes) and isinstance(arguments[1], dict)
         demand(fits, "create_model_asset_from_memory")
         from portable_coreml import proxy
@@ -189,13 +189,13 @@ class Model:
 
     @staticmethod
     def get_model_structure(*arguments: Any) -> Any:
-        """The operations of a compiled model, without devices."""
+        """Return the operations of a compiled model, without devices."""
         demand(len(arguments) == 1 and is_text(*arguments), "get_model_structure")
         return plan.load(arguments[0], "ALL").model_structure
 
     @staticmethod
     def get_available_compute_devices() -> list[Any]:
-        """The devices of this Mac."""
+        """Return the devices of this Mac."""
         return plan.devices()
 
     get_all_compute_devices = get_available_compute_devices
@@ -204,7 +204,7 @@ class Model:
 
 
 def _compiled(path: str) -> str:
-    """The bundle of a package; its errors are worded otherwise than those of a load (CoreMLPython.mm, Model::Model)."""
+    """Return the bundle of a package; errors have words of their own (CoreMLPython.mm, Model::Model)."""
     try:
         return bundles.compile_model(path)
     except RuntimeError as error:
@@ -212,7 +212,7 @@ def _compiled(path: str) -> str:
 
 
 def _check_hints(hints: dict[Any, Any]) -> None:
-    """Ends the process where a hint has a value that the native code does not know; raises where it is no text."""
+    """End the process where a hint has a value that the native code does not know; raises where it is no text."""
     for name, allowed in HINTS.items():
         if name not in hints:
             continue
@@ -223,7 +223,7 @@ def _check_hints(hints: dict[Any, Any]) -> None:
 
 
 def _engines(path: str, function: str, asset: ModelAsset | None) -> tuple[Any, Any]:
-    """The portable engine's model for passes of one token and, where MAC_WIDTHS asks, another for wider ones."""
+    """Return the portable engine's model for passes of one token and, where MAC_WIDTHS asks, another for wider ones."""
     from portable_coreml import proxy
 
     inner = None if asset is None else asset.inner
@@ -242,14 +242,14 @@ def _engines(path: str, function: str, asset: ModelAsset | None) -> tuple[Any, A
 
 
 def _of(state: Any, model: Any) -> Any:
-    """The same states for the engine of the other precision."""
+    """Return the same states for the engine of the other precision."""
     made = object.__new__(type(state))
     made.owner, made.path, made.values = model._executable, state.path, state.values
     return made
 
 
 def _round(states: dict[str, Any]) -> None:
-    """States are fp16, whatever computes them."""
+    """Round states to fp16, whatever computed them."""
     import torch
 
     for name, value in states.items():

@@ -53,7 +53,7 @@ class Platform(str):
 
 
 def rename() -> None:
-    """Changes sys.platform, before any module is imported that asks for it."""
+    """Change sys.platform, before any module is imported that asks for it."""
     # Where Python's own settings lie has the platform in its name; the files are Linux's.
     os.environ.setdefault("_PYTHON_SYSCONFIGDATA_NAME", sysconfig._get_sysconfigdata_name())
     sysconfig.get_config_vars()
@@ -61,7 +61,7 @@ def rename() -> None:
 
 
 def change() -> None:
-    """Changes what functions say of the system."""
+    """Change the answers of platform and os."""
     import platform  # which imports much
 
     uname = platform.uname_result("Darwin", "mac.local", RELEASE, KERNEL, "arm64")
@@ -85,7 +85,7 @@ def change() -> None:
 
 
 def _answering(answer: Any, to_linux: Any) -> Callable[..., Any]:
-    """A function that gives packages of Linux another answer than all others."""
+    """Return a function that gives packages of Linux another answer than all others."""
 
     def asked(*arguments: Any, **options: Any) -> Any:
         return to_linux if linux_asks(1) else answer

@@ -1,6 +1,6 @@
 """Who owns the inputs of a pass a second after it, and whether they changed while it ran. MAC_OWNERS=1 looks.
 
-Core ML keeps a pass's inputs for about a second and then lets go of them on a queue of its own
+Core ML keeps a pass's inputs for about a second and then lets go of them on its reset queue
 (MLE5ExecutionStream's resetAfterLingering). CoreMLPythonArray.mm:53-66 holds the numpy array meanwhile. If nobody else
 does, its last reference is dropped by a thread without Python's lock, which corrupts memory (coremltools pull requests
 2827 and 2829). So a program must own its inputs for longer than Core ML does.
@@ -53,7 +53,7 @@ _queue = Queue()
 
 
 def keep(path: str, given: dict[str, Any]) -> None:
-    """Binds the inputs of a pass that has ended, for a second."""
+    """Bind the inputs of a pass that has ended, for a second."""
     if not LOOKS or not given:
         return
     with _queue.changes:
@@ -66,13 +66,13 @@ def keep(path: str, given: dict[str, Any]) -> None:
 
 
 def references(arrays: list[Any]) -> int:
-    """Takes the last array of a list, and counts its references while this function has it."""
+    """Take the last array of a list, and counts its references while this function has it."""
     array = arrays.pop()
     return sys.getrefcount(array)
 
 
 def _reset() -> None:
-    """Releases what has been bound for a second, for ever."""
+    """Release what has been bound for a second, for ever."""
     while True:
         with _queue.changes:
             _queue.changes.wait_for(lambda: bool(_queue.bound))
@@ -90,19 +90,19 @@ def _reset() -> None:
 
 
 def _sum_up() -> None:
-    """Waits until nothing is bound, and logs the sums."""
+    """Wait until nothing is bound, and logs the sums."""
     with _queue.changes:
         _queue.changes.wait_for(lambda: not _queue.bound)
         log.write("owners", passes=_queue.passes, inputs=_queue.inputs, unsafe=_queue.unsafe)
 
 
 def copies(given: dict[str, Any]) -> dict[str, Any]:
-    """The inputs as a pass computes with them: copies, which nobody else can change."""
+    """Return the inputs as a pass computes with them: copies, which nobody else can change."""
     return {name: array.copy() for name, array in given.items()}
 
 
 def compare(path: str, given: dict[str, Any], copied: dict[str, Any]) -> None:
-    """Logs inputs that were overwritten while the pass ran."""
+    """Log inputs that were overwritten while the pass ran."""
     if not LOOKS:
         return
     changed = [name for name, array in given.items() if array.tobytes() != copied[name].tobytes()]

@@ -30,14 +30,14 @@ class NeuralEngineComputeDevice:
 
 
 class Structure:
-    """The operations of a plan. Python's objects refer to them weakly (CoreMLPython.h)."""
+    """The operations of a plan. Python's objects refer to it weakly (CoreMLPython.h)."""
 
 
 class Operation:
     """One operation of a plan's structure.
 
     Attributes:
-        key: by which the portable engine knows it.
+        key: the portable engine's name of it: function and output.
     """
 
     def __init__(self, structure: Structure, key: tuple[str, str]) -> None:
@@ -58,7 +58,7 @@ class ComputePlan:
             self.model_structure = _as_core_ml(inner.model_structure, self._structure, opsets)
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Devices of an operation of the default function; None of others, and once the plan it is from has ended."""
+        """Return the devices of an operation; None outside the default function, and after its plan has ended."""
         from coremltools.models.compute_plan import MLComputePlanDeviceUsage
 
         usage = self._ask("get_compute_device_usage_for_mlprogram_operation", operation)
@@ -68,11 +68,11 @@ class ComputePlan:
         return MLComputePlanDeviceUsage(_device(usage.preferred_compute_device), supported)
 
     def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
-        """The share of an operation in the work; None where there is none."""
+        """Return the share of an operation in the work; None where the plan names no share."""
         return self._ask("get_estimated_cost_for_mlprogram_operation", operation)
 
     def get_compute_device_usage_for_neuralnetwork_layer(self, layer: Any) -> None:
-        """None: no program has layers."""
+        """Return None: no program has layers."""
 
     def _ask(self, name: str, operation: Any) -> Any:
         proxy = operation.__proxy__
@@ -84,7 +84,7 @@ class ComputePlan:
 
 
 def _device(device: Any) -> Any:
-    """A device of coremltools around a class of this module, which coremltools checks."""
+    """Return a device of coremltools around a class of this module, which coremltools checks."""
     return type(device)(PROXIES[type(device).__name__]())
 
 
@@ -96,14 +96,14 @@ PROXIES: dict[str, type] = {
 
 
 def devices() -> list[Any]:
-    """The devices of this Mac."""
+    """Return the devices of this Mac."""
     from coremltools.models import compute_device
 
     return [getattr(compute_device, name)(proxy()) for name, proxy in PROXIES.items()]
 
 
 def _as_core_ml(structure: Any, owner: Structure, opsets: dict[str, str]) -> Any:
-    """A structure with names of operations as Core ML writes them, and its functions in no order of the program's."""
+    """Return a structure whose operations have Core ML's names, and whose functions are in another order."""
     functions = {
         name: replace(function, block=_block(function.block, owner, OPSETS.get(opsets[name], "ios15")))
         for name, function in structure.program.functions.items()
@@ -127,7 +127,7 @@ def _operation(operation: Any, owner: Structure, opset: str) -> Any:
 
 
 def load(*arguments: Any) -> Any:
-    """get_compute_plan: of a compiled model; anything else is an exception of Objective-C."""
+    """Load a compute plan, as get_compute_plan; something that is not compiled ends the process."""
     demand(len(arguments) == 2 and all(isinstance(argument, str) for argument in arguments), "get_compute_plan")
     path, units = arguments
     if units not in UNITS:

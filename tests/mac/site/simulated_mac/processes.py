@@ -23,7 +23,7 @@ _open = open  # before /proc is hidden
 
 
 def watch() -> None:
-    """Begins to look at each program and each fork."""
+    """Begin to look at each program and each fork."""
     sys.addaudithook(_audit)
     real = subprocess.Popen.__init__
 
@@ -34,7 +34,7 @@ def watch() -> None:
 
 
 def _simulated(args: Any) -> Any:
-    """The arguments of a program of macOS that is named by its absolute path, with the simulated one in its place."""
+    """Return a command in which the simulated program replaces one of macOS that is named by its absolute path."""
     if isinstance(args, list | tuple) and args and str(args[0]).startswith(SYSTEM):
         own = BIN / Path(args[0]).name
         if own.is_file():

@@ -17,12 +17,12 @@ class State:
         self.inner, self.made_by = inner, made_by
 
     def read_state(self, *arguments: Any) -> Any:
-        """A copy of a state, as float32 (CoreMLPythonUtils.mm:449-453)."""
+        """Return a copy of a state, as float32 (CoreMLPythonUtils.mm:449-453)."""
         demand(len(arguments) == 1 and is_text(*arguments), "read_state")
         return returned(self._known(arguments[0]).numpy().astype(np.float16))
 
     def write_state(self, *arguments: Any) -> None:
-        """Replaces a state. An array of float16 is refused: only predict's inputs are converted (model.py:1064)."""
+        """Replace a state. An array of float16 is refused: only predict's inputs are converted (model.py:1064)."""
         demand(len(arguments) == 2 and is_text(arguments[0]), "write_state")
         name, value = arguments[0], convert(arguments[1])
         if not isinstance(value, np.ndarray):

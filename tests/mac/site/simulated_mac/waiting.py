@@ -24,7 +24,7 @@ class _Time(ctypes.Structure):
 
 
 def hold(seconds: float) -> None:
-    """Waits in one call of C. A signal with a handler of Python's waits for the end; one with none ends the process.
+    """Wait in one call of C. A signal with a handler of Python's waits for the end; one with none ends the process.
 
     pthread_cond_timedwait goes on after a handler of C has returned, unlike sleep (POSIX).
     """
@@ -38,7 +38,7 @@ def hold(seconds: float) -> None:
 
 
 def take(what: str, path: str, *details: str) -> float:
-    """Takes the time of something, unless the system's cache has it.
+    """Take the time of something, unless the system's cache has it.
 
     Args:
         what: "load", "first_pass", "plan" or "compile".
@@ -61,7 +61,7 @@ def take(what: str, path: str, *details: str) -> float:
 
 
 def _kept(what: str, path: str, details: Sequence[str]) -> Path | None:
-    """The file that says that the system's cache has something; None where nothing is kept."""
+    """Return the file that says that the system's cache has something; None where nothing is kept."""
     folder = os.environ.get("MAC_CACHE")
     keeps = ("load", "first_pass") if os.environ.get("MAC_CACHE_KEEPS") == "all" else ("load",)
     if not folder or what not in keeps:
