@@ -1,6 +1,6 @@
 """Are greedy tokens the same whatever drafts, and the same as transformers'?
 
-    python benchmarks/exactness.py build/demo [--precision fp16 --guard-margin 0.25] [--record OUT.jsonl]
+    python benchmarks/exactness.py build/demo [--apart --guard-margin 0.06] [--record OUT.jsonl]
 
 Prompts are those of the benchmark's tasks, each in four lengths: its last 50 tokens, as it is, and behind enough of
 the other prompts to make 400 and 800. For each, plain decoding of one token a pass says what is right; then every
@@ -10,7 +10,9 @@ under its LM head: often wrong, not always.
 
 Where tokens differ, the first such place is named with the margin between the two best logits that plain decoding had
 there. In fp32 rows of wide and single passes differ in the last of 24 bits, in fp16 in the last of 11, so there a near
-tie may fall the other way; "rows" says how far apart they are. The exit code is 1 if, in fp32, any token differs.
+tie may fall the other way; "rows" says how far apart they are. The portable engine rounds all widths alike in fp16;
+--apart has it compute single tokens with fp16 rounding and wide passes in fp32, as Core ML may round each width in a
+way of its own. The exit code is 1 if, in fp32, any token differs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.load import load_tokenizer
 
+ROOT = Path(__file__).parent.parent
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 LENGTHS = (50, None, 400, 800)  # tokens; None: the prompt as it is
 DRAFTERS = tuple(name for name in decode.DRAFTERS if name != "none")
@@ -104,12 +108,15 @@ def manifest(build: Path) -> dict[str, Any]:
     return content
 
 
-def load(build: Path, precision: str) -> tuple[Engine, Engine]:
-    """The model, and as its draft model its first part of layers under the same head."""
+def load(build: Path, precision: str, apart: bool) -> tuple[Engine, Engine]:
+    """Load the model, and as its draft model its first part of layers under the same head."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from apart import installed
+
     content = manifest(build)
     heads = [part for part in content["parts"] if part["kind"] == "head"]
     first = next(part for part in content["parts"] if part["kind"] == "layers")
-    with quiet_coremltools(), machine.load_programs_as(precision):
+    with quiet_coremltools(), machine.load_programs_as(precision), installed() if apart else nullcontext():
         return Engine(content, build), Engine({**content, "parts": [first, *heads]}, build)
 
 
@@ -129,22 +136,28 @@ def hold(session: Session, prompt: Sequence[int]) -> None:
 
 
 def compare(
-    session: Session, draft: Session, cases: Sequence[Case], names: Sequence[str], margin: float
+    session: Session,
+    draft: Session,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    policies: Sequence[str],
+    margins: Sequence[float],
 ) -> Iterator[Score]:
-    """The score of every drafter under every policy. Both are kept from case to case, as in a server."""
+    """Yield the score of every drafter under every policy. Both are kept from case to case, as in a server."""
     costs = measure_widths(session.engine)
     ways = {
-        (name, policy): (
+        (name, policy, margin): (
             create_drafter(name, draft_session=draft),
             create_policy(policy, session.widths, costs=costs),
-            Score(f"{name}, {policy}"),
+            Score(f"{name}, {policy}, guard {margin:g}"),
         )
         for name in names
-        for policy in POLICIES
+        for policy in policies
+        for margin in margins
     }
     for index, case in enumerate(cases):
         hold(session, case.prompt)
-        for drafter, policy, score in ways.values():
+        for (_, _, margin), (drafter, policy, score) in ways.items():
             result = run(
                 session,
                 case.prompt,
@@ -227,12 +240,14 @@ def fed(engine: Engine, tokens: Sequence[int], width: int) -> Any:
 
 def table(scores: Sequence[Score]) -> str:
     """The scores as a Markdown table, and under it every difference."""
-    lines = ["decoding | prompts equal | tokens per pass | accepted | run again", "--- | --- | --- | --- | ---"]
+    columns = ("decoding", "prompts equal", "tokens per pass", "accepted", "run again", "of the tokens")
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
     for s in scores:
         speed = f"{(s.tokens - s.cases) / s.passes:.2f}" if s.passes else ""
         share = f"{100 * s.accepted / s.drafted:.0f} %" if s.drafted else ""
         equal = f"{s.cases - len(s.differences)} of {s.cases}"
-        lines.append(f"{s.name} | {equal} | {speed} | {share} | {s.verified_again or ''}")
+        again = f"{s.verified_again} | {s.verified_again / s.tokens:.1%}" if s.verified_again else " | "
+        lines.append(f"{s.name} | {equal} | {speed} | {share} | {again}")
     text = "\n".join(f"| {line} |" for line in lines)
     for s in scores:
         for d in s.differences:
@@ -249,7 +264,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=60, help="most prompts")
     parser.add_argument("--new-tokens", type=int, default=200, help="tokens after each prompt")
     parser.add_argument("--precision", choices=("fp32", "fp16"), default="fp32", help="the portable engine's")
-    parser.add_argument("--guard-margin", type=float, default=0.0, help="re-verify rows whose top-2 margin is less")
+    parser.add_argument("--apart", action="store_true", help="widths round apart")
+    parser.add_argument("--policies", nargs="*", choices=POLICIES, default=tuple(POLICIES))
+    parser.add_argument("--no-witness", action="store_true", help="leave transformers out")
+    parser.add_argument(
+        "--guard-margin", type=float, nargs="*", default=[0.0], help="re-verify rows whose top-2 margin is less"
+    )
     parser.add_argument("--drafters", nargs="*", choices=DRAFTERS, default=DRAFTERS)
     parser.add_argument("--record", type=Path, help="write prompts and tokens here, for benchmarks/drafters.py")
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -259,7 +279,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Decodes, compares, prints."""
     args = parse(arguments)
-    engine, draft = load(args.build, args.precision)
+    precision = "fp16" if args.apart else args.precision
+    engine, draft = load(args.build, precision, args.apart)
     measure_widths(engine)
     session = Session(engine)
     wanted = prompts(args.build, args.tasks, args.prompts, engine.slots - args.new_tokens)
@@ -267,22 +288,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.record:
         rows = [{"task": c.task, "prompt_tokens": [*c.prompt], "output_tokens": [*c.tokens]} for c in cases]
         args.record.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    reference = Score("transformers, fp32")
-    greedy = witness(args.build)
-    for index, case in enumerate(cases):
-        reference.add(index, case, greedy(case.prompt, len(case.tokens)))
-    scores = [reference, *compare(session, Session(draft), cases, args.drafters, args.guard_margin)]
+    scores = [] if args.no_witness else [Score("transformers, fp32")]
+    for reference in scores:
+        greedy = witness(args.build)
+        for index, case in enumerate(cases):
+            reference.add(index, case, greedy(case.prompt, len(case.tokens)))
+    scores += compare(session, Session(draft), cases, args.drafters, args.policies, args.guard_margin)
     rows_apart = row_differences(engine, [t for case in cases for t in (*case.prompt, *case.tokens)][:ROWS])
     print(f"{len(cases)} prompts of {min(len(c.prompt) for c in cases)} to {max(len(c.prompt) for c in cases)} tokens,")
-    print(
-        f"{args.new_tokens} new tokens each, {args.precision}, guard margin {args.guard_margin:g}; rows: {rows_apart}"
-    )
+    print(f"{args.new_tokens} new tokens each, {precision}{', widths apart' if args.apart else ''}; rows: {rows_apart}")
     print(table(scores))
     if args.json:
-        report = {"precision": args.precision, "guard_margin": args.guard_margin, "rows": rows_apart}
+        report = {"precision": precision, "apart": args.apart, "rows": rows_apart}
         report["scores"] = [asdict(score) for score in scores]
         args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return int(args.precision == "fp32" and any(score.differences for score in scores))
+    return int(precision == "fp32" and any(score.differences for score in scores))
 
 
 if __name__ == "__main__":

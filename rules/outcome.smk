@@ -33,6 +33,7 @@ rule manifest:
     input:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
+        stack=ancient("build/{model}/parity/stack.json"),
         beside=ancient(CHECKPOINT),
         packages=ancient(PARTS(PACKAGE)),
         bundles=ancient(PARTS(BUNDLE)),

@@ -1,7 +1,7 @@
-"""An engine whose widths round apart, as those of a device do: passes of one token with fp16's rounding, wider in fp32.
+"""An engine whose widths round apart, as the widths of a device may: one token with fp16's rounding, more in fp32.
 
-It is what an engine comes to that is right and rounds in one way more for one width than for the others. The gates take
-it for Core ML, which has no fp32 and is held to the limits of fp16.
+The engine is right, and rounds in one width only. The gates take the engine for Core ML, which has no fp32 and is held
+to the limits of fp16.
 """
 
 from __future__ import annotations

@@ -69,21 +69,34 @@ class Client:
         Raises:
             ShardmillError: the server refuses or is gone.
         """
-        body = {
+        body = self._body(prompt, new_tokens, drafter)
+        before, start = self._joules and self._joules(), time.perf_counter()
+        content = self._post("/v1/completions", body)
+        seconds, after = time.perf_counter() - start, self._joules and self._joules()
+        return answer(content, seconds, None if before is None or after is None else after - before)
+
+    def margin(self, prompt: tuple[int, ...], at: int) -> float | None:
+        """Return how close the two best logits are at a token of the answer to `prompt` at T = 1, counted from 0.
+
+        None where the server tells them apart by no text.
+        """
+        body = self._body(prompt, at + 1, "none") | {"logprobs": 2}
+        (choice,) = self._post("/v1/completions", body)["choices"]
+        best = sorted(choice["logprobs"]["top_logprobs"][at].values())[-2:]
+        return best[1] - best[0] if len(best) > 1 else None
+
+    def forget(self, prompt: tuple[int, ...]) -> None:
+        """Makes the server drop everything that `prompt` could reuse."""
+        self.ask((1,) if prompt[0] == 0 else (0,), 1, "none")
+
+    def _body(self, prompt: tuple[int, ...], new_tokens: int, drafter: str) -> dict[str, Any]:
+        return {
             "model": self._model,
             "prompt": list(prompt),
             "max_tokens": new_tokens,
             "temperature": 0,
             "shardmill": {"drafter": drafter, "private": True, "figures": True},
         }
-        before, start = self._joules and self._joules(), time.perf_counter()
-        content = self._post("/v1/completions", body)
-        seconds, after = time.perf_counter() - start, self._joules and self._joules()
-        return answer(content, seconds, None if before is None or after is None else after - before)
-
-    def forget(self, prompt: tuple[int, ...]) -> None:
-        """Makes the server drop everything that `prompt` could reuse."""
-        self.ask((1,) if prompt[0] == 0 else (0,), 1, "none")
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:

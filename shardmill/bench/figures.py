@@ -29,6 +29,7 @@ class Pair:
     drafter: str
     plain: Answer
     drafted: Answer
+    margin: float | None = None  # between the two best logits of the first token that differs; None if none does
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def row(pairs: Sequence[Pair], replays: Sequence[Replay]) -> Json:
         "exact": sum(pair.plain.tokens == pair.drafted.tokens for pair in pairs) / len(pairs),
         "differs": differences(pairs),
         "verified_again": sum(answer.verified_again for answer in drafted),
+        "verified_again_share": sum(a.verified_again for a in drafted) / max(1, sum(a.decoded for a in drafted)),
         "mj_per_token": millijoules(drafted),
         "plain_mj_per_token": millijoules([pair.plain for pair in pairs]),
         "live": acceptance(drafted),
@@ -69,13 +71,16 @@ def row(pairs: Sequence[Pair], replays: Sequence[Replay]) -> Json:
 
 
 def differences(pairs: Sequence[Pair]) -> list[Json]:
-    """The prompts whose drafted answer differs from the one at T = 1, and the first token that does."""
+    """Return the prompts whose drafted answer differs from the one at T = 1, and the first token that does.
+
+    With the token goes how close the two best logits were there at T = 1, None where it is not known.
+    """
     found = {
-        (pair.prompt.name, agreement(pair.drafted.tokens, pair.plain.tokens))
+        (pair.prompt.name, agreement(pair.drafted.tokens, pair.plain.tokens)): pair.margin
         for pair in pairs
         if pair.plain.tokens != pair.drafted.tokens
     }
-    return [{"prompt": name, "token": token} for name, token in sorted(found)]
+    return [{"prompt": name, "token": token, "margin": found[name, token]} for name, token in sorted(found)]
 
 
 def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from shardmill.bench import prompts as asking
-from shardmill.bench.client import Client, connected
+from shardmill.bench.client import Answer, Client, connected
 from shardmill.bench.conditions import Say, conditions
 from shardmill.bench.energy import Meter, meter
 from shardmill.bench.figures import Json, Pair, Prefill, pass_seconds, row
@@ -24,6 +24,7 @@ from shardmill.bench.server import command, running
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
 from shardmill.decode.drafters import DRAFT_MODEL
+from shardmill.decode.verify import agreement
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest, verify_width
 
@@ -42,7 +43,12 @@ class Questions:
 
 
 def benchmark(
-    build: Path, settings: Benchmark, draft: Path | None = None, precision: str = "fp32", say: Say = log.info
+    build: Path,
+    settings: Benchmark,
+    draft: Path | None = None,
+    precision: str = "fp32",
+    say: Say = log.info,
+    guard_margin: float | None = None,
 ) -> Json:
     """speed.json's content.
 
@@ -50,6 +56,7 @@ def benchmark(
         draft: the build of a draft model, to measure that too.
         precision: the portable engine's; Core ML has no choice.
         say: takes lines that tell how far it is.
+        guard_margin: see `Settings.guard_margin`.
 
     Raises:
         ShardmillError: a text or a server that is not there.
@@ -57,7 +64,7 @@ def benchmark(
     manifest = read_manifest(build)
     asked = questions(build, manifest, settings)
     with (
-        running(command(build, draft, precision)) as server,
+        running(command(build, draft, precision, guard_margin)) as server,
         meter() as energy,
         connected(server, energy.joules) as client,
     ):
@@ -124,8 +131,16 @@ def take(
             for drafter in drafters:
                 plain = client.ask(prompt.tokens, settings.new_tokens, "none")
                 drafted = client.ask(prompt.tokens, settings.new_tokens, drafter)
-                pairs.append(Pair(prompt, drafter, plain, drafted))
+                pairs.append(Pair(prompt, drafter, plain, drafted, _margin(client, prompt, plain, drafted)))
     return pairs, prefills
+
+
+def _margin(client: Client, prompt: Prompt, plain: Answer, drafted: Answer) -> float | None:
+    """Return how close the two best logits were at the first token that drafting changed, None if it changed none."""
+    same = agreement(drafted.tokens, plain.tokens)
+    if plain.tokens == drafted.tokens or same == len(plain.tokens):
+        return None
+    return client.margin(prompt.tokens, same)
 
 
 def summary(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.build import Build, located_build
-from shardmill.commands.drafting import Precision, check_draft_build
+from shardmill.commands.drafting import GuardMargin, Precision, check_draft_build
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def bench(
     task_prompts: Annotated[
         str | None, typer.Option(help="Folder of the tasks' prompts; default: resources/tasks.")
     ] = None,
+    guard_margin: GuardMargin = None,
     precision: Precision = "fp32",
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: benchmark/speed.json in the build folder.")
@@ -72,7 +73,7 @@ def bench(
     else:
         if draft is not None:
             check_draft_build(draft, manifest)
-        measured = benchmark(build, settings, draft, precision, say=say)
+        measured = benchmark(build, settings, draft, precision, say=say, guard_margin=guard_margin)
     file = output or build / "benchmark/speed.json"
     write_json(file, measured)
     give_back(file)
@@ -143,7 +144,7 @@ def table(name: str, rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False)
-    for column in (name, "drafter", "ms/token", "speed-up", "of pairs", "tok/pass", "accepted", "same"):
+    for column in (name, "drafter", "ms/token", "speed-up", "of pairs", "tok/pass", "accepted", "again", "same"):
         made.add_column(column, justify="left" if column in (name, "drafter") else "right", no_wrap=True)
     for row in rows:
         low, high = row["speedup_range"]
@@ -151,6 +152,7 @@ def table(name: str, rows: list[dict[str, Any]]) -> Table:
         live = row["live"]
         rate = "-" if live["rate"] is None else f"{live['rate']:.0%}"
         group = str(row.get("prompt_tokens", row.get("task")))
-        rest = [f"{low:.2f} to {high:.2f}", f"{live['tokens_per_pass']:.2f}", rate, f"{row['exact']:.0%}"]
+        again = f"{row['verified_again_share']:.1%}"
+        rest = [f"{low:.2f} to {high:.2f}", f"{live['tokens_per_pass']:.2f}", rate, again, f"{row['exact']:.0%}"]
         made.add_row(group, row["drafter"], *figures, *rest)
     return made

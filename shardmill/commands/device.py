@@ -43,7 +43,8 @@ def kit(
     names = ", ".join(variant["name"] for variant in content["variants"])
     typer.echo(
         one_line(f"{output}: {names}")
-        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac, with Python 3.10 to 3.13: unzip {output.name} && {STEPS}"
+        + f"; {output.stat().st_size / 1e6:.1f} MB. On the Mac, with Python 3.10 to 3.13: unzip {output.name}"
+        + f" && {STEPS}"
     )
 
 

@@ -1,13 +1,12 @@
-"""How far rounding moves what transformers computes: the scale of what two widths of a pass may differ by.
+"""How far rounding moves transformers' result, and so how far apart two widths of a pass may be.
 
-Two widths compute the same numbers and round them otherwise. How much of that is seen at the end depends on the model:
-on its depth, on what its layers do to an error, and on how much of a sum cancels. So transformers' own model is run
-once more with noise of the size of a rounding on whatever goes into and comes out of each of its modules. How far its
-result moves is a property of the model and of the text. It is the same on every processor, and a program that is wrong
-can't change it.
+Two widths compute the same numbers and round them otherwise. How much is left at the end depends on the model: on its
+depth, on what its layers do to an error, and on how much of a sum cancels. So transformers runs its model once more,
+with noise of the size of a rounding on all inputs and outputs of its modules. How far the result moves is a property of
+the model and of the text. It is the same on every processor, and a wrong program can't change it.
 
-In fp32 sums are rounded too, after each addition in the worst order, and the errors of n roundings add up to that of
-the square root of n. An engine that computes in fp16 is taken to add in a wider format.
+In fp32, sums are rounded too: in the worst order after each addition. The error of n roundings grows as the square root
+of n. An engine that computes in fp16 is assumed to add in a wider format.
 """
 
 from __future__ import annotations
@@ -29,22 +28,20 @@ UNITS = {FP32: 2.0**-24, FP16: 2.0**-11}  # the largest relative error of one ro
 # The noise that is put in. For fp32 it is much more than the rounding of transformers itself, and so little that it
 # turns no choice of experts; how far a result moves grows with it in proportion.
 NOISE = {FP32: 2.0**-17, FP16: 2.0**-11}
-# An engine that rounds as often as the probe, in two ways, moves by 1.5 times as much. Programs have more operations
-# than transformers has modules, and how a device adds is not known.
+# An engine that is right, and rounds the results of all operations in one width only, is two thirds of the probe's
+# move away from the other widths; one that rounds in two ways, once the move. How a device adds is not known.
 TIMES = 8.0
 RIVALS = 5  # logits of a row whose distances from the best one tell how far rounding moves a distance
-DEVIATIONS = (
-    6.0  # of such a distance: two widths that both round are 1.5 times as far apart, and four of these are rare
-)
+DEVIATIONS = 6.0  # of such a distance: if two widths both round, they are 1.5 times as far apart; four times is rare
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A result of transformers', rows [n, channels], and what becomes of it with noise."""
+    """A result of transformers, rows [n, channels], without and with noise."""
 
     exact: Tensor
     found: Tensor
-    precision: str  # the noise is that of its roundings
+    precision: str  # whose roundings are as large as the noise
     longest: int  # products in the longest sum of a matrix product
 
     @property

@@ -71,6 +71,13 @@ def describe(row: Mapping[str, Any]) -> str:
     return f"{row['name']} is {_told(row['value'], row['threshold'])}, must be {row['threshold']}{detail}{why}"
 
 
+def nearness(row: Mapping[str, Any]) -> float:
+    """Return a number that grows as a row's value nears and passes its own limit."""
+    sign, limit = row["threshold"].split()
+    value: float = row["value"]
+    return -value if sign == ">=" else value / float(limit) if float(limit) > 0 else value
+
+
 def _told(value: float, threshold: str) -> str:
     """A number in as many digits as put it on its side of the limit: 1.0101 where 1.01 is allowed."""
     limit = float(threshold.split()[-1])

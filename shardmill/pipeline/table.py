@@ -35,7 +35,7 @@ from shardmill.pipeline.steps import compile as compiling
 
 PACKAGE, BUNDLE, TABLE = "packages/{part}.mlpackage", "compiled/{part}.mlmodelc", "embedding.safetensors"
 RECORD, PLAN, PART, STATES = "source.receipt.json", "plan.json", "parts/{part}.json", "reference.safetensors"
-RECIPE, MODEL, SPEED = "precision.json", "model.json", "benchmark/speed.json"
+RECIPE, STACK, MODEL, SPEED = "precision.json", "parity/stack.json", "model.json", "benchmark/speed.json"
 CODES, ORIGINAL = "codes/{part}.safetensors", "measured/original.safetensors"
 
 STEPS: dict[str, Step] = {  # each after those that it reads from
@@ -217,7 +217,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     ),
     "parity_stack": Step(
         parity_stack.task,
-        makes={"verdict": "parity/stack.json"},
+        makes={"verdict": STACK},
         reads={"summary": PLAN, "parts": (PART, "parts/embedding.json"), "record": RECORD},
         takes={
             "recipe": RECIPE,
@@ -235,7 +235,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "manifest": Step(
         manifest.task,
         makes={"manifest": MODEL},
-        reads={"summary": PLAN, "record": RECORD},
+        reads={"summary": PLAN, "record": RECORD, "stack": STACK},
         takes={"packages": PACKAGE, "bundles": BUNDLE, "table": TABLE},
         params={
             "form": lambda config: config.convert.embedding,

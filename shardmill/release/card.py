@@ -13,7 +13,7 @@ from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
-from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.gates.measurement import nearness
 from shardmill.pipeline.added import CARD_RECORD, added
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import PARITY_TEXT, verdicts
@@ -110,9 +110,7 @@ def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     worst: dict[str, dict[str, Any]] = {}
     for verdict in found:
         for row in verdict["gate"]:
-            threshold = THRESHOLDS.get(row["name"])
-            sign = -1 if threshold is not None and threshold.at_least else 1
-            if row["name"] not in worst or sign * row["value"] > sign * worst[row["name"]]["value"]:
+            if row["name"] not in worst or nearness(row) > nearness(worst[row["name"]]):
                 evidence = verdict.get("evidence", "measured")
                 worst[row["name"]] = {**row, "gate": verdict["part"], "evidence": evidence}
     yield from (worst[name] for name in sorted(worst))

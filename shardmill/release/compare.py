@@ -176,11 +176,16 @@ def _verdicts(side: Side) -> Values:
     found: dict[str, Any] = {}
     for name, _ in verdicts(steps_of(side.statement)):
         try:
-            rows = [(row["name"], row["threshold"], row["value"]) for row in read_json(side.build / name)["gate"]]
+            rows = [(row["name"], _limit(row), row["value"]) for row in read_json(side.build / name)["gate"]]
         except (LookupError, TypeError) as error:
             raise ShardmillError(f"{side.build / name}: is no verdict of a gate; build again") from error
         found |= {f"{name.removesuffix('.json')}.{row} (must be {limit})": value for row, limit, value in rows}
     return found
+
+
+def _limit(row: Mapping[str, Any]) -> str:
+    """Return a limit in words; one that follows from the model may be another number in the other build."""
+    return "<= the model's own limit" if "limit_why" in row else str(row["threshold"])
 
 
 def _figures(side: Side) -> Values:

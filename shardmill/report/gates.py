@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from shardmill.gates.measurement import nearness
 from shardmill.gates.thresholds import CALIBRATED, COST, MIXTURE, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS
 from shardmill.report.read import Build, Json
 
@@ -22,11 +23,12 @@ class Number:
     question: str
     meaning: str
     evidence: str  # "measured" or "predicted"
+    why: str = ""  # what the threshold follows from, where it is this model's own
 
     @property
     def badness(self) -> float:
-        """Grows as the value nears and passes its threshold."""
-        return -self.value if self.threshold.startswith(">=") else self.value
+        """Grows as the value nears and passes its threshold, of which parts may have different ones."""
+        return nearness({"value": self.value, "threshold": self.threshold})
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def _numbers_of(file: Json) -> Iterator[Number]:
     """The numbers of one gate file; parity has no evidence field, since it is always measured."""
     for row in file["gate"]:
         fields = {key: row[key] for key in ("name", "value", "threshold", "passed", "detail", "question", "meaning")}
-        yield Number(part=file["part"], evidence=file.get("evidence", "measured"), **fields)
+        evidence, why = file.get("evidence", "measured"), row.get("limit_why", "")
+        yield Number(part=file["part"], evidence=evidence, why=why, **fields)
 
 
 def questions(build: Build) -> tuple[Question, ...]:
@@ -176,14 +179,15 @@ def question(key: str, found: Sequence[Number], build: Build) -> Question:
 def measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> Measure:
     """One measure's worst number, or the reason why there is none."""
     same = [n for n in found if n.name == name]
+    worst = max(same, key=lambda n: n.badness, default=None)
     known = THRESHOLDS.get(name)
     sign = ">=" if known and known.at_least else "<="
     return Measure(
         name=name,
         meaning=same[0].meaning if same else known.meaning if known else "",
-        why=known.why if known else "",
-        threshold=same[0].threshold if same else f"{sign} {known.limit:g}" if known else "",
-        worst=max(same, key=lambda n: n.badness, default=None),
+        why=worst.why if worst and worst.why else known.why if known else "",
+        threshold=worst.threshold if worst else f"{sign} {known.limit:g}" if known else "",
+        worst=worst,
         count=len(same),
         alike=len({n.value for n in same}) == 1,
         refused=any(name in refusals(file) for file in files),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,7 +22,7 @@ from shardmill.report.points import judged, points
 from shardmill.report.provenance import origin
 from shardmill.report.read import Build, Json, Piece
 from shardmill.report.residency import STATUS, placement
-from shardmill.report.speed import groups, measured, noisy
+from shardmill.report.speed import close_calls, groups, measured, noisy
 from shardmill.report.stages import STATES, steps
 from shardmill.report.verdict import verdict
 
@@ -86,6 +87,7 @@ def context(build: Build) -> dict[str, Any]:
         "stale": build.stale,
         "statuses": STATUS,
         "speed": build.speed,
+        "close_calls": partial(close_calls, margin=build.turned),
         "origin": origin(build),
         "encodes": build.encodes,
         "search": build.search,

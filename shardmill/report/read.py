@@ -52,6 +52,11 @@ class Build:
         return bool(self.plan["kind"] == "encoder")
 
     @property
+    def turned(self) -> float:
+        """How close two logits are that another width of a pass may turn, on the engine that the benchmark ran on."""
+        return float(self.model.get("margin", 0.0)) if self.speed["engine"]["name"] == "coreml" else 0.0
+
+    @property
     def residency(self) -> tuple[Json, ...]:
         """What the residency gate said, part by part."""
         return self.verdicts.get("residency", ())

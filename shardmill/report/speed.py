@@ -58,6 +58,16 @@ def impossible(row: Json) -> bool:
     return bool(row["drafter"] == CONTROL and row["speedup"] * TOLERANCE < 1)
 
 
+def close_calls(row: Json, margin: float) -> bool:
+    """Return whether all that drafting changed are close calls: another width of a pass may turn them.
+
+    Args:
+        row: of the sweep or the tasks.
+        margin: how close two logits are that it may turn; 0 on an engine that rounds all widths alike.
+    """
+    return all(0 <= float(d.get("margin") or 0.0) < margin for d in row["differs"])
+
+
 def measured(speed: Json) -> Iterator[Json]:
     """All rows."""
     yield from speed["sweep"]

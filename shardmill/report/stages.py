@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardmill.report.read import Build, Json
-from shardmill.report.speed import described, groups, measured
+from shardmill.report.speed import close_calls, described, groups, measured
 from shardmill.report.wording import plural
 
 RECEIPT = ".receipt.json"
@@ -17,6 +17,7 @@ STATES = {
     "not_run": "not run",
     "predicted": "predicted",
     "unverified": "unverified",
+    "close": "close call",
     "measured": "measured",
     "passed": "passed",
     "made": "made",
@@ -104,7 +105,7 @@ def benchmark(build: Build) -> Step:
         return Step("benchmark", plural(len(rows), "bucket"), tuple((str(r["bucket"]), "measured") for r in rows))
     found: dict[str, str] = {}
     for row in measured(build.speed):
-        state = "measured" if row["exact"] == 1 else "failed"
+        state = "measured" if row["exact"] == 1 or close_calls(row, build.turned) else "failed"
         found[described(row)] = "failed" if "failed" in (state, found.get(described(row))) else "measured"
     lengths, tasks = len(groups(build.speed["sweep"])), len(groups(build.speed["tasks"]))
     amount = f"{plural(lengths, 'length')}, {plural(tasks, 'task')}"

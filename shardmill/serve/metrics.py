@@ -31,6 +31,12 @@ class Metrics:
         self.accepted = Counter(
             "shardmill_accepted_tokens", "Drafted tokens accepted.", ("drafter",), registry=registry
         )
+        self.verified_again = Counter(
+            "shardmill_tokens_verified_again",
+            "Tokens whose two best logits were so close in a wide pass that they were run again alone.",
+            ("drafter",),
+            registry=registry,
+        )
         self.acceptance = Histogram(
             "shardmill_acceptance_rate", "Share of a request's drafted tokens that were accepted.",
             ("drafter",), buckets=SHARES, registry=registry,
@@ -54,6 +60,7 @@ class Metrics:
         self.passes.labels(drafter).inc(result.passes)
         self.drafted.labels(drafter).inc(sum(result.drafted))
         self.accepted.labels(drafter).inc(sum(result.accepted))
+        self.verified_again.labels(drafter).inc(result.verified_again)
         if sum(result.drafted):
             self.acceptance.labels(drafter).observe(sum(result.accepted) / sum(result.drafted))
         if result.passes:

@@ -57,6 +57,20 @@ def test_energy_is_that_of_the_request() -> None:
     assert got.joules == 2.5
 
 
+def test_how_close_a_token_was_is_asked_of_plain_decoding() -> None:
+    seen = list[Any]()
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        seen.append(json.loads(request.content))
+        return httpx2.Response(200, json={"choices": [{"logprobs": {"top_logprobs": tops}}]})
+
+    tops: list[dict[str, float]] = [{"a": -0.1, "b": -3.0}, {"b": -0.75, "a": -0.5, "c": -4.0}]
+    assert client(handle).margin((1, 2), 1) == 0.25
+    assert (seen[0]["logprobs"], seen[0]["max_tokens"], seen[0]["shardmill"]["drafter"]) == (2, 2, "none")
+    tops[1] = {"b": -0.75}  # two tokens of the same text
+    assert client(handle).margin((1, 2), 1) is None
+
+
 def test_what_the_server_says_is_passed_on() -> None:
     refusal = httpx2.Response(400, json={"error": {"message": "no drafter is called x"}})
     with pytest.raises(ShardmillError, match="^the server refused a request: no drafter is called x$"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardmill.bench import figures
@@ -37,11 +39,18 @@ def test_one_wrong_token_is_not_called_exact() -> None:
     wrong = {"tokens": (1, 2, 9, 4, 5)}
     row = figures.row([pair(), pair(prompt=other, **wrong), pair(prompt=other, **wrong)], [])
     assert row["exact"] == pytest.approx(1 / 3)
-    assert row["differs"] == [{"prompt": "2.txt", "token": 2}]
+    assert row["differs"] == [{"prompt": "2.txt", "token": 2, "margin": None}]
+
+
+def test_how_close_the_first_wrong_token_was_goes_with_it() -> None:
+    wrong = replace(pair(tokens=(1, 2, 9, 4, 5)), margin=0.25)
+    assert figures.row([wrong], [])["differs"] == [{"prompt": "1.txt", "token": 2, "margin": 0.25}]
 
 
 def test_rows_that_the_guard_ran_again_are_summed() -> None:
-    assert figures.row([pair(verified_again=2), pair(), pair(verified_again=1)], [])["verified_again"] == 3
+    """And their share of the decoded tokens: each answer has four."""
+    row = figures.row([pair(verified_again=2), pair(), pair(verified_again=1)], [])
+    assert (row["verified_again"], row["verified_again_share"]) == (3, 0.25)
 
 
 def test_drafts_are_counted_by_position() -> None:

@@ -46,6 +46,15 @@ def missed(precision: str) -> Any:
     return pytest.raises(GateError, match=rf"\b{ERROR[precision]} is ")
 
 
+def is_caught(build: tiny.Build, precision: str) -> None:
+    """Demand that the gates of a layer and of the stack miss. On Core ML passes of one token are the stack's alone."""
+    if precision == FP32:
+        with missed(precision):
+            judged.part(build, LAYER)
+    with missed(precision):
+        judged.whole(build)
+
+
 # The probe.
 
 
@@ -194,11 +203,12 @@ def after_wide_passes(patch: Patch, change: Callable[[Program, Any], Any]) -> No
 
 @pytest.mark.parametrize("share", [0.25, 2.0])
 def test_the_edge(built: tiny.Build, precision: str, share: float, monkeypatch: Patch) -> None:
-    """An error of a wide pass a little over the limit is a miss, and one well under it is none."""
-    limit = float(widths(judged.part(built, LAYER), precision)[0]["threshold"].split()[-1])
-    after_wide_passes(monkeypatch, lambda program, found: found * np.float32(1 + share * limit))
+    """Logits of wide passes that are off by a little more than the limit are a miss, by much less no miss."""
+    limit = float(widths(judged.whole(built), precision)[0]["threshold"].split()[-1])
+    off = np.float32(1 + share * limit)
+    after_wide_passes(monkeypatch, lambda program, found: found * off if program.name.startswith("head") else found)
     with missed(precision) if share > 1 else nullcontext():
-        judged.part(built, LAYER)
+        judged.whole(built)
 
 
 def off_by_one(patch: Patch, late: Callable[[NDArray[np.int64]], Any]) -> None:
@@ -208,21 +218,15 @@ def off_by_one(patch: Patch, late: Callable[[NDArray[np.int64]], Any]) -> None:
 
 
 def test_a_width_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
-    """All tokens of passes of two, and of no others."""
-    off_by_one(monkeypatch, lambda at: len(at) == 2)
-    with missed(precision):
-        judged.part(built, LAYER)
-    with missed(precision):
-        judged.whole(built)
+    """All tokens of wide passes."""
+    off_by_one(monkeypatch, lambda at: len(at) > 1)
+    is_caught(built, precision)
 
 
 def test_one_token_of_a_pass_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """The last one, in passes of the largest width."""
     off_by_one(monkeypatch, lambda at: np.arange(len(at)) == 3)
-    with missed(precision):
-        judged.part(built, LAYER)
-    with missed(precision):
-        judged.whole(built)
+    is_caught(built, precision)
 
 
 def hidden_less(patch: Patch, seen: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]) -> None:
@@ -238,19 +242,13 @@ def hidden_less(patch: Patch, seen: Callable[[NDArray[np.int64], NDArray[np.int6
 def test_a_rejected_slot_seen(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """All of what a rejected draft left, by all that follow."""
     hidden_less(monkeypatch, lambda held, at: ((held != host.NEVER) & ~np.isin(held, at))[None, :])
-    with missed(precision):
-        judged.part(built, LAYER)
-    with missed(precision):
-        judged.whole(built)
+    is_caught(built, precision)
 
 
 def test_one_stale_slot_seen(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """Only the slot behind the last token's, once there is something in it that a draft left."""
     hidden_less(monkeypatch, lambda held, at: (held == at.max() + 1)[None, :])
-    with missed(precision):
-        judged.part(built, LAYER)
-    with missed(precision):
-        judged.whole(built)
+    is_caught(built, precision)
 
 
 def test_one_layer_s_cache_of_another_width(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
@@ -258,21 +256,20 @@ def test_one_layer_s_cache_of_another_width(built: tiny.Build, precision: str, m
 
     def shifted(program: Program, found: Any) -> Any:
         if program.name == LAYER:
-            values = np.asarray(program.state.read_state("v_0"), np.float32)
-            program.state.write_state("v_0", np.roll(values, 1, axis=2))
+            values = np.asarray(program.state.read_state("v_2"), np.float32)
+            program.state.write_state("v_2", np.roll(values, 1, axis=2))
         return found
 
     after_wide_passes(monkeypatch, shifted)
-    with missed(precision):
-        judged.part(built, LAYER)
-    with missed(precision):
-        judged.whole(built)
+    is_caught(built, precision)
 
 
 def test_what_only_fp32_can_see(built: tiny.Build, monkeypatch: Patch) -> None:
-    """A thousandth of a wide pass's output is less than fp16's rounding may cost; Linux measures it in the package."""
-    after_wide_passes(monkeypatch, lambda program, found: found * np.float32(1.001))
+    """A thousandth of a wide pass's logits is less than fp16's rounding may cost; Linux measures it in the package."""
+    after_wide_passes(
+        monkeypatch, lambda program, found: found * np.float32(1.001) if program.name.startswith("head") else found
+    )
     with missed(FP32):
-        judged.part(built, LAYER)
+        judged.whole(built)
     with apart.installed():
-        judged.part(built, LAYER)
+        judged.whole(built)

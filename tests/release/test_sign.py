@@ -20,6 +20,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.pipeline.audit import is_out_of_scope
+from shardmill.release import claims
 from shardmill.release.keys import read_private, read_public
 from shardmill.release.model_signature import signed_files
 from shardmill.release.proof import prove
@@ -220,6 +221,20 @@ def test_a_verdict_is_held_against_the_thresholds_of_this_shardmill(
     assert prove(signed, [keys.known]).wrong == (("parity/stack.json", "kl is 0.001, must be <= 0.0001"),)
     monkeypatch.delitem(THRESHOLDS, "psnr")
     assert ("parity/head_0.json", "psnr is no number that this shardmill knows") in prove(signed, [keys.known]).wrong
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("<= 2e-06", "width_error is 3e-06, must be <= 2e-06"),
+        ("<= 1", ""),  # looser than the table counts for nothing
+        ("", "width_error is 3e-06, must be <= -inf"),
+    ],
+)
+def test_a_number_is_held_against_the_model_s_own_limit_too(stated: str, expected: str) -> None:
+    row = {"name": "width_error", "value": 3e-6, "threshold": stated, "limit_why": "22 times ...", "passed": True}
+    assert claims._fault(row, THRESHOLDS) == expected
+    assert claims._fault(row | {"value": 2e-4, "threshold": "<= 1"}, THRESHOLDS).endswith("must be <= 0.0001")
 
 
 @pytest.mark.parametrize("content", [{"part": "stack"}, {"part": "stack", "gate": [5]}, {"gate": []}], ids=str)

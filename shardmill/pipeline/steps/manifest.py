@@ -22,6 +22,7 @@ TOKENIZER = "tokenizer.json"
 def task(
     summary: Path,
     record: Path,
+    stack: Path,
     packages: list[Artifact],
     bundles: list[Artifact],
     table: Artifact,
@@ -33,6 +34,7 @@ def task(
     Args:
         summary: plan.json.
         record: source.receipt.json.
+        stack: parity/stack.json, which says how close two logits are that another width of a pass may turn.
         packages: the .mlpackage of every part.
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
@@ -50,6 +52,7 @@ def task(
             for name, program in _by_part(bundles, root).items()
         }
         content = runtime_manifest(plan, programs, held, reshape)
+        content |= {key: value for key, value in read_json(stack).items() if key == "margin"}
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
