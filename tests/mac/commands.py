@@ -303,9 +303,13 @@ def the_encoder(place: Place) -> None:
 
 def check_measured(result: Mapping[str, Any]) -> None:
     """Check that all was measured that a Mac can measure without sudo."""
-    statuses = {key: record["status"] for key, record in result["results"].items()}
-    wrong = {key: status for key, status in statuses.items() if status != "ok" and "energy" not in key}
-    demand(bool(statuses) and not wrong, f"measure.py: {wrong or 'nothing was measured'}")
+    found = {
+        f"{name}/{key}": record["status"]
+        for name, variant in result["variants"].items()
+        for key, record in variant["measurements"].items()
+    }
+    wrong = {key: status for key, status in found.items() if status != "ok" and "energy" not in key}
+    demand(bool(found) and not wrong, f"measure.py: {wrong or 'nothing was measured'}")
 
 
 def copied(folder: Path) -> None:
@@ -315,6 +319,7 @@ def copied(folder: Path) -> None:
         source, target = ROOT / name, folder / name
         if source.is_symlink() or source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
 
 
