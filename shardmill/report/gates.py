@@ -116,12 +116,13 @@ SUBSTITUTE = {
     "packing_error_fp16": "packing_error",
 }
 
-# Measures that gates make on the portable engine only, and that no gate file names elsewhere.
+# Measures that gates do not make on Core ML, or of large programs only, and that no gate file names then.
 IN_FP32 = "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package"
 ON_CORE_ML = {
     "label_mismatches": IN_FP32,
     "experts_agreement": IN_FP32,
     "experts_agreement_fp16": "only the portable engine shows which experts a program takes",
+    "not_chosen": "every program is so small that Core ML is expected to leave it to the CPU (rule W5)",
 }
 
 

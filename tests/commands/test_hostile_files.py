@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from reciter import failure, reciting
 
+from shardmill.machine import is_portable
+
 PATIENCE = 60  # seconds; what waits for a pipe's writer waits forever
 DEEP = "[" * 100_000
 READS: dict[str, list[object]] = {  # BUILD and FILE stand for a build and for what is no file
@@ -45,6 +47,8 @@ def _impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.parametrize("file", ["/dev/zero", "fifo"])
 @pytest.mark.parametrize("what", READS)
 def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, file: str) -> None:
+    if READS[what][0] == "audit-range" and not is_portable():
+        pytest.skip("audit-range looks inside the portable engine, and refuses before it reads")
     build = reciting(tmp_path / "build", monkeypatch)
     os.mkfifo("fifo")
     names: dict[object, object] = {"BUILD": build, "FILE": file}

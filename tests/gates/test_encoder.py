@@ -22,6 +22,7 @@ from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.weights import PackageWeights
+from shardmill.machine import is_portable
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.host import Floats
 from shardmill.plan import Part
@@ -29,6 +30,9 @@ from shardmill.runtime.encoder import Encoder
 
 TOKENS = tiny_encoders.tiny_text(50)
 BUCKETS = [16, 64]
+# Core ML has no fp32 mode: nothing is compared in fp32 there, and widths are compared to within fp16's rounding.
+SUFFIX, IN_FP32 = ("", {"program_error"}) if is_portable() else ("_fp16", set())
+PACKING, BUCKET = f"packing_error{SUFFIX}", f"bucket_error{SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,11 @@ def build(folder: Path, model_type: str, task: str) -> Made:
 def test_a_right_build_passes(made: Made) -> None:
     rows = [*made.part(16), *made.part(64), *made.stack()]
     measurement.demand("encoder", rows)
-    expected = {"weight_steps", "program_error", "padding_error", "packing_error", "psnr", "bucket_error"}
+    expected = {"weight_steps", "padding_error", PACKING, "psnr", BUCKET} | IN_FP32
+    mismatches = {"label_mismatches"} if IN_FP32 else set()
     by_task = {
-        LABEL: {"label_mismatches", "label_kl", "label_agreement", "span_agreement"},
-        CLASSIFY: {"label_mismatches", "label_kl", "label_agreement"},
+        LABEL: {"label_kl", "label_agreement", "span_agreement"} | mismatches,
+        CLASSIFY: {"label_kl", "label_agreement"} | mismatches,
         EMBED: {"embedding_cosine"},
     }
     assert {row["name"] for row in rows} == expected | by_task[made.plan["task"]]
@@ -140,17 +145,18 @@ def test_padding_that_is_seen_is_found(labelling: Made) -> None:
 
 
 def test_texts_that_see_each_other_are_found(labelling: Made) -> None:
-    assert missed(labelling.part(64, Mixing)) == {"packing_error"}
+    assert missed(labelling.part(64, Mixing)) == {PACKING}
 
 
 def test_buckets_that_differ_are_found(labelling: Made) -> None:
-    assert {"bucket_error", "program_error"} <= missed(labelling.stack(Shifted))
+    assert {BUCKET} | IN_FP32 <= missed(labelling.stack(Shifted))
 
 
 def test_a_costly_precision_is_found(labelling: Made) -> None:
     assert {"label_kl", "label_agreement", "span_agreement"} <= missed(labelling.stack(Noisy))
 
 
+@pytest.mark.skipif(not IN_FP32, reason="shows in fp32, which Core ML does not have")
 def test_another_checkpoint_is_found(labelling: Made) -> None:
     """Weights that are not those of the package show in the distance and in the program."""
     other = replace(labelling, plan=labelling.plan | {"band": labelling.plan["band"] - 1})

@@ -8,17 +8,20 @@ from nothing; a small encoder that was built on Linux, comes to the Mac, and liv
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +35,8 @@ PIECE = "tests/mac/piece.yaml"  # config of the small encoder
 UPDATE = {"MAC_VERSION": "26.1", "MAC_BUILD": "25B78"}
 MOST = {"loads": 24, "first passes": 40}  # of one `all` of the demo: eight programs
 ENDS_WITHIN = 2.0  # seconds after a signal
+ANSWERS_WITHIN = 0.5  # seconds of a question about health
+LOADING = 25  # seconds of a load
 TEXT = "Anna Schmidt wrote to anna@example.org."
 
 
@@ -76,8 +81,8 @@ def demand(holds: bool, why: str) -> None:
 
 def report(place: Place, words: Sequence[str], started: float) -> None:
     """Print a command that was right."""
-    where = " ".join((" on Linux" * (not place.mac), *(" after an update" for _ in place.switches.keys() & UPDATE)))
-    print(f"ok {time.monotonic() - started:7.1f} s  {' '.join(words)}{where.rstrip()}", flush=True)
+    where = " after an update" if UPDATE.items() <= place.switches.items() else "" if place.mac else " on Linux"
+    print(f"ok {time.monotonic() - started:7.1f} s  {' '.join(words)}{where}", flush=True)
 
 
 def say(place: Place, *words: str, says: str = "", given: str = "", code: int = 0, folder: Path | None = None) -> str:
@@ -180,6 +185,7 @@ def the_demo(place: Place) -> None:
         says="demo",
     )
     serving(place)
+    while_loading(place, "build/demo")
     short = ("--prompt-tokens", "20", "--task", "copying", "--prompts-per-task", "1", "--new-tokens", "8")
     less = ("--repetitions", "1", "--drafter", "ngram", "--output", "speed.json")
     say(place, "shardmill", "bench", "build/demo", *short, *less)
@@ -210,6 +216,71 @@ def serving(place: Place) -> None:
         took = time.monotonic() - started
         demand(took < ENDS_WITHIN, f"SIGTERM took {took:.1f} s to end the server")
         report(place, ("kill", "the", "server"), started)
+
+
+def while_loading(place: Place, build: str) -> None:
+    """Load programs for LOADING seconds each, with Python's lock held: a server answers, and signals end commands."""
+    slow = replace(place, switches={**place.switches, "MAC_LOAD_SECONDS": str(LOADING)})
+    words = ("shardmill", "serve", build, "--warm", "--port", "8907")
+    with started_at(slow, words, "8907"):
+        started, slowest = time.monotonic(), 0.0
+        for _ in range(40):
+            asked = time.monotonic()
+            try:
+                urllib.request.urlopen("http://127.0.0.1:8907/health", timeout=60)
+                fail("the server was ready before its programs can be loaded")
+            except urllib.error.HTTPError as error:
+                demand(error.code == 503, f"/health answers {error.code} while programs load")
+            slowest = max(slowest, time.monotonic() - asked)
+            time.sleep(0.1)
+        demand(slowest < ANSWERS_WITHIN, f"/health took {slowest:.2f} s while a program was loaded")
+        report(place, (*words, "answers", f"/health within {slowest:.2f} s"), started)
+    commands = {"serve": words, "generate": ("shardmill", "generate", build, "--prompt", "x")}
+    commands["warm"] = ("shardmill", "warm", build)
+    log = place.temporary / "loads.log"
+    for command, number in itertools.product(commands.values(), (signal.SIGINT, signal.SIGTERM)):
+        log.unlink(missing_ok=True)
+        process = begun(replace(slow, switches={**slow.switches, "MAC_LOG": str(log)}), command)
+        wait_until(lambda: log.exists() and '"waiting"' in log.read_text(encoding="utf-8"), process)
+        started = time.monotonic()
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=120)
+        took = time.monotonic() - started
+        demand(took < ENDS_WITHIN, f"{number.name} ended {command} after {took:.1f} s, in a load: {said}")
+        report(place, (*command, f"ends {took:.1f} s after {number.name}"), started)
+
+
+def begun(place: Place, words: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a command, in a group of processes of its own."""
+    return subprocess.Popen(
+        place.command(words), cwd=place.folder, env=place.environment(), text=True, process_group=0,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until something holds, while a process runs."""
+    started = time.monotonic()
+    while not holds():
+        demand(process.poll() is None and time.monotonic() - started < 300, f"{process.args} does not get that far")
+        time.sleep(0.05)
+
+
+@contextmanager
+def started_at(place: Place, words: Sequence[str], port: str) -> Iterator[None]:
+    """Run a server that listens before it has loaded; it has ended afterwards."""
+    process = begun(place, words)
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", int(port))) == 0
+
+    try:
+        wait_until(listens, process)
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
@@ -303,9 +374,13 @@ def the_encoder(place: Place) -> None:
 
 def check_measured(result: Mapping[str, Any]) -> None:
     """Check that all was measured that a Mac can measure without sudo."""
-    statuses = {key: record["status"] for key, record in result["results"].items()}
-    wrong = {key: status for key, status in statuses.items() if status != "ok" and "energy" not in key}
-    demand(bool(statuses) and not wrong, f"measure.py: {wrong or 'nothing was measured'}")
+    found = {
+        f"{name}/{key}": record["status"]
+        for name, variant in result["variants"].items()
+        for key, record in variant["measurements"].items()
+    }
+    wrong = {key: status for key, status in found.items() if status != "ok" and "energy" not in key}
+    demand(bool(found) and not wrong, f"measure.py: {wrong or 'nothing was measured'}")
 
 
 def copied(folder: Path) -> None:
@@ -315,6 +390,7 @@ def copied(folder: Path) -> None:
         source, target = ROOT / name, folder / name
         if source.is_symlink() or source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
 
 

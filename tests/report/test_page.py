@@ -134,15 +134,19 @@ def test_a_measure_is_missed_only_where_it_means_something(
         ("encoder", None, "label_mismatches", "Core ML computes in fp16 only"),
         ("decoder", {"count": 4}, "experts_agreement", "Core ML computes in fp16 only"),
         ("decoder", {"count": 4}, "experts_agreement_fp16", "only the portable engine shows"),
+        ("decoder", None, "not_chosen", "every program is so small"),
     ],
 )
-def test_what_only_the_portable_engine_measures_has_a_reason_on_a_mac(
+def test_what_is_not_measured_on_a_mac_has_a_reason(
     kind: str, experts: dict[str, Any] | None, name: str, reason: str
 ) -> None:
     plan = sample.plan() | {"kind": kind}
     plan["architecture"]["graph"]["experts"] = experts
-    files = [sample.parity(part) | {"engine": sample.COREML} for part in sample.PARTS]
-    build = sample.build(plan=plan, parity=tuple(files))
+    files, placed = (
+        tuple(said(part) | {"engine": sample.COREML} for part in sample.PARTS)
+        for said in (sample.parity, sample.residency)
+    )
+    build = sample.build(plan=plan, parity=files, residency=placed)
     (measure,) = (m for question in questions(build) for m in question.measures if m.name == name)
     assert measure.worst is None and measure.reason.startswith(reason)
 

@@ -23,11 +23,13 @@ from .fake import byte_tokenizer, fake_model
 from .running import PATIENCE, ask, running
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+# A Mac limits no process: there time ends it, unless there is no address left.
+TOO_LARGE = "it took more than 1 s|it needs too much memory" if sys.platform == "darwin" else "it needs too much memory"
 MANY = "{% for i in range(99999) %}"
 HOSTILE: dict[str, tuple[str, str]] = {  # what someone says -> what the template makes of it, and what is told
     "loop": (MANY * 3 + "{% endfor %}" * 3, "it took more than 1 s"),
     "count": ("{{ 10 ** (10 ** (messages[0].content|length + 3)) }}", "it took more than 1 s"),
-    "grow": ("{{ messages[0].content * 10 ** 10 }}", "it needs too much memory"),
+    "grow": ("{{ messages[0].content * 10 ** 10 }}", TOO_LARGE),
     "talk": ("{{ messages[0].content * 10 ** 7 }}", "it made 40000004 characters of them, more than 16777216"),
     "refuse": ("{{ raise_exception('say more\\nplease') }}", "say more"),
 }

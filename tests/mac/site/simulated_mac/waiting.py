@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from simulated_mac import log
+
 SMALL = 1 << 20  # bytes; of larger files size and time of change stand for the content
 LIBRARY = ctypes.PyDLL(None)  # unlike CDLL it keeps the lock
 
@@ -51,6 +53,7 @@ def take(what: str, path: str, *details: str) -> float:
     seconds = float(os.environ.get(f"MAC_{what.upper()}_SECONDS") or 0)
     kept = _kept(what, path, details)
     if seconds and not (kept and kept.exists()):
+        log.write("waiting", what=what, path=path)
         hold(seconds)
     else:
         seconds = 0.0
