@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.build import Build, located_build
-from shardmill.commands.drafting import GuardMargin, Precision, check_draft_build
+from shardmill.commands.drafting import Precision, check_draft_build
+from shardmill.commands.serve import GuardMargin
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def bench(
     task_prompts: Annotated[
         str | None, typer.Option(help="Folder of the tasks' prompts; default: resources/tasks.")
     ] = None,
-    guard_margin: GuardMargin = None,
+    guard_margin: GuardMargin = 0.0,
     precision: Precision = "fp32",
     output: Annotated[
         Path | None, typer.Option(help="File to write; default: benchmark/speed.json in the build folder.")
