@@ -81,8 +81,8 @@ def demand(holds: bool, why: str) -> None:
 
 def report(place: Place, words: Sequence[str], started: float) -> None:
     """Print a command that was right."""
-    where = " ".join((" on Linux" * (not place.mac), *(" after an update" for _ in place.switches.keys() & UPDATE)))
-    print(f"ok {time.monotonic() - started:7.1f} s  {' '.join(words)}{where.rstrip()}", flush=True)
+    where = " after an update" if UPDATE.items() <= place.switches.items() else "" if place.mac else " on Linux"
+    print(f"ok {time.monotonic() - started:7.1f} s  {' '.join(words)}{where}", flush=True)
 
 
 def say(place: Place, *words: str, says: str = "", given: str = "", code: int = 0, folder: Path | None = None) -> str:
