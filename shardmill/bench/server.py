@@ -43,10 +43,10 @@ class Server:
     ready_seconds: float
 
 
-def command(build: Path, draft: Path | None, precision: str, guard_margin: float | None = None) -> list[str]:
+def command(build: Path, draft: Path | None, precision: str, guard_margin: float = 0.0) -> list[str]:
     """The command that starts the server of a build on a free port of this machine."""
     more = ["--draft-build", str(draft)] if draft else []
-    more += [] if guard_margin is None else ["--guard-margin", str(guard_margin)]
+    more += ["--guard-margin", str(guard_margin)] if guard_margin else []
     options = ["--port", "0", "--drafter", "none", "--precision", precision, *more]
     return [sys.executable, "-c", f"{FOLLOW}; {MAIN}", "serve", str(build), *options]
 

@@ -48,7 +48,7 @@ def benchmark(
     draft: Path | None = None,
     precision: str = "fp32",
     say: Say = log.info,
-    guard_margin: float | None = None,
+    guard_margin: float = 0.0,
 ) -> Json:
     """speed.json's content.
 

@@ -43,11 +43,6 @@ Lossy = Annotated[
     typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept a drafted token that is not the model's "
                  "choice, if it is among the most likely ones that make up this share of the probability, e.g. 0.9."),
 ]  # fmt: skip
-GuardMargin = Annotated[
-    float | None,
-    typer.Option(min=0.0, help="Run a token again alone if its two best logits in a wide pass are closer; 0: never. "
-                 "Default: on Core ML, which rounds each width otherwise, as far as the gates saw it do so; else 0."),
-]  # fmt: skip
 Precision = Annotated[
     Literal["fp32", "fp16"],
     typer.Option(help="Of the portable engine; Core ML has no choice. fp16 rounds as the Neural Engine does, so a near "

@@ -13,7 +13,6 @@ from shardmill.commands.drafting import (
     ContextOption,
     DraftBuild,
     DrafterName,
-    GuardMargin,
     Lossy,
     PolicyName,
     Precision,
@@ -41,7 +40,6 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
     context_policy: ContextOption = "stop",
     accept_top_p: Lossy = None,
-    guard_margin: GuardMargin = None,
     precision: Precision = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
@@ -68,7 +66,7 @@ def generate(
         prompt=tokens,
         max_new_tokens=max_new_tokens,
         eos=manifest["eos_token_ids"],
-        options=Options(sampling=sampling, detokenize=tokenizer.decode, guard_margin=guard_margin),
+        options=Options(sampling=sampling, detokenize=tokenizer.decode),
     )
     if sys.stdout.isatty() and not as_json:  # a person reads on from the prompt; a pipe gets the new text only
         typer.secho(text, dim=True, nl=False)

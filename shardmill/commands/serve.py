@@ -14,7 +14,6 @@ from shardmill.commands.drafting import (
     DRAFTERS,
     ContextOption,
     DraftBuild,
-    GuardMargin,
     PolicyName,
     Precision,
     TemplateFile,
@@ -59,6 +58,10 @@ Grace = Annotated[
 Warm = Annotated[
     bool, typer.Option("--warm", help="Listen at once, while programs are still loading; /health reports the progress.")
 ]
+GuardMargin = Annotated[
+    float,
+    typer.Option(min=0, help="Run a token again alone if its two best logits in a wide pass are closer."),
+]
 
 
 def serve(
@@ -79,7 +82,7 @@ def serve(
     grace_seconds: Grace = 10.0,
     precision: Precision = "fp32",
     warm: Warm = False,
-    guard_margin: GuardMargin = None,
+    guard_margin: GuardMargin = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
     from shardmill.serve.loopback import is_loopback

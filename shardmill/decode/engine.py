@@ -21,9 +21,8 @@ class Engine(Protocol):
 
     It may also have a method `write` like `forward`, but without logits, for passes whose logits nobody needs; if a
     call can't start at every earlier position, a method `rewindable` that tells whether it can start at one; a number
-    `verify`, the most tokens of a decode pass, where wider calls are for prompts; a number `margin`, if rows differ
-    with the width of the call: logits that are closer may change places; and, if it can do with fewer slots for a
-    while, a method `fit` that is told how many a text needs from now on, and may forget the others.
+    `verify`, the most tokens of a decode pass, where wider calls are for prompts; and, if it can do with fewer slots
+    for a while, a method `fit` that is told how many a text needs from now on, and may forget the others.
     """
 
     @property
@@ -46,11 +45,6 @@ class Engine(Protocol):
 
     def reset(self) -> None:
         """Forgets every slot."""
-
-
-def guard_margin(engine: Engine) -> float:
-    """Return how close two logits may be that change places with the width of a call; 0 if none do."""
-    return float(getattr(engine, "margin", 0.0))
 
 
 def decode_widths(engine: Engine) -> tuple[int, ...]:

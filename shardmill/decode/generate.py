@@ -13,7 +13,6 @@ from shardmill.decode.distribution import log_probabilities
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
 from shardmill.decode.drafters.base import cut, usable
 from shardmill.decode.drafters.none import NoDrafter
-from shardmill.decode.engine import guard_margin
 from shardmill.decode.errors import DecodeError
 from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
 from shardmill.decode.options import Options
@@ -36,7 +35,6 @@ class _Request:
     policy: DraftPolicy
     sampler: Sampler
     options: Options
-    guard_margin: float
     eos: Collection[int]
     context: list[int]
     prompt_tokens: int
@@ -149,7 +147,6 @@ def _start(
         policy=policy or create_policy("cost_model", session.widths),
         sampler=Sampler(options.sampling, prompt, session.engine.vocab, options.constraint),
         options=options,
-        guard_margin=guard_margin(session.engine) if options.guard_margin is None else options.guard_margin,
         eos=eos,
         context=list(prompt),
         prompt_tokens=len(prompt),
@@ -165,7 +162,9 @@ def _decode_pass(request: _Request) -> Verified:
     proposed, asked = _propose(request, min(session.room(), request.end - len(context)) - 1)
     draft = cut(proposed, request.policy.length(proposed))
     proposing = time.perf_counter() - start
-    verified = verify(session, context[-1], draft, request.sampler, eos=request.eos, guard_margin=request.guard_margin)
+    verified = verify(
+        session, context[-1], draft, request.sampler, eos=request.eos, guard_margin=request.options.guard_margin
+    )
     answered = time.perf_counter()
     request.drafter.observe(verified.tokens, verified.accepted)
     drafter_seconds = time.perf_counter() - answered + proposing

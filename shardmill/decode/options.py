@@ -17,7 +17,7 @@ class Options:
         stop: strings that end the output; they need `detokenize`.
         constraint: a grammar that the output must obey; fresh for every request.
         top_logprobs: report each token's log-probability and this many of the likeliest; None: neither.
-        guard_margin: see `verify.verify`; 0 switches the guard off, None is the engine's own `margin`.
+        guard_margin: see `verify.verify`; 0 switches the guard off.
         private: the drafter may keep nothing of this request and use nothing kept from others.
     """
 
@@ -26,5 +26,5 @@ class Options:
     stop: Sequence[str] = ()
     constraint: Constraint | None = None
     top_logprobs: int | None = None
-    guard_margin: float | None = None
+    guard_margin: float = 0.0
     private: bool = False

@@ -113,9 +113,7 @@ def exactness(build: Build) -> Iterator[Caveat]:
             f"In {plural(len(close), 'row')} of the benchmark drafting turned a close call. Core ML rounds each width "
             f"of a pass otherwise: logits less than {number(build.turned)} apart may change places.{widest}"
         )
-        yield Caveat(
-            "the same text with and without drafts", "close", why, again, "with a larger --guard-margin", False
-        )
+        yield Caveat("the same text with and without drafts", "close", why, again, "on a quiet machine", False)
 
 
 def speed(build: Build) -> Iterator[Caveat]:

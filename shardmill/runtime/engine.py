@@ -21,7 +21,7 @@ from shardmill.runtime.functions import of_entry
 from shardmill.runtime.held import held_by_entry
 from shardmill.runtime.lengths import lengths_by_entry
 from shardmill.runtime.loading import reshaping
-from shardmill.runtime.manifest import guard_margin, lengths, read_manifest, reshape_frequency, verify_width
+from shardmill.runtime.manifest import lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
 
@@ -51,7 +51,7 @@ class Engine:
         self.lengths = lengths(manifest)
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.verify, self.margin = verify_width(manifest), guard_margin(manifest)
+        self.verify = verify_width(manifest)
         self.tokens_max: int = manifest["tokens_max"]
         self.table = read_tables(root / manifest["embedding"]["path"])[EMBEDDING]  # [vocab, d]
         self.host = Host(manifest)

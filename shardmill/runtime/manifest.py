@@ -8,7 +8,6 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
-from shardmill.machine import is_portable
 from shardmill.models.calls import FREQUENT, INFREQUENT
 
 FORMAT = 2
@@ -123,15 +122,6 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
 def verify_width(manifest: Mapping[str, Any]) -> int:
     """The most tokens of a decode pass; of a build made before model.json said it, those of the widest."""
     return int(manifest.get("verify", max(manifest["widths"])))
-
-
-def guard_margin(manifest: Mapping[str, Any]) -> float:
-    """Return how close two logits may be that change places if another width of a pass rounds otherwise.
-
-    Core ML computes in fp16, and rounds each width in its own way. The portable engine rounds all widths alike in fp16,
-    and in fp32 widths differ too little. 0 also for a build made before model.json had a margin.
-    """
-    return 0.0 if is_portable() else float(manifest.get("margin", 0.0))
 
 
 def lengths(manifest: Mapping[str, Any]) -> tuple[int, ...]:

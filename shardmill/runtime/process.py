@@ -31,7 +31,7 @@ from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.models.buckets import bucket_for
 from shardmill.models.host import Floats
 from shardmill.runtime import loading
-from shardmill.runtime.manifest import ENCODER, guard_margin, read_manifest, verify_width
+from shardmill.runtime.manifest import ENCODER, read_manifest, verify_width
 
 MAIN = f"from {__name__} import main; main()"
 LOADING, RESULT, FAILED = "loading", "result", "failed"  # kinds of messages from the child
@@ -125,7 +125,7 @@ class EngineProcess(Process):
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.verify, self.margin = verify_width(manifest), guard_margin(manifest)
+        self.verify = verify_width(manifest)
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:

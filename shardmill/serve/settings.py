@@ -44,8 +44,8 @@ class Settings:
         api_key: what clients must send as `Authorization: Bearer KEY`; None: nothing.
         drafter: used by requests that name none. policy: how much is drafted.
         draft_table: file that the drafter `learned` begins with, if there is one, and is saved to at the end.
-        guard_margin: rows of a wide pass whose two best logits are less than this apart are run again alone; 0: none,
-            None: what the build says of this engine, see `runtime.manifest.guard_margin`.
+        guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
+            logits are less than this apart are run again alone; 0: none.
         context_policy: what happens once the context is full: stop, or slide on.
     """
 
@@ -55,6 +55,6 @@ class Settings:
     drafter: str = "ngram"
     policy: str = "cost_model"
     draft_table: Path | None = None
-    guard_margin: float | None = None
+    guard_margin: float = 0.0
     context_policy: ContextPolicy = "stop"
     limits: Limits = field(default_factory=Limits)

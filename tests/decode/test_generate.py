@@ -228,21 +228,6 @@ def test_the_guard_makes_shaky_wide_rows_exact() -> None:
     assert decode(0.0, OracleDrafter(truth, 50)).tokens != truth
 
 
-def test_an_engine_s_own_margin_is_the_default() -> None:
-    """An engine whose widths round apart says so; a request may still do without the guard."""
-
-    def decode(guard: float | None) -> GenerationResult:
-        engine = ShakyEngine(widths=(1, 4))
-        engine.margin = 1e-3
-        drafter, options = OracleDrafter(truth, 50), Options(guard_margin=guard)
-        return run(Session(engine), [1], max_new_tokens=40, drafter=drafter, policy=AlwaysDraft(), options=options)
-
-    truth = run(Session(ShakyEngine(widths=(1, 4))), [1], max_new_tokens=40).tokens
-    guarded = decode(None)
-    assert guarded.tokens == truth and guarded.verified_again > 0
-    assert decode(0.0).tokens != truth and decode(0.0).verified_again == 0
-
-
 def test_hot_or_very_short_requests_are_not_drafted() -> None:
     truth = plain()
     for count, temperature, drafts in [(9, 0.0, False), (40, 1.3, False), (40, 0.0, True)]:

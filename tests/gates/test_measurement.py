@@ -31,7 +31,7 @@ def test_every_miss_is_named_in_one_line() -> None:
     found = [Measurement("kl", 0.5), Measurement("psnr", 45.0), Measurement("width_error", 0.25, "T=3")]
     with pytest.raises(GateError) as error:
         judge("parity head_0", found)
-    assert str(error.value) == "parity head_0: kl is 0.5, must be <= 0.02; width_error is 0.25, must be <= 1e-05 (T=3)"
+    assert str(error.value) == "parity head_0: kl is 0.5, must be <= 0.02; width_error is 0.25, must be <= 0.0001 (T=3)"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from shardmill.runtime.manifest import (
     RUNTIME,
     SHARED,
     Keys,
-    guard_margin,
     in_context,
     read_manifest,
     reshape_frequency,
@@ -100,17 +99,6 @@ def test_one_made_before_hints_were_passed_has_the_default_of_its_programs(built
 def test_a_sound_one_is_read(tmp_path: Path) -> None:
     write(tmp_path, manifest())
     assert read_manifest(tmp_path) == read_manifest(tmp_path, COMPLETE) == manifest()
-
-
-def test_a_margin_is_for_core_ml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The portable engine rounds all widths alike; a build made before there was one has none anywhere."""
-    for portable, content, expected in (
-        (True, manifest(margin=0.06), 0.0),
-        (False, manifest(margin=0.06), 0.06),
-        (False, manifest(), 0.0),
-    ):
-        monkeypatch.setattr("shardmill.runtime.manifest.is_portable", lambda portable=portable: portable)
-        assert guard_margin(content) == expected
 
 
 @pytest.mark.parametrize("window", [None, 512])
