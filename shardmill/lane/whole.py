@@ -15,6 +15,7 @@ from shardmill.lane.kit import Unit
 from shardmill.lane.measurements import timed
 
 SECONDS = 3.0  # that energy is counted over
+EMPTY: Mapping[str, Floats] = {}
 BURST, PAUSE = 20, 1.5  # passes of each width, and the seconds between them: Core ML keeps inputs for about one
 
 
@@ -57,9 +58,9 @@ def widths(job: Job, width: int) -> Found:
     errors = {}
     for unit in (unit for unit in job.units.values() if width in unit.program["widths"]):
         name = unit.part["name"]
-        single, many = _fed(Chain(job, 1), name, one), _fed(Chain(job, width), name, wide)
-        count = min(len(single), len(many))
-        errors[name] = relative_error(many[:count], single[:count])
+        columns = _columns(job, unit, wide)
+        single, many = _fed(Chain(job, 1), name, one, columns), _fed(Chain(job, width), name, wide)
+        errors[name] = relative_error(many[: len(single)], single)
     value: dict[str, Any] = {"width_error_fp16": max(errors.values()), "programs_apart": errors}
     narrow, chained = _logits(Chain(job, 1), one), _logits(Chain(job, width), wide)
     count = min(len(narrow), len(chained))
@@ -68,10 +69,34 @@ def widths(job: Job, width: int) -> Found:
     return Found(value=value)
 
 
-def _fed(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]]) -> Floats:
-    """Return what a part gives [tokens, channels], fed by hand with what was recorded of it."""
+def _columns(job: Job, unit: Unit, rows: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
+    """Return what a part was fed with of the residual stream, token by token: [1, channels, tokens, 1] by its name.
+
+    What was recorded for another width is not the same to the last bit, which fp16 would make a difference of.
+    """
+    name = unit.part["name"]
+    return {_carried(unit): np.concatenate([job.array(row[name]["inputs"][_carried(unit)]) for row in rows], axis=2)}
+
+
+def _carried(unit: Unit) -> str:
+    """Return the name of the input that is what the part before gave."""
+    return "hidden" if unit.part["kind"] == "head" else "x"
+
+
+def _fed(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Floats] = EMPTY) -> Floats:
+    """Return what a part gives [tokens, channels], fed by hand with what was recorded of it.
+
+    Args:
+        chain: passes of a width.
+        part: its name.
+        rows: the recorded passes.
+        columns: what inputs [1, channels, tokens, 1] are instead, in passes of one token, for as many as there are.
+    """
     unit = next(unit for unit in chain.units if unit.part["name"] == part)
-    made = [chain.predict(unit, chain.job.inputs(row[part]))[unit.part["output"]] for row in rows if part in row]
+    made = []
+    for place, row in enumerate(rows[: min((array.shape[2] for array in columns.values()), default=len(rows))]):
+        others = {name: array[:, :, place : place + 1] for name, array in columns.items()}
+        made.append(chain.predict(unit, {**chain.job.inputs(row[part]), **others})[unit.part["output"]])
     return np.concatenate([np.asarray(out, np.float32)[0, :, :, 0].T for out in made])
 
 
@@ -100,8 +125,8 @@ def soak(job: Job, _: int, kept: bool) -> Found:
     chains = [(Chain if kept else Fresh)(job, int(width)) for width in rows]
     count, start = 0, time.monotonic()
     while time.monotonic() - start < job.soak:
-        for _ in range(BURST):
-            for chain in chains:
+        for chain in chains * BURST:
+            if time.monotonic() - start < job.soak:
                 chain.logits(rows[str(chain.width)][0])
                 count += 1
         job.stage(f"passes, {count} of them so far")
@@ -154,9 +179,8 @@ class Chain:
         hidden, logits = None, []
         for unit in self.units:
             given = dict(inputs[unit.name])
-            carried = "hidden" if unit.part["kind"] == "head" else "x"
             if hidden is not None:
-                given[carried] = hidden
+                given[_carried(unit)] = hidden
             made = self.predict(unit, given)[unit.part["output"]]
             out = np.asarray(made, np.float32)
             self.nonfinite += not np.isfinite(out).all()

@@ -76,7 +76,7 @@ def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path, bundle
         write_json(build / "model.json", manifest)
     variant, found = lane(build, tmp_path)
     assert (variant["described"]["shapes"], variant["described"]["bundles"]) == ("fixed", bundles)
-    compiled = [package.load_spec(path).mlProgram for path in (tmp_path / "kit").glob("**/fixed/*.mlmodelc")]
+    compiled = [package.load_spec(path).mlProgram for path in (tmp_path / "kit").glob("**/compiled/fixed/*.mlmodelc")]
     expected = {"main"} if bundles == "each" else {"t1", "t4"}
     assert [set(program.functions) for program in compiled] == 4 * [expected]
     for part in variant["parts"]:
