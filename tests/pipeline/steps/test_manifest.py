@@ -12,13 +12,15 @@ from shardmill.errors import ShardmillError
 from shardmill.files import dumps
 from shardmill.runtime.manifest import COMPLETE
 
-from ..made import PARTS, PLAN, write_parts, written
+from ..made import PARTS, PLAN, judge, write_parts, written
 
 
 @pytest.fixture
 def build(tmp_path: Path) -> Path:
     """A build that has passed its gates."""
-    return write_parts(tmp_path / "build")
+    folder = write_parts(tmp_path / "build")
+    judge(folder)
+    return folder
 
 
 def described(content: dict[str, Any]) -> dict[str, str]:
