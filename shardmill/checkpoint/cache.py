@@ -72,9 +72,10 @@ def file_state(path: Path) -> FileState:
     try:
         regular.check(path)
         stat = os.stat(path)
+        place = volume(stat.st_dev, path)
     except OSError as error:
         raise CheckpointError(f"{path}: can't be read ({error.strerror}); fetch it again") from error
-    return FileState(volume(stat.st_dev, path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return FileState(place, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class HashCache:

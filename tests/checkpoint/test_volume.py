@@ -23,7 +23,9 @@ MOUNTS = """\
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
+def linux(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A system that lists its mounts, wherever the tests run; nothing is known of them yet."""
+    monkeypatch.setattr(sys, "platform", "linux")
     volume._mounted.cache_clear()
     yield
     volume._mounted.cache_clear()

@@ -10,9 +10,8 @@ from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
 from shardmill.models.calls import BUNDLE, INFREQUENT
 from shardmill.pipeline.receipts import read_receipt
-from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.subjects import check_files
-from shardmill.pipeline.task import SOURCE, Artifact, Task
+from shardmill.pipeline.task import RECEIPT, SOURCE, Artifact, Task
 from shardmill.runtime.bundles import COMPILER, SYSTEM
 from shardmill.runtime.manifest import runtime_manifest
 
@@ -73,7 +72,7 @@ def _by_part(artifacts: list[Artifact], root: Path) -> dict[str, dict[str, Any]]
 
 def _compiler(bundle: Path) -> dict[str, str]:
     """Return who compiled a bundle, and for which system."""
-    engine = read_receipt(Path(receipt_of(str(bundle))))["engine"]
+    engine = read_receipt(bundle.with_suffix(RECEIPT))["engine"]
     return {key: engine[key] for key in SYSTEM if key in engine}
 
 

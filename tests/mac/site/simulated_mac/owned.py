@@ -20,6 +20,7 @@ from typing import Any
 from simulated_mac import log
 
 LINGERS = 1.0  # seconds
+OFTEN = 100  # passes
 LOOKS = os.environ.get("MAC_OWNERS") == "1"
 
 
@@ -60,7 +61,7 @@ def keep(path: str, given: dict[str, Any]) -> None:
         if not _queue.alone:
             _queue.alone = references([next(iter(given.values())).copy()])
             threading.Thread(target=_reset, name="com.apple.coreml.resetQueue", daemon=True).start()
-            atexit.register(_sum_up)
+            atexit.register(_wait)
         _queue.bound.append(Bound(path, list(given), list(given.values())))
         _queue.changes.notify_all()
 
@@ -86,14 +87,15 @@ def _reset() -> None:
             if sole:
                 log.write("unsafe_release", path=first.path, inputs=sorted(sole))
             _queue.bound.popleft()
+            if not _queue.bound or _queue.passes % OFTEN == 0:  # the process may be killed, so the last line counts
+                log.write("owners", passes=_queue.passes, inputs=_queue.inputs, unsafe=_queue.unsafe)
             _queue.changes.notify_all()
 
 
-def _sum_up() -> None:
-    """Wait until nothing is bound, and logs the sums."""
+def _wait() -> None:
+    """Wait until nothing is bound, before the process ends."""
     with _queue.changes:
         _queue.changes.wait_for(lambda: not _queue.bound)
-        log.write("owners", passes=_queue.passes, inputs=_queue.inputs, unsafe=_queue.unsafe)
 
 
 def copies(given: dict[str, Any]) -> dict[str, Any]:
