@@ -11,6 +11,7 @@ import pytest
 
 from shardmill.gates import parity
 from shardmill.gates.parity import relative_error
+from shardmill.gates.thresholds import Allowed
 from shardmill.lane.figures import psnr
 from shardmill.models.calls import Calls
 
@@ -56,12 +57,15 @@ class Remembered:
         return self.result
 
 
+WITHIN = Allowed(1e-5, "what such a part comes to")
+
+
 def test_a_state_of_nan_is_seen_wherever_it_stands() -> None:
     x, good = np.ones((4, 3), np.float32), np.ones((1, 4, 2), np.float32)
     for spoilt in ("k_0", "v_0", "k_1"):
         states = {"k_0": good, "v_0": good, "k_1": good}
         runner = Remembered((x, {**states, spoilt: good * np.nan}))
-        found = list(parity.width_measurements(runner, x, x, states))  # type: ignore[arg-type]
+        found = list(parity.width_measurements(runner, x, x, states, WITHIN))  # type: ignore[arg-type]
         values = [m.value for m in found if "state" in m.name or "state" in m.detail]
         assert values
         assert all(math.isnan(value) for value in values), spoilt
@@ -70,7 +74,7 @@ def test_a_state_of_nan_is_seen_wherever_it_stands() -> None:
 def test_states_and_outputs_are_judged_apart() -> None:
     x, good = np.ones((4, 3), np.float32), np.ones((1, 4, 2), np.float32)
     runner = Remembered((x * 1.5, {"k_0": good * 1.25}))
-    found = list(parity.width_measurements(runner, x, x, {"k_0": good}))  # type: ignore[arg-type]
+    found = list(parity.width_measurements(runner, x, x, {"k_0": good}, WITHIN))  # type: ignore[arg-type]
     assert [m.value for m in found] == pytest.approx([0.5, 0.25] * 3)
     assert [m.detail for m in found] == [
         "T=2",

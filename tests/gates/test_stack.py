@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,9 +127,10 @@ def test_the_first_engine_is_gone_before_the_second_is_loaded(monkeypatch: pytes
         return made
 
     states = {"tokens": tokens, "hidden": torch.zeros(1, 8, 4), "logits": rows[tokens]}
+    reference = SimpleNamespace(model=torch.nn.Linear(4, 4))
     gc.disable()
     try:
-        found = list(stack.stack_parity(load, stack.StoredModel(None, None, (), lambda rows: rows), states))  # type: ignore[arg-type]
+        found = list(stack.stack_parity(load, stack.StoredModel(reference, None, tuple, lambda rows: rows), states))  # type: ignore[arg-type]
     finally:
         gc.enable()
     assert len(alive) == 2

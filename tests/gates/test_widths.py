@@ -117,7 +117,8 @@ def test_a_sum_that_cancels_moves_further() -> None:
             self.large, self.less = nn.Identity(), nn.Identity()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.large(x * 100) - self.less(x * 99)
+            found: Tensor = self.large(x * 100) - self.less(x * 99)
+            return found
 
     assert moved(Cancels()) > 50 * moved(nn.Identity())
 
