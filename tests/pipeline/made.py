@@ -112,7 +112,7 @@ def written(build: Path) -> dict[str, Any]:
     task = manifest.task(
         summary=build / "plan.json",
         record=build / "source.receipt.json",
-        stack=build / "parity/stack.json",
+        stack=read_artifact(build / "parity/stack.json"),
         packages=[read_artifact(path) for path in programs(build, "packages")],
         bundles=[read_artifact(path) for path in programs(build, "compiled")],
         table=read_artifact(build / "embedding.safetensors"),

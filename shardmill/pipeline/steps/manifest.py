@@ -21,7 +21,7 @@ TOKENIZER = "tokenizer.json"
 def task(
     summary: Path,
     record: Path,
-    stack: Path,
+    stack: Artifact,
     packages: list[Artifact],
     bundles: list[Artifact],
     table: Artifact,
@@ -51,7 +51,7 @@ def task(
             for name, program in _by_part(bundles, root).items()
         }
         content = runtime_manifest(plan, programs, held, reshape)
-        content |= {key: value for key, value in read_json(stack).items() if key == "margin"}
+        content |= {key: value for key, value in read_json(stack.path).items() if key == "margin"}
         # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
