@@ -67,9 +67,10 @@ def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> di
     """
     step, mine = steps[job[0]], dag.own(steps, job)
     found: dict[str, Any] = {}
+    waited = dag.waits(steps, job[0])  # as in a job, what these speak for is known by its receipt
     for key, files in dag.inputs(steps, job[0]).items():
         paths = dag.bound(files, dag.names(config), mine, build)
-        if key in step.takes:
+        if key in step.takes or (isinstance(files, str) and receipt_of(files) in waited):
             found[key] = [read_artifact(p) for p in paths] if isinstance(paths, list) else read_artifact(paths)
         else:
             found[key] = paths
