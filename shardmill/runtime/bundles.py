@@ -22,9 +22,7 @@ from shardmill.lane.cut import with_one_function
 from shardmill.models.calls import BUNDLE, own_bundle
 from shardmill.printable import first_line
 from shardmill.runtime.loading import begins
-
-COMPILER = "compiler"  # key of a program in model.json: the engine whose compiler made its bundle
-SYSTEM = ("name", "macos", "build")  # of an engine, what a bundle is compiled for
+from shardmill.runtime.manifest import COMPILER, SYSTEM
 
 
 def compile_package(package: Path, bundle: Path, functions: Iterable[str] = ()) -> None:

@@ -11,6 +11,8 @@ from shardmill.files import load_json
 from shardmill.models.calls import FREQUENT, INFREQUENT
 
 FORMAT = 2
+COMPILER = "compiler"  # key of a program: the engine whose compiler made its bundle
+SYSTEM = ("name", "macos", "build")  # of an engine, what a bundle is compiled for
 Keys = Mapping[str, type]
 SHARED: Keys = {"model": str, "vocab": int, "rope": dict, "embedding": dict, "parts": list, "tokenizer": dict}
 RUNTIME: Keys = {  # what the runtime of a decoder reads

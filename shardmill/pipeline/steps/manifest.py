@@ -12,8 +12,7 @@ from shardmill.models.calls import BUNDLE, INFREQUENT
 from shardmill.pipeline.receipts import read_receipt
 from shardmill.pipeline.subjects import check_files
 from shardmill.pipeline.task import RECEIPT, SOURCE, Artifact, Task
-from shardmill.runtime.bundles import COMPILER, SYSTEM
-from shardmill.runtime.manifest import runtime_manifest
+from shardmill.runtime.manifest import COMPILER, SYSTEM, runtime_manifest
 
 TOKENIZER = "tokenizer.json"
 
