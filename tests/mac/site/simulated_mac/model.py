@@ -223,9 +223,14 @@ def _check_hints(hints: dict[Any, Any]) -> None:
 
 
 def _engines(path: str, function: str, asset: ModelAsset | None) -> tuple[Any, Any]:
-    """Return the portable engine's model for passes of one token and, where MAC_WIDTHS asks, another for wider ones."""
+    """Return the portable engine's model for passes of one token and, where MAC_WIDTHS asks, another for wider ones.
+
+    It computes with one thread: on Core ML nobody chooses a number, and small programs lose by sharing their work.
+    """
+    import torch
     from portable_coreml import proxy
 
+    torch.set_num_threads(1)
     inner = None if asset is None else asset.inner
     precisions = ROUNDING.get(os.environ.get("MAC_WIDTHS", ""), ("fp16",))
     try:
