@@ -325,9 +325,8 @@ def releasing(place: Place) -> None:
     (place.folder / "build/demo/.DS_Store").write_bytes(b"\0\0\0\1Bud1")  # the Finder has shown the folder
     say(place, "shardmill", "sign", "build/demo", "--key", str(keys / "signing.key"))
     say(place, "shardmill", "verify", "build/demo", "--key", str(keys / "signing.pub"), says="signed")
-    offered = say(
-        place, "shardmill", "publish", "nobody/demo", "--dry-run", "--i-may", "build/demo", says="would be uploaded"
-    )
+    signed = ("--license", "psf-2.0", "--key", str(keys / "signing.key"))
+    offered = say(place, "shardmill", "publish", "build/demo", "nobody/demo", "--dry-run", *signed, says="uploaded")
     demand(".DS_Store" not in offered, "publish would upload .DS_Store")
 
 
