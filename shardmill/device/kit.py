@@ -25,8 +25,7 @@ from shardmill.models.calls import own_bundle
 from shardmill.pipeline.subjects import check_files
 from shardmill.printable import printable
 from shardmill.quiet import quiet_coremltools
-from shardmill.runtime.bundles import COMPILER
-from shardmill.runtime.manifest import COMPLETE, MARK, in_context, lengths, read_manifest, reshape_frequency
+from shardmill.runtime.manifest import COMPILER, COMPLETE, MARK, in_context, lengths, read_manifest, reshape_frequency
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
 STEPS = f"cd {ROOT} && {HOW}"  # for a person, once the kit is unpacked
