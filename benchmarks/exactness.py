@@ -108,7 +108,7 @@ def manifest(build: Path) -> dict[str, Any]:
     return content
 
 
-def load(build: Path, precision: str, apart: bool) -> tuple[Engine, Engine]:
+def load(build: Path, precision: str, apart: bool = False) -> tuple[Engine, Engine]:
     """Load the model, and as its draft model its first part of layers under the same head."""
     sys.path.insert(0, str(ROOT / "tests"))
     from apart import installed
@@ -149,7 +149,7 @@ def compare(
         (name, policy, margin): (
             create_drafter(name, draft_session=draft),
             create_policy(policy, session.widths, costs=costs),
-            Score(f"{name}, {policy}, guard {margin:g}"),
+            Score(f"{name}, {policy}" + (f", guard {margin:g}" if margin else "")),
         )
         for name in names
         for policy in policies

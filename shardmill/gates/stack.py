@@ -109,13 +109,13 @@ def program_and_widths(
         found, same = feed(engine, some, passes), plain[: len(some)]
         error = Measurement(width_measure(name), relative_error(found, same), name, probed.allowed)
         yield explained(error, partial(feed, engine, some, passes), engine)
-        margin = max(margin, gaps_apart(found, same))
+        margin = max(margin, _gaps_apart(found, same))
     yield Margin(float(f"{margin:.2g}"))
     if is_portable():
         yield Measurement("speculation_mismatches", *mismatches(engine, tokens[: len(tokens) // 2]))
 
 
-def gaps_apart(rows: Floats, others: Floats) -> float:
+def _gaps_apart(rows: Floats, others: Floats) -> float:
     """Return the largest change of the distance between the two logits that are best in `others`, both [n, vocab]."""
     best = np.argsort(others, axis=-1)[:, -2:]
     first, second = (np.take_along_axis(logits, best, -1) for logits in (rows, others))
