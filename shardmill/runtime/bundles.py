@@ -17,7 +17,7 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.errors import ShardmillError
-from shardmill.files import cache_folder, digest, read_json
+from shardmill.files import SCRATCH, cache_folder, digest, read_json
 from shardmill.lane.cut import with_one_function
 from shardmill.models.calls import BUNDLE, own_bundle
 from shardmill.printable import first_line
@@ -90,7 +90,7 @@ def _bundle(manifest: Mapping[str, Any], part: Mapping[str, Any], root: Path) ->
         )
     else:
         why = "the build has no bundle of it"
-    return _compiled_here(part, package, entry["files"], why)
+    return _compiled_here(part, package, why)
 
 
 def _foreign(bundle: Path, part: Mapping[str, Any]) -> str:
@@ -115,19 +115,19 @@ def _recorded(bundle: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _compiled_here(part: Mapping[str, Any], package: Path, files: Mapping[str, str], why: str) -> Path:
+def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:
     """Return the bundle of a package in the cache; compile it, and drop those of other systems, if it is not there."""
     functions = _functions(part) if part["program"].get("bundles") else []
-    home = cache_folder() / "compiled" / digest({"files": files, "functions": functions})[:32]
+    home = cache_folder() / "compiled" / digest({"package": str(package.resolve()), "functions": functions})[:32]
     system = {key: value for key, value in machine.engine().items() if key in SYSTEM}
-    folder = home / digest(system)[:32]
+    folder = home / digest({"system": system, "files": _stamps(package)})[:32]
     bundle = folder / f"{part['name']}{BUNDLE}"
     if bundle.is_dir():
         return bundle
     begins(part["name"])
     _say(f"compiling {package.name} for this machine: {why}")
     home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as scratch:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=home) as scratch:
         made = Path(scratch) / folder.name
         made.mkdir()
         try:
@@ -135,7 +135,7 @@ def _compiled_here(part: Mapping[str, Any], package: Path, files: Mapping[str, s
         except RuntimeError as error:
             raise ShardmillError(f"{package} can't be compiled: {first_line(error)}") from error
         for other in home.iterdir():
-            if other != Path(scratch) and other != folder:
+            if other != folder and not other.name.startswith(SCRATCH):  # another process may be at work in those
                 shutil.rmtree(other, ignore_errors=True)
         try:
             made.rename(folder)
@@ -143,6 +143,12 @@ def _compiled_here(part: Mapping[str, Any], package: Path, files: Mapping[str, s
             if not bundle.is_dir():
                 raise
     return bundle
+
+
+def _stamps(package: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of change of each file of a package. Hashes in model.json may be a stranger's claim."""
+    files = {file.relative_to(package).as_posix(): file.stat() for file in package.rglob("*") if file.is_file()}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
 
 
 def _functions(part: Mapping[str, Any]) -> list[str]:

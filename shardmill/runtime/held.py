@@ -47,13 +47,14 @@ class Held:
 
     def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Go on with caches of other numbers of slots, which hold what these held, as far as they reach."""
-        before, self.shapes = self.arrays, {name: tuple(shape) for name, shape in shapes.items()}
-        if {name: array.shape for name, array in before.items()} == self.shapes:
-            return
-        self.forget()
-        for name, old in before.items():
-            new = self.arrays[name]
-            self.arrays[name] = carried(old, new if new.dtype == old.dtype else new.astype(old.dtype))
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        for name, shape in self.shapes.items():
+            old = self.arrays[name]
+            if old.shape == shape:  # a ring stays as it is
+                continue
+            new = self._buffers.array(name, shape, old.dtype).astype(old.dtype, copy=False)
+            new.fill(0)
+            self.arrays[name] = carried(old, new)
 
     def write(self, outputs: Mapping[str, Any], given: Mapping[str, Floats]) -> None:
         """Puts what a pass gave into the slots that its masks name.

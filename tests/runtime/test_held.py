@@ -80,3 +80,21 @@ def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: Held) -> N
     for name, array in held.arrays.items():
         np.testing.assert_array_equal(array[:, :, :40], before[name][:, :, :40])
         assert array.shape == before[name].shape and not array[:, :, shorter[name][2] :].any()
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_rings_stay_and_slots_go_along_when_the_context_changes(
+    monkeypatch: pytest.MonkeyPatch, portable: bool
+) -> None:
+    """On Core ML caches are written in place, and an array is taken again at a length that was left before."""
+    monkeypatch.setattr("shardmill.runtime.held.is_portable", lambda: portable)
+    held = held_by_blueprint(BLUEPRINT)
+    assert held is not None
+    for array in held.arrays.values():
+        array[...] = 1
+    longer = {name: shape for name, shape in caches(replace(BLUEPRINT, slots=2 * SLOTS)).items()}
+    for shapes in (longer, caches(BLUEPRINT), longer):
+        held.resize(shapes)  # type: ignore[arg-type]
+        for name, array in held.arrays.items():
+            assert array.shape == tuple(shapes[name]) and array[:, :, : SLOTS if name in ("k_0", "v_0") else None].all()
+    assert not held.arrays["k_0"][:, :, SLOTS:].any()
