@@ -126,7 +126,13 @@ def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:
         return bundle
     begins(part["name"])
     _say(f"compiling {package.name} for this machine: {why}")
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ShardmillError(
+            f"{home}: can't be made ({error.strerror}), and programs are compiled for this machine there; set "
+            "XDG_CACHE_HOME to a folder that may be written"
+        ) from error
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=home) as scratch:
         made = Path(scratch) / folder.name
         made.mkdir()

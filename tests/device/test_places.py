@@ -72,7 +72,7 @@ def test_a_table_shows_texts_as_they_are(kit: Path, build: Path, tmp_path: Path,
 def test_what_is_warm_is_warm_without_a_note(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "cache").write_text("")
+    (tmp_path / "cache/shardmill/warm.json").mkdir(parents=True)  # where the note would be
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = list(warm.warm(build, "fp16"))
     assert found and all(one.seconds is not None for one in found)

@@ -149,3 +149,18 @@ def test_a_package_that_core_ml_refuses_is_told_in_its_words_and_leaves_nothing(
     with pytest.raises(ShardmillError, match=r"head_0.mlpackage can't be compiled: unknown opset"):
         loadable(manifest(tmp_path, PORTABLE), tmp_path)
     assert not any(file for file in (tmp_path / "cache").rglob("*.mlmodelc"))
+
+
+def test_a_cache_that_can_not_be_written_is_told_with_the_remedy(compiler: Compiler, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(ShardmillError, match=r"cache/.*: can't be made \(.*\), .* set XDG_CACHE_HOME to a folder"):
+        loadable(manifest(tmp_path, PORTABLE), tmp_path)
+
+
+def test_what_one_build_compiled_is_not_loaded_for_another_that_claims_the_same(
+    compiler: Compiler, tmp_path: Path
+) -> None:
+    """Whatever hashes its model.json names: they are a stranger's claim."""
+    own = path(loadable(manifest(tmp_path / "own", PORTABLE), tmp_path / "own"))
+    other = path(loadable(manifest(tmp_path / "other", PORTABLE), tmp_path / "other"))
+    assert own != other and own.is_dir() and len(compiler.compiled) == 2
