@@ -1,11 +1,9 @@
 """What decides a step's result besides its inputs: the digest of the library code it uses, and package versions.
 
-The code of a step is the closure of its module over `import shardmill...`, wherever the import statement stands. What
-can't change a result does not count: of each file what `code` leaves out, and
-
-- modules called `errors`, which say how failing is told;
-- of the model families, all but the build's own: whoever imports `shardmill.models.family` may load that one file;
-- of the packages in `FACADES`, what the importing module does not ask for by name.
+The code of a step is the closure of its module over `import shardmill...`, wherever the import statement stands, and
+over the packages that the imported modules lie in, for Python runs those too. Only comments, docstrings and imports
+for type checkers do not count (source_file.py). A model family is loaded by name, which no import statement shows:
+whoever imports `shardmill.models.family` depends on the module of the build's own family.
 """
 
 from __future__ import annotations
@@ -25,13 +23,7 @@ from shardmill.pipeline.task import Tools, source_folder
 
 FAMILY = "shardmill.models.family"  # loads the module that is called like a model_type
 FAMILIES = ("shardmill.models.families", "shardmill.models.encoders")
-FACADES = (  # packages that do nothing when they are imported but pass on names
-    "portable_coreml",
-    "portable_coreml.judge.placement",
-    "shardmill.decode",
-    "shardmill.decode.drafters",
-    "shardmill.decode.policies",
-)
+FORM = 2  # of the digest; 1 was blind to some arguments, and nothing that was stored under it is believed
 
 
 def tools(step: Step, model_type: str) -> Tools:
@@ -41,7 +33,7 @@ def tools(step: Step, model_type: str) -> Tools:
         step: the step.
         model_type: of the checkpoint, which names the model's family.
     """
-    code = code_digest(modules(step), model_type, step.wording)
+    code = code_digest(modules(step), model_type)
     return {"code": code, "packages": package_versions(step.packages)}
 
 
@@ -78,7 +70,7 @@ def model_type(record: Path) -> str:
     return str(content.get("model_type", "")) if isinstance(content, dict) else ""
 
 
-def code_digest(modules: Iterable[str], model_type: str = "", wording: bool = False) -> str:
+def code_digest(modules: Iterable[str], model_type: str = "") -> str:
     """sha256 over the code of the modules and of every module of ours they import, directly or not.
 
     A package's other files (templates, say) count with its `__init__.py`.
@@ -86,11 +78,10 @@ def code_digest(modules: Iterable[str], model_type: str = "", wording: bool = Fa
     Args:
         modules: where to begin.
         model_type: names the family's module.
-        wording: whether what people are told counts too, as it gets into the result.
     """
-    found = {name: read_module(file, wording).code for name, file in closure(modules, model_type).items()}
+    found = {name: read_module(file).code for name, file in closure(modules, model_type).items()}
     keep()
-    text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
+    text = "\n".join((f"form {FORM}", *(f"{name} {found[name]}" for name in sorted(found))))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -104,7 +95,7 @@ def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
             waiting += [f"{folder}.{model_type}" for folder in FAMILIES]
         for module in _counted(name):
             file = module_file(module)
-            if file is not None and module not in found and not module.endswith(".errors"):
+            if file is not None and module not in found:
                 found[module] = file
                 waiting += read_module(file).imported
     return found
@@ -116,15 +107,9 @@ def needs_family(modules: Iterable[str]) -> bool:
 
 
 def _counted(name: str) -> Iterator[str]:
-    """The modules that count for someone who imports a dotted name: its own, and the packages that this lies in."""
+    """Yield the modules that Python runs on an import of a dotted name: the packages above it, and its own."""
     parts = name.split(".")
-    packages = [".".join(parts[:i]) for i in range(1, len(parts))]
-    yield from (package for package in packages if package not in FACADES)
-    yield name
-    facade = module_file(packages[-1]) if packages and packages[-1] in FACADES else None
-    if facade is not None and module_file(name) is None:
-        source = read_module(facade).passed_on.get(parts[-1])
-        yield from _counted(source) if source else (packages[-1],)
+    yield from (".".join(parts[:i]) for i in range(1, len(parts) + 1))
 
 
 @cache

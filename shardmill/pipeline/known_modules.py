@@ -25,18 +25,18 @@ _new: dict[str, dict[str, Any]] = {}  # what this process parsed
 
 
 @cache
-def read_module(file: Path, wording: bool = False) -> Module:
-    """A source file, with or without what people are told."""
+def read_module(file: Path) -> Module:
+    """Return what a source file imports and its digest; parses it only if its bytes are new."""
     source, data = file.read_bytes(), data_of(file)
-    name = f"{'/'.join(module_name(file))} {'with' if wording else 'without'} wording"
+    name = "/".join(module_name(file))
     sha256 = hashlib.sha256(len(source).to_bytes(8) + source + data).hexdigest()
     entry = _kept().get(name, {})
     try:
         if entry["sha256"] == sha256:
-            return Module(entry["code"], tuple(entry["imported"]), entry["passed_on"])
+            return Module(entry["code"], tuple(entry["imported"]))
     except (KeyError, TypeError):  # not kept, or damaged
         pass
-    module = parsed(file, source, data, wording)
+    module = parsed(file, source, data)
     _new[name] = {"sha256": sha256, **asdict(module)}
     return module
 

@@ -1,16 +1,15 @@
-"""A source file of ours: which other ones it imports, and the digest of what in it decides results.
+"""A source file of ours: which other ones it imports, and the digest of what in it can decide a result.
 
-What can't change a result does not count:
-
-- comments, formatting, docstrings, log messages, imports for type checkers;
-- what people are told: texts in `raise`, `help=` and `description=`, what placement rules say and on whose word.
+Three things can't change a result, whatever they say, and do not count: comments and formatting, docstrings (no step
+reads `__doc__`, which a test checks), and imports under `if TYPE_CHECKING:`, which never run. All else counts, with no
+exception by name: a name that looks harmless in one module decides bytes in another.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +25,6 @@ def _folder_of(package: str) -> Path:
 
 
 OURS = {name: _folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
-LOG_CALLS = {"debug", "info", "warning", "error"}
-TOLD = {"help", "description"}  # keywords whose values people read
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,12 @@ class Module:
     """A source file.
 
     Attributes:
-        code: digest of what decides results.
+        code: digest of what can decide results.
         imported: dotted names of what it imports from our packages.
-        passed_on: names that it imports itself, and where from.
     """
 
     code: str
     imported: tuple[str, ...]
-    passed_on: Mapping[str, str]
 
 
 def module_name(file: Path) -> tuple[str, ...]:
@@ -51,19 +46,23 @@ def module_name(file: Path) -> tuple[str, ...]:
     return file.relative_to(root).with_suffix("").parts
 
 
-def parsed(file: Path, source: bytes, data: bytes, wording: bool) -> Module:
-    """What a source file is.
+def parsed(file: Path, source: bytes, data: bytes) -> Module:
+    """Parse a source file.
 
     Args:
-        file: where it lies, which says what relative imports mean.
-        source: what it holds.
-        data: of the package that it begins, see `data_of`.
-        wording: whether what people are told counts, too.
+        file: its path, which says what relative imports mean.
+        source: its bytes.
+        data: bytes of the other files of the package that it begins, see `data_of`.
     """
-    tree = Normalizer(wording).visit(ast.parse(source))
-    imported = dict(_imports(tree, module_name(file)[:-1]))
+    tree = normalized(ast.parse(source))
     code = hashlib.sha256(spelled(tree).encode() + data).hexdigest()
-    return Module(code, tuple(sorted(imported)), {known: name for name, known in imported.items()})
+    return Module(code, tuple(sorted(set(_imports(tree, module_name(file)[:-1])))))
+
+
+def normalized(tree: ast.Module) -> ast.Module:
+    """Return a module's syntax tree without what can't change a result, see this module's docstring."""
+    counted: ast.Module = _Normalizer(_imports_type_checking(tree)).visit(tree)
+    return counted
 
 
 def data_of(file: Path) -> bytes:
@@ -96,81 +95,53 @@ def _data_files(folder: Path) -> list[Path]:
     return [path for path in found if not is_left_by_macos(path)]
 
 
-def _imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Every module or attribute of ours that a module imports, and the name it gets."""
+def _imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the dotted name of every module or attribute of ours that a module of `package` imports."""
     for node in ast.walk(tree):
-        names: list[tuple[str, str]] = []
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [(alias.name, alias.asname or alias.name) for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (base, node.module or "")))
-            names = [(f"{module}.{alias.name}", alias.asname or alias.name) for alias in node.names]
-        yield from ((name, known) for name, known in names if name.split(".")[0] in OURS)
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        yield from (name for name in names if name.split(".")[0] in OURS)
 
 
-class Normalizer(ast.NodeTransformer):
-    """Drops what does not decide results, see the module's docstring.
+def _imports_type_checking(tree: ast.Module) -> bool:
+    """Return whether the name TYPE_CHECKING is the one of `typing` in this module, and nothing else."""
+    imported = any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "typing"
+        and alias.name == "TYPE_CHECKING"
+        and not alias.asname
+        for node in tree.body
+        for alias in getattr(node, "names", ())
+    )
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "TYPE_CHECKING")
+    return imported and all(isinstance(name.ctx, ast.Load) for name in names)
+
+
+class _Normalizer(ast.NodeTransformer):
+    """Drops what can't change a result, see the module's docstring.
 
     Args:
-        wording: keep what people are told.
+        type_checking: whether `if TYPE_CHECKING:` is known never to run.
     """
 
-    def __init__(self, wording: bool) -> None:
-        self.wording = wording
+    def __init__(self, type_checking: bool) -> None:
+        self.type_checking = type_checking
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [statement for statement in body if not _is_idle(statement)]
-            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
+            node.body = [statement for statement in body if not self._never_counts(statement)]  # type: ignore[attr-defined]
         return node
 
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        """Without its texts."""
-        return self.generic_visit(node) if self.wording else _Silencer().visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Without what it says to people; on whose word a rule is said gets into no result at all."""
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name == "Source":
-            node.args, node.keywords = [], []
-        node.keywords = [keyword for keyword in node.keywords if keyword.arg != "contested"]
-        if not self.wording:
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in TOLD]
-            if name == "Rule":
-                node.args = [ast.Constant("") if _is_prose(argument) else argument for argument in node.args]
-        return self.generic_visit(node)
-
-
-class _Silencer(ast.NodeTransformer):
-    """Empties every text."""
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return ast.Constant("") if isinstance(node.value, str) else node
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        return ast.Constant("")
-
-
-def _is_idle(statement: ast.stmt) -> bool:
-    """A docstring, `pass`, a call that logs, or imports for type checkers."""
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant) or _is_log_call(statement.value)
-    if isinstance(statement, ast.If) and not statement.orelse:
-        return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
-    return isinstance(statement, ast.Pass)
-
-
-def _is_log_call(node: ast.expr) -> bool:
-    """log.info(...) and its like."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-        return False
-    owner = node.func.value
-    return isinstance(owner, ast.Name) and owner.id == "log" and node.func.attr in LOG_CALLS
-
-
-def _is_prose(node: ast.expr) -> bool:
-    """A text of several words: identities and levels are one."""
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+    def _never_counts(self, statement: ast.stmt) -> bool:
+        """Return whether a statement is a docstring, `pass`, or imports for type checkers."""
+        if isinstance(statement, ast.If) and self.type_checking and not statement.orelse:
+            return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        return is_text or isinstance(statement, ast.Pass)

@@ -37,7 +37,6 @@ class Step:
         needs: of memory; by `convert.method` where that decides.
         each_thread: of memory for every thread after the first.
         also: modules of what the step runs in another process.
-        wording: whether texts that the code says get into the result.
         kept: whether the store keeps the result; False for what is made in no time.
         on_the_side: whether `shardmill why` runs this step in its scratch folder, because later steps depend on its
             output.
@@ -59,7 +58,6 @@ class Step:
     params: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    wording: bool = False
     kept: bool = True
     on_the_side: bool = False
     wanted: Callable[[Config], bool] | None = None

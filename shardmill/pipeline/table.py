@@ -200,7 +200,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         params={"engine": configured.engine},
         needs=Need(600),
         packages=("coremltools", "numpy", "protobuf", "torch"),
-        wording=True,  # what the placement rules say is in the verdict
         lane=2.25,
         amount="# gate file",
     ),

@@ -179,8 +179,8 @@ def test_converter_changed_with_the_same_bytes(root: Path, monkeypatch: pytest.M
     """Another line in the converter converts everything; where the bytes come out the same, nothing after it works."""
     read = fingerprint.read_module
 
-    def edited(file: Path, wording: bool = False) -> Module:
-        found = read(file, wording)
+    def edited(file: Path) -> Module:
+        found = read(file)
         return replace(found, code="edited") if file.parts[-2:] == ("convert", "stamped.py") else found
 
     monkeypatch.setattr(fingerprint, "read_module", edited)

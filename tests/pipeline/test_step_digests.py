@@ -124,10 +124,7 @@ def test_the_closure_covers_whatever_python_loads(step: str) -> None:
     command = [sys.executable, "-c", LOADED.format(step=step, heavy=HEAVY[step])]
     loaded = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert {"shardmill.pipeline.task", HEAVY[step][0]} <= set(loaded)
-    uncounted = set(fingerprint.FACADES)  # packages themselves; of decode, what they pass on too
-    counting = {n for n in loaded if not n.startswith("shardmill.decode.") and not n.endswith(".errors")}
-    counting -= uncounted
-    sources = {fingerprint.module_file(name) for name in counting}
+    sources = {fingerprint.module_file(name) for name in loaded}
     names = {relative(file) for file in sources if file}
     assert names - files_read(step) == set()
 
@@ -139,27 +136,27 @@ class Copy:
         self.root = root
         for name, folder in source_file.OURS.items():
             shutil.copytree(folder / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        self.known: dict[tuple[str, bool, bytes, bytes], Module] = {}
+        self.known: dict[tuple[str, bytes, bytes], Module] = {}
 
-    def read_module(self, file: Path, wording: bool = False) -> Module:
+    def read_module(self, file: Path) -> Module:
         """Reads a file again only if it is another."""
         given = (file.read_bytes(), data_of(file))
-        state = (str(file), wording, *given)
+        state = (str(file), *given)
         if state not in self.known:
-            self.known[state] = parsed(file, *given, wording)
+            self.known[state] = parsed(file, *given)
         return self.known[state]
 
-    def digests(self) -> dict[str, str]:
+    def digests(self, family: str) -> dict[str, str]:
         fingerprint.module_file.cache_clear()  # one may be new
-        return {name: fingerprint.tools(step, "phi3")["code"] for name, step in STEPS.items()}
+        return {name: fingerprint.tools(step, family)["code"] for name, step in STEPS.items()}
 
-    def changed(self, file: str, old: str, new: str) -> set[str]:
+    def changed(self, file: str, old: str, new: str, family: str = "phi3") -> set[str]:
         """The steps whose digests differ after an edit, which is undone. Without `old` the file is new, or longer."""
-        before, path = self.digests(), self.root / file
+        before, path = self.digests(family), self.root / file
         text = path.read_text() if path.exists() else ""
         assert old in text, f"{file} has no {old!r}"
         path.write_text(text.replace(old, new, 1) if old else text + new)
-        after = self.digests()
+        after = self.digests(family)
         path.write_text(text) if text else path.unlink()
         return {name for name in STEPS if after[name] != before[name]}
 
@@ -178,24 +175,32 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
 RULE = "portable_coreml/judge/placement/rules/weights.py"
 DRAFTERS = "shardmill/decode/drafters/__init__.py"
 # What is edited, and the steps whose digests it changes: no other can have another result.
+EVERY = set(STEPS)
+LOADING = {"compile", "residency", "parity", "parity_stack", "benchmark"}  # programs, with Core ML or in its place
+REFERRED = {"reference", "parity", "parity_stack"}
+JUDGED = LOADING | {"split", "report"}  # by the rules of placement
 EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a comment": ("shardmill/convert/stamped.py", "import tempfile", "import tempfile  # why", set()),
     "a docstring": ("shardmill/plan.py", '"""The plan:', '"""All of the plan:', set()),
-    "a log text": ("shardmill/pipeline/steps/fetch.py", "%d files at %s", "%d files, %s", set()),
-    "an error's text": ("shardmill/pipeline/steps/reference.py", "holds no tokenizer", "has no tokenizer", set()),
-    "a new error": ("shardmill/errors.py", "", "\n\nclass NewError(ShardmillError):\n    pass\n", set()),
+    "a log text": ("shardmill/pipeline/steps/fetch.py", "%d files at %s", "%d files, %s", {"fetch"}),
+    "an error's text": ("shardmill/pipeline/steps/reference.py", "no tokenizer", "not a tokenizer", REFERRED),
+    "a new error": ("shardmill/errors.py", "", "\n\nclass NewError(ShardmillError):\n    pass\n", EVERY),
     "a help text": ("shardmill/commands/serve.py", "Address to listen on.", "The address.", set()),
-    "a config key's description": ("shardmill/config/sections.py", "Tokens compared, ", "How many tokens, ", set()),
     "a new family": ("shardmill/models/families/newfamily.py", "", "x = 1\n", set()),
     "a new command": ("shardmill/commands/extra.py", "", "x = 1\n", set()),
-    "a rule's source": (RULE, "pull request 2593, issue 1807", "pull request 2593", set()),
-    "a rule's remedy": (RULE, "split the layers over more programs", "cut it into more programs", {"residency"}),
-    "a new drafter": (DRAFTERS, "", "\nfrom shardmill.decode.drafters.none import NoDrafter as Other\n", {"benchmark"}),
+    "a rule's source": (RULE, "pull request 2593, issue 1807", "pull request 2593", JUDGED),
+    "a rule's remedy": (RULE, "split the layers over more programs", "cut it into more programs", JUDGED),
     "a rule's condition": (
         RULE,
         "subject.weight_bytes > MAX_WEIGHT_BYTES",
         "subject.weight_bytes >= MAX_WEIGHT_BYTES",
-        {"compile", "residency", "parity", "parity_stack", "benchmark"},  # what Core ML does not load is a rule too
+        JUDGED,
+    ),
+    "a new drafter": (
+        DRAFTERS,
+        "",
+        "\nfrom shardmill.decode.drafters.none import NoDrafter as Other\n",
+        {"parity_stack", "benchmark"},
     ),
     "the converter": ("shardmill/convert/stamped.py", "", "\nx = 1\n", {"convert"}),
     "the embedding": ("shardmill/convert/table.py", "", "\nx = 1\n", {"embedding"}),
@@ -213,3 +218,19 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
 def test_an_edit_changes_the_digests_of_the_steps_that_it_can_change(kind: str, library: Copy) -> None:
     file, old, new, steps = EDITS[kind]
     assert library.changed(file, old, new) == steps
+
+
+# Edits of where programs' weights come from, with the family whose builds they change.
+MAPPINGS: dict[str, tuple[str, str, str, str]] = {
+    "which tensor": ("families/hunyuan_v1_dense.py", "query_layernorm", "key_layernorm", "hunyuan_v1_dense"),
+    "which rows": ("encoders/openai_privacy_filter.py", "odd", "1 - odd", "openai_privacy_filter"),
+    "which way round": ("experts.py", "transposed=True", "transposed=False", "granitemoe"),
+    "which matrix of a stack": ("experts.py", "index=i, rows", "index=0, rows", "qwen3_moe"),
+    "of which shape": ("experts.py", "(e.count, 2 * e.ffn, hidden)", "(e.count, hidden, 2 * e.ffn)", "qwen3_moe"),
+}
+
+
+@pytest.mark.parametrize("kind", MAPPINGS)
+def test_an_edit_of_where_weights_come_from_converts_again(kind: str, library: Copy) -> None:
+    file, old, new, family = MAPPINGS[kind]
+    assert "split" in library.changed(f"shardmill/models/{file}", old, new, family)

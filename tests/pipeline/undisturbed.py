@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
+import pytest
 import shared
 import tiny
+
+from shardmill.pipeline.table import STEPS
 
 from .project import Project
 
@@ -20,4 +24,17 @@ def undisturbed(folder: Path) -> Project:
 
 def _make(folder: Path) -> None:
     checkpoint = tiny.write_checkpoint(folder / "checkpoint", layers=2)
-    Project(folder / "project", hash_seed=1).create(checkpoint).finish()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each job's log says what Python imported
+        Project(folder / "project", hash_seed=1).create(checkpoint).finish()
+
+
+def imported(project: Project) -> dict[str, set[str]]:
+    """Return our modules that Python imported while a step's jobs were at work, by the step's name."""
+    found: dict[str, set[str]] = {}
+    steps = sorted(STEPS, key=len, reverse=True)
+    for log in (project.build / "logs").glob("*.log"):
+        step = next(name for name in steps if f"{log.stem}_".startswith(f"{name}_"))
+        names = re.findall(r"^import time:.*\| +((?:shardmill|portable_coreml)\S*)$", log.read_text(), re.MULTILINE)
+        found.setdefault(step, set()).update(names)
+    return found
