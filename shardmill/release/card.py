@@ -43,13 +43,13 @@ class Published:
 
 
 def write_card(build: Path, published: Published) -> None:
-    """Writes README.md and the record that names it."""
-    write_text(build / CARD, _card_text(build, published))
+    """Write README.md and the record that names it."""
+    write_text(build / CARD, card_text(build, published))
     write_json(build / CARD_RECORD, sealed({"files": {CARD: hash_file(build / CARD)}}))
 
 
-def _card_text(build: Path, published: Published) -> str:
-    """The card with its metadata, by the hub client's own classes."""
+def card_text(build: Path, published: Published) -> str:
+    """Return the card with its metadata, made by the hub client's own classes."""
     from huggingface_hub import ModelCardData
     from jinja2 import Environment, StrictUndefined
 

@@ -14,11 +14,11 @@ from shardmill.errors import ShardmillError
 from shardmill.pipeline.added import BUNDLE, added
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.release.bundle import Include, assemble, bundle_files
-from shardmill.release.card import Published, write_card
+from shardmill.release.card import CARD, Published, card_text, write_card
 from shardmill.release.keys import read_private
 from shardmill.release.leaks import check_leaks
 from shardmill.release.license import License, check_license, license_of
-from shardmill.release.model_signature import SIGNATURE
+from shardmill.release.model_signature import SIGNATURE, signed_files
 from shardmill.release.proof import prove
 from shardmill.release.sign import sign, sign_bundle
 
@@ -71,12 +71,24 @@ def prepare(build: Path, wish: Wish) -> list[str]:
     elif include != added(build)["include"]:
         raise ShardmillError(f"{build}: was signed with other programs in it; give --key to sign it anew")
     key = read_private(wish.key).public_key.keyid[:16] if wish.key else _signer(build) if signed else ""
-    write_card(build, Published(wish.repo, license, key))
+    published = Published(wish.repo, license, key)
+    if wish.key is None and signed and CARD in signed_files(build):
+        _check_signed_card(build, published)
+    else:
+        write_card(build, published)
     if wish.key is not None:
         sign_bundle(build, wish.key)
     files = bundle_files(build)
     check_leaks(build, files)
     return files
+
+
+def _check_signed_card(build: Path, published: Published) -> None:
+    """Raise ShardmillError if the card that was signed is not the one that this repository and license ask for."""
+    if (build / CARD).read_text(encoding="utf-8") != card_text(build, published):
+        raise ShardmillError(
+            f"{build / CARD}: was signed for another repository or license, or changed since; give --key to sign it anew"
+        )
 
 
 def _check_repository(name: str) -> None:

@@ -224,6 +224,29 @@ def test_what_was_signed_before_is_published_without_the_key(
     assert keys.known.short in (pulled / "README.md").read_text()
 
 
+@pytest.mark.parametrize("change", [("other/model", "mit"), (REPO, "apache-2.0")])
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_signed_card_is_not_rewritten_without_the_key(
+    build: Path, keys: Keys, hub: StoreHub, change: tuple[str, str], dry: bool
+) -> None:
+    """Readers would find a signature that does not hold; the build itself would be broken as well."""
+    publish(build, Wish(REPO, license="mit", key=keys.private))
+    there = dict(hub.files(REPO))
+    repo, license = change
+    code, text = run("publish", build, repo, "--license", license, *(["--dry-run"] if dry else []))
+    assert (code, "was signed for another repository or license" in text, "--key" in text) == (1, True, True), text
+    assert run("verify", build, "--key", keys.public)[0] == 0
+    assert hub.files(REPO) == there and [*hub.repos] == [REPO]
+
+
+def test_a_signed_card_is_published_again_as_it_is(build: Path, keys: Keys, hub: StoreHub, tmp_path: Path) -> None:
+    publish(build, Wish(REPO, license="mit", key=keys.private))
+    assert run("publish", build, REPO, "--license", "mit")[0] == 0
+    assert run("verify", pull(Address(REPO, None), tmp_path / "pulled"), "--key", keys.public)[0] == 0
+    assert run("publish", build, "other/model", "--license", "mit", "--key", keys.private)[0] == 0
+    assert run("verify", pull(Address("other/model", None), tmp_path / "other"), "--key", keys.public)[0] == 0
+
+
 def test_a_build_that_is_wrong_is_not_published(build: Path, hub: StoreHub) -> None:
     (build / "compiled/head_0.mlmodelc/more").touch()
     code, text = run("publish", build, REPO, "--license", "mit")
