@@ -1,8 +1,8 @@
-"""What a wheel holds besides the library: the workflow, the commit that it is of, and a dependency.
+"""Add the workflow and the commit to a wheel, and the commit to a source distribution.
 
-An editable install of a clone has the workflow where it lies, and takes portable-coreml from the clone too
-(`dev-mode-dirs` in pyproject.toml); a wheel carries the workflow in `shardmill/workflow` and asks the installer for the
-distribution. The source distribution carries the commit, so that a wheel built of it is the one built of the clone.
+An editable install of a clone has the workflow where it lies; a wheel carries it in `shardmill/workflow`. A wheel built
+from the source distribution is the one built from the clone, since the source distribution carries the commit. The
+wheel contains the portable engine too, so installing it asks an index for no name of ours.
 """
 
 import subprocess
@@ -12,7 +12,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PORTABLE = "portable-coreml==0.1.0"
 WORKFLOW = ("Snakefile", "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
 COMMIT = "commit.txt"
 
@@ -33,7 +32,6 @@ class CarryWorkflow(BuildHookInterface):  # type: ignore[type-arg]
         folder = "shardmill/workflow/" if wheel else ""
         included = build_data["force_include"]
         if wheel:
-            build_data["dependencies"].append(PORTABLE)
             included |= {str(Path(self.root, name)): folder + name for name in WORKFLOW}
         else:  # hatchling walks into the link `config` first, and then into its target no more
             included[str(Path(self.root, "configs"))] = "configs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -41,11 +42,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing but what two wheels hold."""
+    """A folder with nothing but what the wheel holds."""
     folder = tmp_path_factory.mktemp("site")
-    for made in (wheel, build(ROOT / "portable", "wheel", tmp_path_factory.mktemp("portable"))):
-        with zipfile.ZipFile(made) as archive:
-            archive.extractall(folder)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
     return folder
 
 
@@ -97,6 +97,74 @@ def test_it_holds_the_workflow_and_nothing_of_the_machine(wheel: Path) -> None:
         assert f"shardmill/workflow/{name}" in names
     assert "shardmill/workflow/resources/demo/config.json" in names
     assert not [name for name in names if "__pycache__" in name or ".DS_Store" in name or "/build/" in name]
+
+
+def test_it_asks_an_index_for_no_name_of_ours(wheel: Path) -> None:
+    """Nobody has registered them: whoever did would run code in every installation."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        required = re.findall(r"^Requires-Dist: *([\w.-]+)", archive.read(name).decode(), re.MULTILINE)
+        assert "portable_coreml/run/execute.py" in archive.namelist()
+    assert "coremltools" in required and {"shardmill", "portable-coreml", "portable_coreml"} & set(required) == set()
+
+
+POST_DEPLOY = ROOT / "envs/shardmill.post-deploy.sh"
+
+
+def post_deploy(folder: Path, wheel: str) -> subprocess.CompletedProcess[str]:
+    """Run the hook as Snakemake does in a folder that is no clone, with a pip that only says what it is asked for."""
+    (folder / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (folder / "python").chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "SHARDMILL_WHEEL": wheel}
+    return subprocess.run(
+        ["bash", POST_DEPLOY], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("named", ["", "shardmill", "dist/shardmill-0.1.0-py3-none-any.whl"])
+def test_a_conda_environment_outside_a_clone_is_refused_a_wheel_without_a_hash(tmp_path: Path, named: str) -> None:
+    done = post_deploy(tmp_path, named)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "SHARDMILL_WHEEL must name the wheel to install" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_conda_environment_outside_a_clone_gets_the_wheel_that_is_named(tmp_path: Path, wheel: Path) -> None:
+    address = f"{wheel.as_uri()}#sha256={digest(wheel)}"
+    done = post_deploy(tmp_path, address)
+    assert (done.returncode, done.stdout) == (0, f"-m pip install --no-deps --no-index shardmill @ {address}\n")
+
+
+def test_pip_refuses_a_wheel_of_another_hash(tmp_path: Path, wheel: Path) -> None:
+    def install(sha256: str) -> subprocess.CompletedProcess[str]:
+        address = f"shardmill @ {wheel.as_uri()}#sha256={sha256}"
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            str(tmp_path),
+            address,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    other = install("0" * 64)
+    assert other.returncode and "DO NOT MATCH THE HASHES" in other.stderr and not any(tmp_path.iterdir())
+    assert install(digest(wheel)).returncode == 0 and (tmp_path / "portable_coreml/run/execute.py").is_file()
+
+
+def test_no_script_or_page_installs_a_name_of_ours_from_an_index() -> None:
+    told = ("*.md", "*.sh", "*.yaml", "*.txt", "Containerfile", ".ci/*", "hatch_build.py", "*.toml")
+    listed = subprocess.run(["git", "ls-files", *told], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    by_name = re.compile(
+        r"pip install (?!.*--no-index)[^|#&\n]*?(?<![\w./-])(shardmill|portable-coreml)(==[\d.]+)?(\s|$)"
+    )
+    lines = ((name, line) for name in listed.stdout.split() for line in (ROOT / name).read_text().splitlines())
+    assert [f"{name}: {line}" for name, line in lines if by_name.search(line.replace("`", " "))] == []
 
 
 def test_the_library_in_it_has_the_clone_s_keys(site: Path, tmp_path: Path) -> None:
