@@ -13,8 +13,8 @@ from shardmill.attest.statement import read_provenance
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.added import BUNDLE, added
 from shardmill.pipeline.audit import ATTESTATION
-from shardmill.release.bundle import Include, assemble, bundle_files
-from shardmill.release.card import CARD, Published, card_text, write_card
+from shardmill.release.bundle import CARD, Include, assemble, bundle_files
+from shardmill.release.card import Published, card_text, write_card
 from shardmill.release.keys import read_private
 from shardmill.release.leaks import check_leaks
 from shardmill.release.license import License, check_license, license_of

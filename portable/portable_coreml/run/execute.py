@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -165,6 +165,7 @@ class _Tracer:
         self.lines: list[Line] = []
         self.outputs: tuple[Arg, ...] = ()
         self.inputs: tuple[Tensor, ...] = ()
+        self.constants: set[int] = set()  # memory of those of the program
         self.known: dict[str, Const] = {}
         self.writes: dict[int, MaskedWrite] = {}
         self.seen: set[str] = set()  # masks whose rows a line has found
@@ -172,6 +173,7 @@ class _Tracer:
 
     def run(self, block: Lowered, env: dict[str, Any]) -> tuple[Tensor, ...]:
         self.inputs = tuple(env.values())
+        self.constants = {_memory(const.value) for step in block.steps for const in _constants(step.args)}
         self.writes = find_masked_writes(block)
         wanted = used([arg for write in self.writes.values() for arg in (write.mask, write.new)])  # small, and later
         for index, step in enumerate(block.steps):
@@ -180,29 +182,39 @@ class _Tracer:
             self._record(step, env, results)
             for name in set(block.dying.get(index, ())) - wanted:
                 env.pop(name, None)
-        self.outputs = tuple(self._result(self._fold(arg), env) for arg in block.outputs)
+        taken = self._taken()
+        self.outputs = tuple(self._result(self._fold(arg), env, taken) for arg in block.outputs)
         return tuple(value_of(arg, env) for arg in self.outputs)
 
-    def _result(self, arg: Arg, env: dict[str, Any]) -> Arg:
-        """An output, or a copy if it shares memory with an input or a state, or might do so in another run."""
-        value = value_of(arg, env)
-        if not isinstance(arg, Ref) or not isinstance(value, Tensor):
-            return arg
-        if not self._is_borrowed(value) and arg.name not in self.unstable:
-            return arg
-        copy = Ref(f"{COPY}{arg.name}")
-        if copy.name not in env:
-            self.lines.append(Line((copy.name,), _owned, (arg,)))
-            env[copy.name] = _owned(value)
-        return copy
+    def _taken(self) -> set[int]:
+        """Return the memory of inputs, constants, and states as they are now.
 
-    def _is_borrowed(self, value: Tensor) -> bool:
-        """Whether a value shares memory with an input or with a state as it is now.
-
-        A state that has been written anew is no owner any more: its memory may already hold another result.
+        A state that has been written anew is no owner of its old memory, which may already hold another result.
         """
-        owners = {owner.untyped_storage().data_ptr() for owner in (*self.inputs, *self.states.values())}
-        return value.untyped_storage().data_ptr() in owners
+        owners = (*self.inputs, *self.states.values(), *(const.value for const in self.known.values()))
+        return self.constants | {_memory(owner) for owner in owners if isinstance(owner, Tensor)}
+
+    def _result(self, arg: Arg, env: dict[str, Any], taken: set[int]) -> Arg:
+        """Return an output, or a copy of it if its memory belongs to something else, or might do so in another run.
+
+        Args:
+            arg: the output.
+            env: values by name.
+            taken: memory of something else; this output's is added.
+        """
+        value = value_of(arg, env)
+        if not isinstance(value, Tensor):
+            return arg
+        name = arg.name if isinstance(arg, Ref) else f"constant{len(self.lines)}"
+        if _memory(value) not in taken and name not in self.unstable and isinstance(arg, Ref):
+            taken.add(_memory(value))
+            return arg
+        copy = Ref(f"{COPY}{name}")
+        while copy.name in env:  # one value may be several outputs
+            copy = Ref(f"{COPY}{copy.name}")
+        self.lines.append(Line((copy.name,), _owned, (arg,)))
+        env[copy.name] = _owned(value)
+        return copy
 
     def _record(self, step: Step, env: dict[str, Any], results: tuple[Any, ...]) -> None:
         args = tuple(self._fold(arg) for arg in step.args)
@@ -262,10 +274,24 @@ class _Tracer:
         source, storage = step.args[1], value.untyped_storage()
         whole = storage.nbytes() == value.numel() * value.element_size() and value.is_contiguous()
         stable = isinstance(source, Ref) and source.name not in self.unstable
-        return stable and whole and not self._is_borrowed(value)
+        return stable and whole and _memory(value) not in self._taken()
 
 
 HEAD, COPY = "\0head", "\0copy "  # no MIL name begins so
+
+
+def _memory(value: Tensor) -> int:
+    """Return the address of the memory that a tensor is a view of."""
+    return value.untyped_storage().data_ptr()
+
+
+def _constants(args: Iterable[Arg]) -> Iterator[Const]:
+    """Yield the arguments that are tensors and known before a run."""
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _constants(arg)
+        elif isinstance(arg, Const) and isinstance(arg.value, Tensor):
+            yield arg
 
 
 def _placeholders(heads: Arg) -> Arg:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from portable_coreml.files.read_text import read_text
 from portable_coreml.program import Value
@@ -83,3 +84,42 @@ def test_memory_that_a_state_gave_back_is_not_taken_for_the_state_s() -> None:
         states = made.new_state()
         strides = [made.run({"x": x}, states)[0].stride() for _ in range(2)]
         assert strides == [(1, 32), (1, 32)]
+
+
+CONSTANT = "tensor<fp32, [4]> c = const()[val = tensor<fp32, [4]>([0, 1, 2, 3])];"
+ALIASES = {  # an output whose memory is a constant's or another output's
+    "a constant itself": f"{CONSTANT} tensor<fp32, [4]> y = identity(x = c);",
+    "a view of a constant": f"{CONSTANT} tensor<fp32, [1, 4]> y = expand_dims(axes = tensor<int32, [1]>([0]), x = c);",
+    "a part of a constant": f"""{CONSTANT} tensor<fp32, [2]> y = slice_by_index(begin = tensor<int32, [1]>([1]),
+        end = tensor<int32, [1]>([3]), x = c);""",
+    "a part that an input chooses": f"""{CONSTANT} tensor<fp32, [?]> y = slice_by_index(begin = b,
+        end = tensor<int32, [1]>([3]), x = c);""",
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_what_a_caller_writes_into_an_answer_changes_no_constant(name: str) -> None:
+    """Neither in the run that makes the plan, nor in those that follow it, nor for another operation."""
+    lines = f"{ALIASES[name]} tensor<fp32, [4]> sum = add(x = x, y = c);"
+    text = (
+        f"program(1.3){{ func main<ios18>(tensor<int32, [1]> b, tensor<fp32, [4]> x) {{ {lines} }} -> (y, sum, y); }}"
+    )
+    made = Executable(read_text(text).functions["main"], lambda value: np.asarray(value.data), "fp32")
+    for _ in range(3):
+        found = made.run({"b": torch.ones(1, dtype=torch.int32), "x": torch.zeros(4)}, {})
+        y, total, again = (value.clone() for value in found)
+        assert total.tolist() == [0, 1, 2, 3] and y.flatten().tolist() in ([0, 1, 2, 3], [1, 2])
+        assert torch.equal(y, again)
+        found[0].numpy()[:] = 99
+        assert torch.equal(found[2], again) and torch.equal(found[1], total)
+
+
+def test_outputs_share_no_memory() -> None:
+    view = "tensor<fp32, [1, 2]> y = expand_dims(axes = tensor<int32, [1]>([0]), x = a);"
+    lines = f"tensor<fp32, [2]> a = add(x = x, y = x); {view}"
+    text = f"program(1.3){{ func main<ios18>(tensor<fp32, [2]> x) {{ {lines} }} -> (a, y); }}"
+    made = Executable(read_text(text).functions["main"], lambda value: np.asarray(value.data), "fp32")
+    for _ in range(2):
+        first, second = made.run({"x": torch.ones(2)}, {})
+        first.numpy()[:] = 7
+        assert second.tolist() == [[2, 2]]
