@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from pipeline.project import python_path
 
 from shardmill.pipeline.origin import PARTS
 
@@ -43,8 +44,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     given = {"GIT_CONFIG_COUNT": str(len(settings)), "XDG_CACHE_HOME": str(host / "cache"), "OMP_NUM_THREADS": "1"}
     for i, (key, value) in enumerate(settings.items()):
         given |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "portable")))
-    made = {key: value for key, value in os.environ.items() if key != "GITHUB_TOKEN"} | given | {"PYTHONPATH": paths}
+    given["PYTHONPATH"] = python_path(ROOT, ROOT / "portable")
+    made = {key: value for key, value in os.environ.items() if key != "GITHUB_TOKEN"} | given
     for words in (("init", "-q"), ("add", "-A"), (*AUTHOR, "commit", "-q", "-m", "Release"), ("tag", TAG)):
         run(repository, made, "git", *words)
     return made

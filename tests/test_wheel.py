@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pipeline.project import python_path
 
 ROOT = Path(__file__).parents[1]
 # shardmill itself must come from the wheel, and whatever it needs from where the tests have it.
@@ -51,7 +52,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of this Python's, outside the clone, with the wheels' library."""
-    environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": python_path(site), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=500
     )

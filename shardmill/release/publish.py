@@ -87,7 +87,8 @@ def _check_signed_card(build: Path, published: Published) -> None:
     """Raise ShardmillError if the card that was signed is not the one that this repository and license ask for."""
     if (build / CARD).read_text(encoding="utf-8") != card_text(build, published):
         raise ShardmillError(
-            f"{build / CARD}: was signed for another repository or license, or changed since; give --key to sign it anew"
+            f"{build / CARD}: was signed for another repository or license, or changed since; "
+            "give --key to sign it anew"
         )
 
 

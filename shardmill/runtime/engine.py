@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
 from shardmill.runtime.bundles import loadable
@@ -172,6 +173,9 @@ def load(build: Path, precision: str = "fp16") -> Engine:
     Raises:
         ShardmillError: where the folder holds no finished build.
     """
-    manifest = loadable(read_manifest(build), build)
+    manifest = read_manifest(build)
+    for kind in sorted({"layers", "head"} - {part["kind"] for part in manifest["parts"]}, reverse=True):
+        raise ShardmillError(f"{build / 'model.json'} names no program of {kind}; build again")
+    manifest = loadable(manifest, build)
     with load_programs_as(precision):
         return Engine(manifest, build)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
-from shardmill.models.calls import FREQUENT, INFREQUENT
+from shardmill.models.architecture import MASK, SLIDING_MASK
+from shardmill.models.calls import INFREQUENT
+from shardmill.models.contract import rope_inputs
+from shardmill.printable import printable
 
 FORMAT = 2
 COMPILER = "compiler"  # key of a program: the engine whose compiler made its bundle
@@ -31,15 +34,11 @@ ENCODER: Keys = {
     "labels": list,
     "pooling": str,
 }  # what that of an encoder reads
+LONGEST = 200  # characters of what a schema says of a value
 MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
 FORMED = ("functions", "written", "contexts")  # what a part has besides where its program has another form than most
 KINDS = ("layers", "experts", "head", "encoder")
-OPTIONAL: Mapping[str, Callable[[Any], bool]] = {
-    "verify": lambda value: isinstance(value, int),
-    "margin": lambda value: isinstance(value, int | float),
-    "reshape_frequency": lambda value: value in (INFREQUENT, FREQUENT),
-}
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # of an encoder and of a decoder: numbers, or null
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -94,24 +93,59 @@ def faults(content: Any, kinds: Keys) -> Iterator[str]:
     if wrong:
         yield f"{wrong[0]} is not there or not of its type"
         return
-    if not all(isinstance(t, dict) and {"inv_freq", "scale"} <= t.keys() for t in content["rope"].values()):
-        yield "a table of rope lacks inv_freq or scale"
-    yield from (
-        f"{key} is not of its type" for key, fits in OPTIONAL.items() if key in content and not fits(content[key])
-    )
+    missing = [key for key in DISTANCES[MARK in kinds] if key not in content]
+    if missing:
+        yield f"{missing[0]} is not there"
+        return
+    schema_says = _breaks_schema(content, [*kinds])
+    if schema_says:
+        yield schema_says
+        return
     if not _ascend(content):
         yield "contexts are not numbers of slots that ascend to that of context"
-    for distance in DISTANCES[MARK in kinds]:
-        if not isinstance(content.get(distance, ""), int | None):
-            yield f"{distance} is not there or not of its type"
-    for part in content["parts"]:
-        if not isinstance(part, dict) or not set(PART) <= part.keys():
-            yield f"a part lacks one of {', '.join(PART)}"
-            return
+    yield from (
+        f"inputs of {part['name']} do not fit {key}" for part in content["parts"] for key in _misfits(content, part)
+    )
     if not _follow(content["parts"]):
         yield f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers"
     if not all(_names_files(entry) for entry in entries(content)):
         yield "an entry does not say where its file lies"
+
+
+def _breaks_schema(content: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Return where model.json breaks its published JSON Schema, and how; "" if it does not.
+
+    Args:
+        content: of model.json.
+        keys: which ones must be there: a runtime needs fewer than whoever verifies a build.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    schema = load_json(Path(__file__).with_name("encoder.schema.json" if MARK in content else "model.schema.json"))
+    error = best_match(Draft202012Validator({**schema, "required": [*keys]}).iter_errors(content))
+    if error is None:
+        return ""
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
+    said = error.message if len(error.message) < LONGEST else f"does not fit {error.validator} of the schema"
+    return printable(f"{place.removeprefix('.') or 'it'}: {said}")
+
+
+def _misfits(content: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of model.json that a part's inputs contradict: tables of rope, context, window_slots."""
+    inputs = part["inputs"]
+    for name, table in content["rope"].items():
+        cos, _ = rope_inputs(name)
+        if cos in inputs and inputs[cos][-1] != len(table["inv_freq"]):
+            yield f"the table {name} of rope"
+    if any(rope_inputs(name)[0] in inputs and name not in content["rope"] for name in ("rope", "rope_local")):
+        yield "rope"
+    if part["kind"] != "layers":
+        return
+    slots = content["context"]
+    for mask, kept in ((MASK, slots), (SLIDING_MASK, content["window_slots"] or slots)):
+        if mask in inputs and inputs[mask][-1] != kept:
+            yield "context" if kept == slots else "window_slots"
 
 
 def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:

@@ -37,6 +37,11 @@ def steps_that(did: str, output: str) -> set[str]:
     return set(re.findall(rf"^shardmill (\w+).*: {did}\b", output, re.MULTILINE))
 
 
+def python_path(*folders: Path) -> str:
+    """Return PYTHONPATH with folders before those that it has, which on a simulated Mac are what makes it one."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def share_templates(root: Path) -> None:
     """Lets the store of a folder's builds keep its templates where all tests do."""
     store = root / "build/.store"
@@ -80,7 +85,7 @@ class Project:
         return [sys.executable, "-m", "snakemake", "--cores", "2", *(targets or TARGETS), "--configfile", "tiny.yaml"]
 
     def environment(self) -> dict[str, str]:
-        code = os.pathsep.join((str(self.folder), str(ROOT / "portable")))
+        code = python_path(self.folder, ROOT / "portable")
         own = {"PYTHONPATH": code, "PYTHONHASHSEED": str(self.hash_seed), "OMP_NUM_THREADS": "1"}
         return os.environ | own | {"XDG_CACHE_HOME": str(self.folder / ".cache")}
 

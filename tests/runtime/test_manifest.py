@@ -29,6 +29,16 @@ from shardmill.runtime.manifest import (
     verify_width,
 )
 
+LAYERS: dict[str, Any] = manifest()["parts"][0] | {
+    "kind": "layers",
+    "inputs": {
+        "x": [1, 96, "T", 1],
+        "rope_cos": ["T", 1],
+        "rope_sin": ["T", 1],
+        "attn_mask": [1, 1, "T", 256],
+        "attn_mask_sliding": [1, 1, "T", 256],
+    },
+}
 WRONG: dict[str, Any] = {
     "a list": [],
     "nothing": {},
@@ -46,6 +56,22 @@ WRONG: dict[str, Any] = {
     "a width of decode passes that is no number": manifest(verify="4"),
     "a hint that Core ML does not have": manifest(reshape_frequency="never"),
     "parts that are none": manifest(parts=[5]),
+    "no part": manifest(parts=[]),
+    "no width": manifest(widths=[]),
+    "a width of no tokens": manifest(widths=[0, 4]),
+    "a head that takes no hidden state": manifest(parts=[manifest()["parts"][0] | {"inputs": {}}]),
+    "layers that take no x": manifest(parts=[manifest()["parts"][0] | {"kind": "layers"}]),
+    "an input that no runtime knows": manifest(
+        parts=[manifest()["parts"][0] | {"inputs": {"hidden": [1, 96, "T", 1], "audio": [1]}}]
+    ),
+    "layers of another context": manifest(parts=[LAYERS], context=128),
+    "layers of a ring that there is not": manifest(parts=[LAYERS], window_slots=7),
+    "layers of another table of rope": manifest(parts=[LAYERS], rope={"rope": {"inv_freq": [1.0] * 3, "scale": 1.0}}),
+    "a table of rope that is text": manifest(rope={"rope": {"inv_freq": "x", "scale": 1.0}}),
+    "ends of answers that are text": manifest(eos_token_ids=["a"]),
+    "a context that is true": manifest(context=True),
+    "passes of less than a token": manifest(tokens_max=-1),
+    "a window of no slots": manifest(window_slots=-1),
     **{
         f"a part without {key}": manifest(parts=[{k: v for k, v in manifest()["parts"][0].items() if k != key}])
         for key in PART
@@ -96,9 +122,30 @@ def test_one_made_before_hints_were_passed_has_the_default_of_its_programs(built
     assert reshape_frequency({"buckets": [128], "parts": [{}]}) == ""
 
 
-def test_a_sound_one_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [manifest()["parts"], [LAYERS]])
+def test_a_sound_one_is_read(tmp_path: Path, parts: list[Any]) -> None:
+    write(tmp_path, manifest(parts=parts))
+    assert read_manifest(tmp_path) == read_manifest(tmp_path, COMPLETE) == manifest(parts=parts)
+
+
+def test_keys_that_a_newer_one_has_besides_are_read_over(tmp_path: Path) -> None:
+    newer = manifest(taps=[1], parts=[manifest()["parts"][0] | {"adapters": {}}])
+    write(tmp_path, newer)
+    assert read_manifest(tmp_path) == newer
+
+
+def test_a_build_of_a_head_alone_has_nothing_to_run(tmp_path: Path) -> None:
+    """A stranger's model.json may have no program of layers, though all else in it is right."""
     write(tmp_path, manifest())
-    assert read_manifest(tmp_path) == read_manifest(tmp_path, COMPLETE) == manifest()
+    with pytest.raises(ShardmillError, match=r"model\.json names no program of layers"):
+        engine.load(tmp_path)
+
+
+def test_what_the_schema_says_of_a_stranger_s_value_is_short_and_printable(tmp_path: Path) -> None:
+    for value, told in (("\x1b[2J", "is not of type"), ("x" * 9999, "does not fit type of the schema")):
+        write(tmp_path, manifest(verify=value))
+        said = refusal(tmp_path, read_manifest)
+        assert told in said and said.isprintable() and len(said) < 400
 
 
 @pytest.mark.parametrize("window", [None, 512])
@@ -157,7 +204,12 @@ def test_an_entry_without_a_hash_is_not_taken_for_checked(tmp_path: Path) -> Non
 def encoder_s(**changes: Any) -> dict[str, Any]:
     """model.json of an encoder of one part."""
     decoder = {key: value for key, value in manifest().items() if key not in {*RUNTIME} - {*SHARED}}
-    return decoder | {"task": "token-classification", "buckets": [64], "labels": ["O"], "pooling": "", **changes}
+    part = decoder["parts"][0] | {"kind": "encoder", "inputs": {"x": [1, 96, "T", 1]}}
+    return (
+        decoder
+        | {"parts": [part]}
+        | {"task": "token-classification", "buckets": [64], "labels": ["O"], "pooling": "mean", **changes}
+    )
 
 
 @pytest.mark.parametrize("distance", [None, 12])
@@ -173,7 +225,7 @@ def test_an_encoder_s_without_it_is_refused(tmp_path: Path, key: str, kinds: Key
     sound = encoder_s(band=None, reach=None)
     for content in (sound | {key: "12"}, {name: value for name, value in sound.items() if name != key}):
         write(tmp_path, content)
-        assert f"{key} is not there or not of its type" in refusal(tmp_path, lambda build: read_manifest(build, kinds))
+        assert f"manifest of a built model: {key}" in refusal(tmp_path, lambda build: read_manifest(build, kinds))
 
 
 def test_one_context_of_several_is_what_a_build_with_no_other_has() -> None:
