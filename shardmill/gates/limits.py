@@ -17,6 +17,7 @@ from shardmill.gates.thresholds import COST, THRESHOLDS, Threshold
 FOUR, SIX = "4 bits", "6 bits"
 APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"
 FEW = 0.1  # of a model's weights: that many of fewer bits are judged by the limits of the others
+MOST = 4  # times the noise of an average matrix is what one matrix of a part may bring
 SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
 LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
 # Limits by the fewest bits of a weight, each with its reason. Where a number is not named, INT8's limit holds.
@@ -64,6 +65,25 @@ def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
     return ""
 
 
+def shares(forms: Mapping[str, str]) -> dict[str, float]:
+    """Return how much of a part's noise may be that of fewer than eight bits, by a key of COSTS.
+
+    A part is as noisy as its matrices together, so one matrix of 4 bits among many of 8 loosens its limits by little.
+    Matrices are counted, not weights: a small one stands in the way of as much of the signal as a large one.
+
+    Args:
+        forms: the form of each of its matrices.
+    """
+    found = {key: sum(form(name).bits == count for name in forms.values()) for count, key in ((4, FOUR), (6, SIX))}
+    left: float = 1.0
+    shared: dict[str, float] = {}
+    for key, number in found.items():
+        share = min(left, MOST * number / len(forms)) if number else 0.0
+        left -= share
+        shared |= {key: share} if share else {}
+    return shared
+
+
 def budget(growth: float) -> dict[str, float]:
     """Limits of a build whose perplexity was allowed to grow by a factor, as the calibration text foresees it.
 
@@ -75,23 +95,44 @@ def budget(growth: float) -> dict[str, float]:
 
 
 def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
-    """The thresholds of a verdict that says by which it was judged; no budget in it loosens those of four bits."""
+    """Return the thresholds of a verdict that says by which it was judged.
+
+    No budget or share that it names loosens those of four bits.
+    """
     named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
-    return table(judged.get("limits", ""), named)
+    return table(judged.get("limits", ""), named, judged.get("shares"))
 
 
-def table(key: str, budget: Mapping[str, float] | None = None) -> dict[str, Threshold]:
-    """The thresholds of a build.
+def table(
+    key: str, budget: Mapping[str, float] | None = None, shares: Mapping[str, float] | None = None
+) -> dict[str, Threshold]:
+    """Return the thresholds of a build, or of a part.
 
     Args:
         key: what `bits` gives.
         budget: limits that somebody set, by the names of numbers of question 3; they go before all others.
+        shares: what `shares` gives, for a part: the limits lie between those of the table and those of fewer bits.
 
     Raises:
         KeyError: for a key or a name that there is not.
     """
     limits = dict(COSTS[key]) if key else {}
+    if shares:
+        why = ", ".join(f"{share:.0%} of the noise at {key}" for key, share in shares.items())
+        mixed = f"between INT8's and that of fewer bits: {why}"
+        limits = {name: (_between(name, shares), mixed) for name in COSTS[FOUR]}
     limits |= {name: (limit, "the build's own budget") for name, limit in (budget or {}).items()}
     assert all(THRESHOLDS[name].question == COST for name in limits)
     changed = {name: replace(THRESHOLDS[name], limit=limit, why=why) for name, (limit, why) in limits.items()}
     return THRESHOLDS | changed
+
+
+def _between(name: str, shares: Mapping[str, float]) -> float:
+    """Return a limit of noise that is mixed: of its power where the number is in dB, else of the number itself."""
+    given = {key: max(0.0, share) for key, share in shares.items()}
+    whole = max(1.0, sum(given.values()))
+    parts = [(share / whole, COSTS[key][name][0]) for key, share in given.items()]
+    parts.append((1 - sum(share for share, _ in parts), THRESHOLDS[name].limit))
+    if name == "psnr":
+        return -10 * math.log10(sum(share * 10 ** (-limit / 10) for share, limit in parts))
+    return sum(share * limit for share, limit in parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,60 +11,113 @@ import torch
 from torch import Tensor
 
 from shardmill.convert.weights import PartWeights, block
-from shardmill.forms.form import matrices
+from shardmill.forms.form import FP16, form, matrices
 from shardmill.gates.heap import give_back
 from shardmill.gates.measurement import Measurement
-from shardmill.gates.stored import Stored
+from shardmill.gates.stored import Stored, fp16_step
 from shardmill.gates.weights import Chosen, PackageWeights
 
 TOO_SMALL = ", of which rows are so small that fp16 has no scale for them; give it the form fp16 in a recipe"
+FP16_NORMAL = 2.0**-14  # the smallest number that fp16 holds in full precision
+Worst = tuple[float, str]  # the largest value of some tensors, NaN if any is, and the label of the tensor that has it
 
 
-def weights_kept(stored: PackageWeights, source: Path) -> Iterator[Measurement]:
-    """How far the stored weights are from the checkpoint's, and where a quantiser chose codes, from those.
+def weights_kept(stored: PackageWeights, source: Path, forms: Mapping[str, str]) -> Iterator[Measurement]:
+    """Yield how far the stored weights are from the checkpoint's and, if a quantiser chose codes, from those.
 
     Args:
         stored: the package's weights.
         source: the checkpoint's folder.
+        forms: the form that a recipe gives to each matrix, by its path.
     """
     chosen = stored.chosen
     given = [path for path in stored.part.shapes if chosen and chosen.named(path)]
-    yield Measurement("weight_steps", *weight_steps(stored, source, [p for p in stored.part.shapes if p not in given]))
+    yield from _rounded(stored, source, [p for p in stored.part.shapes if p not in given], forms)
     if chosen and given:
         yield Measurement("codes_differ", *codes_differ(stored, chosen, given))
         yield Measurement("code_steps", *weight_steps(stored, source, given))
 
 
-def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> tuple[float, str]:
-    """Largest distance of stored weights from the original ones in quantisation steps, and the tensor's name.
+def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Worst:
+    """Return the largest distance of stored weights from the original ones, in quantisation steps.
 
-    A tensor stored in fp16 counts in steps of fp16 (2^-10 of the value). NaN if any distance is.
+    A tensor in fp16 counts in steps of fp16 (2^-10 of the value), one of a palette in gaps between its entries.
 
     Args:
         stored: the package's weights.
         source: the checkpoint's folder.
         paths: which constants.
     """
-    worst, where, weights = 0.0, "", PartWeights(stored.part, source)
+    worst, weights = (0.0, ""), PartWeights(stored.part, source)
     for path in paths:
-        steps, lost = _steps(stored, weights, path, source)
-        give_back()
-        if math.isnan(steps) or steps > worst:
-            worst, where = steps, weights.tensors[path][0].label + (TOO_SMALL if lost and steps > 1 else "")
-        if math.isnan(worst):
-            break
-    return worst, where
+        found = [steps for steps, _, _ in _rows(stored.stored(path), weights, path, source)]
+        worst = _further(worst, _largest(found), weights.tensors[path][0].label)
+    return worst
 
 
-def _steps(stored: PackageWeights, weights: PartWeights, path: str, source: Path) -> tuple[float, bool]:
-    """The same of one constant, NaN included; and whether any of its channels has a scale of 0.
+def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapping[str, str]) -> Iterator[Measurement]:
+    """Yield what rounding did to constants: to their codes, to those beside subnormal scales, and to the scales."""
+    steps, subnormal, scales = (0.0, ""), (0.0, ""), (0.0, "")
+    weights = PartWeights(stored.part, source)
+    for path in paths:
+        kept, label, wanted = stored.stored(path), weights.tensors[path][0].label, form(forms.get(path, FP16))
+        if kept.kind != wanted.kind:
+            scales = _further(scales, math.inf, f"{label}, which is stored as {kept.kind} in place of {wanted.kind}")
+        normal, small, off = [], [], []
+        for rows, largest, scale in _rows(kept, weights, path, source):
+            if scale is None:
+                normal.append(rows)
+                continue
+            normal.append(rows[scale >= FP16_NORMAL])
+            small.append(rows[scale < FP16_NORMAL])
+            off.append(scale_steps(scale, largest, wanted.levels))
+        steps = _further(steps, _largest(normal), label)
+        lost = kept.scale is not None and not bool(kept.scale.all())
+        subnormal = _further(subnormal, _largest(small), label + (TOO_SMALL if lost else ""))
+        scales = _further(scales, _largest(off), label)
+    yield Measurement("weight_steps", *steps)
+    yield Measurement("subnormal_steps", *subnormal)
+    yield Measurement("scale_steps", *scales)
 
-    It is gone when the next is read.
+
+def scale_steps(scale: Tensor, largest: Tensor, levels: int) -> Tensor:
+    """Return how far scales are from what the largest weight of their rows asks for, in steps of fp16.
+
+    Args:
+        scale: as they are stored, [rows].
+        largest: magnitude of each row's largest weight, [rows].
+        levels: the largest code.
     """
-    kept = stored.stored(path)
-    blocks = _blocks(kept, weights, path, source)
-    found = [float(rows.sub_(expected).abs_().div_(step).max()) for rows, expected, step in blocks]
-    return float(np.max(found)), kept.scale is not None and not bool(kept.scale.all())  # np.max keeps NaN
+    expected = largest / levels
+    return (scale - expected).abs() / fp16_step(expected)
+
+
+def _rows(
+    kept: Stored, weights: PartWeights, path: str, source: Path
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield of blocks of a constant's rows: the largest distance in steps, the largest weight, and the scale.
+
+    Each is [rows], NaN where a weight is. The block is gone when the next is read.
+    """
+    first = 0
+    for rows, expected, step in _blocks(kept, weights, path, source):
+        distance = rows.sub_(expected).abs_().div_(step).reshape(len(rows), -1)
+        scale = None if kept.scale is None else kept.scale[first : first + len(rows), 0]
+        yield distance.amax(1), expected.reshape(len(rows), -1).abs().amax(1), scale
+        first += len(rows)
+    give_back()
+
+
+def _largest(found: Iterable[Tensor]) -> float:
+    """Return the largest of all numbers, NaN if any is, 0 if there is none."""
+    return float(np.max([float(block.max()) for block in found if len(block)], initial=0.0))  # np.max keeps NaN
+
+
+def _further(worst: Worst, value: float, label: str) -> Worst:
+    """Return the larger of two values with its label; NaN is larger than any."""
+    if math.isnan(worst[0]):
+        return worst
+    return (value, label) if math.isnan(value) or value > worst[0] else worst
 
 
 def kept_db(stored: PackageWeights, source: Path) -> dict[str, float]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardmill.forms.form import FP16
+
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
 BLOCK = 8_000_000  # numbers of a matrix in fp32 at a time: glibc keeps up to 32 MB for the next, others it gives back
 
@@ -31,6 +33,11 @@ class Stored:
     values: Tensor
     scale: Tensor | None = None
     tables: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        """What kind of form it is stored in, as `forms.form` names them."""
+        return "int" if self.scale is not None else "palette" if self.tables is not None else FP16
 
     @property
     def coded(self) -> bool:
@@ -65,10 +72,10 @@ class Stored:
             yield rows if self.scale is None else rows.mul_(self.scale[first : first + len(kept)])
 
     def steps(self, expected: Tensor, first: int) -> Tensor:
-        """How far the next representable number is from each expected one, at most.
+        """Return the quantisation step at each expected number, of which rounding to nearest is at most half.
 
-        A palette's step reaches to the second entry by distance, so the nearest one is always within it. No step is
-        under fp16's smallest: a channel of nothing but zeros has a scale of 0.
+        A palette's step is the gap between the two nearest entries; of a number beyond the table, the sum of the
+        distances to both. No step is under fp16's smallest: a channel of nothing but zeros has a scale of 0.
 
         Args:
             expected: rows of what the constant was made from, in fp32.
@@ -77,8 +84,8 @@ class Stored:
         if self.scale is not None:
             return self.scale[first : first + len(expected)].clamp(min=FP16_STEP)
         if self.tables is None:
-            return _fp16_step(expected)
-        return torch.stack([_second(*pair) for pair in zip(expected, self._tables(first, len(expected)), strict=True)])
+            return fp16_step(expected)
+        return torch.stack([_gap(*pair) for pair in zip(expected, self._tables(first, len(expected)), strict=True)])
 
     def _tables(self, first: int, count: int) -> Tensor:
         """The table of each row, [count, entries], in fp32."""
@@ -87,16 +94,15 @@ class Stored:
         return self.tables[torch.arange(first, first + count) // share].float()
 
 
-def _second(row: Tensor, table: Tensor) -> Tensor:
-    """The distance of each number of a row to the second of a table's entries by distance."""
+def _gap(row: Tensor, table: Tensor) -> Tensor:
+    """Return the sum of the distances of each number of a row to the two nearest of a table's entries."""
     entries = torch.unique_consecutive(table.sort().values)
     if len(entries) == 1:
-        return torch.clamp((row - entries).abs(), min=FP16_STEP)
+        return torch.clamp((row - entries).abs() * 2, min=FP16_STEP)
     right = torch.searchsorted(entries, row).clamp(1, len(entries) - 1)
-    near = torch.maximum((row - entries[right - 1]).abs(), (entries[right] - row).abs())
-    return torch.clamp(near, min=FP16_STEP)
+    return torch.clamp((row - entries[right - 1]).abs() + (entries[right] - row).abs(), min=FP16_STEP)
 
 
-def _fp16_step(values: Tensor) -> Tensor:
-    """An upper bound of the distance between neighbouring fp16 numbers at each value."""
+def fp16_step(values: Tensor) -> Tensor:
+    """Return an upper bound of the distance between neighbouring fp16 numbers at each value."""
     return (values.abs() * 2**-10).clamp(min=FP16_STEP)

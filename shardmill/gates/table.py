@@ -15,14 +15,18 @@ import torch
 from shardmill.checkpoint.headers import TensorInfo, read_header
 from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import GateError
+from shardmill.forms.form import form
 from shardmill.gates.measurement import Measurement
+from shardmill.gates.rounding import FP16_NORMAL, Worst, scale_steps
 from shardmill.gates.stored import Stored, rows_at_once
 from shardmill.models.sources import turned
 from shardmill.plan import Constant, Part
 
+NAMES = ("weight_steps", "subnormal_steps", "scale_steps")
 
-def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
-    """The largest distance of a stored row from the checkpoint's, in steps of fp16, and the token it belongs to.
+
+def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement]:
+    """Return how far stored rows and their scales are from the checkpoint's, and the token of the worst row.
 
     Args:
         embedding: the embedding part.
@@ -33,18 +37,23 @@ def table_parity(embedding: Part, source: Path, table: Path) -> Measurement:
         GateError: the table is not of the checkpoint's shape.
     """
     found = [_distance(tensor, source, table) for tensor in embedding.tensors]
-    worst, where = max(found, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
-    return Measurement("weight_steps", worst, where)
+    return [Measurement(name, *max((one[name] for one in found), key=_size)) for name in NAMES]
 
 
-def _distance(original: Constant, source: Path, table: Path) -> tuple[float, str]:
-    """The largest distance of one table's rows, and where it is; raises as `table_parity` does."""
+def _size(one: Worst) -> float:
+    """Return a value by which to find the worst: NaN is worse than any."""
+    return math.inf if math.isnan(one[0]) else one[0]
+
+
+def _distance(original: Constant, source: Path, table: Path) -> dict[str, Worst]:
+    """Return the largest distances of one table's rows, and where they are; raise as `table_parity` does."""
     held = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}
     stored = held.get(original.path)
     if stored is None or stored.shape != original.shape:
         found = "none" if stored is None else list(stored.shape)
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
-    worst, where, first = 0.0, "", 0
+    worst: dict[str, Worst] = dict.fromkeys(NAMES, (0.0, ""))
+    first = 0
     scale = _scale(held.get(f"{original.path}.scale"), table.parent)
     vectors = beside(original, source)
     pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
@@ -52,13 +61,18 @@ def _distance(original: Constant, source: Path, table: Path) -> tuple[float, str
         kept = Stored(rows, None if scale is None else scale[first : first + len(rows)])
         expected = turned(plain, original.source, vectors)
         steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [rows], NaN where any is
-        token = int(steps.argmax())  # NaN counts as the largest
-        if math.isnan(steps[token]) or float(steps[token]) > worst:
-            worst, where = float(steps[token]), f"{original.label}, token {first + token}"
-        if math.isnan(worst):
-            break
+        blocks = {"weight_steps": steps}
+        if kept.scale is not None:
+            small = kept.scale[:, 0] < FP16_NORMAL
+            off = scale_steps(kept.scale[:, 0], expected.abs().amax(1), form("int8").levels)
+            blocks = {"weight_steps": steps.masked_fill(small, 0), "scale_steps": off}
+            blocks |= {"subnormal_steps": steps.masked_fill(~small, 0)}
+        for name, distances in blocks.items():
+            token = int(distances.argmax())  # NaN counts as the largest
+            one = (float(distances[token]), f"{original.label}, token {first + token}")
+            worst[name] = max(worst[name], one, key=_size)
         first += len(rows)
-    return worst, where
+    return worst
 
 
 def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:

@@ -46,10 +46,25 @@ PROGRAM, WIDTHS, COST, PLACEMENT = "1 program", "2 widths", "3 cost", "residency
 THRESHOLDS = {
     "weight_steps": Threshold(
         PROGRAM,
-        1.0,
+        0.6,
         False,
         "largest distance of a stored weight or embedding from the checkpoint's, in quantisation steps",
-        "rounding takes half a step, and the scale's own rounding to fp16 up to another half where it is subnormal",
+        "rounding to nearest takes half a step; fp16 before it and the quotient in fp16 move a code of 127 by 127 * "
+        "(2^-11 + 2^-12), a step's 0.093; rounding down or cutting off takes a whole step",
+    ),
+    "subnormal_steps": Threshold(
+        PROGRAM,
+        1.0,
+        False,
+        "the same of rows whose scale is below fp16's normal numbers, 2^-14",
+        "half a step, and up to another half for the scale, which has fewer digits there",
+    ),
+    "scale_steps": Threshold(
+        PROGRAM,
+        1.0,
+        False,
+        "largest distance of a stored scale from its row's largest weight over the largest code, in steps of fp16",
+        "the largest weight and the quotient are each rounded to fp16; a scale that is doubled is off by 1,024 steps",
     ),
     "codes_differ": Threshold(
         PROGRAM,

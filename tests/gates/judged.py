@@ -12,11 +12,13 @@ import tiny
 import torch
 from torch import Tensor
 
+from shardmill.forms.form import matrices
 from shardmill.gates import measurement, reference, stack
 from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline.steps.parity import measurements
 from shardmill.pipeline.steps.reference import carry
+from shardmill.plan import Part
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
@@ -52,7 +54,12 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     stored, states = PackageWeights(program, piece), dict(known(build.source, carry(build.plan)))
     if piece.kind != "head":
         states = {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
-    return judge(name, measurements(program, piece, build.plan, states, build.source, stored))
+    return judge(name, measurements(program, piece, build.plan, states, build.source, stored, in_int8(piece)))
+
+
+def in_int8(piece: Part) -> dict[str, str]:
+    """The forms of a part's matrices in a build of INT8."""
+    return dict.fromkeys(matrices(piece.shapes), "int8")
 
 
 def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt: Path | None = None) -> Rows:
@@ -65,8 +72,8 @@ def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt:
         "logits": states["logits"],
     }
     load, stored = chained(build, {**build.packages, **(packages or {})}, table)
-    row = table_parity(build.parts["embedding"], build.source, table)
-    return judge("stack", [row, *stack.stack_parity(load, stored, short)])
+    rows = table_parity(build.parts["embedding"], build.source, table)
+    return judge("stack", [*rows, *stack.stack_parity(load, stored, short)])
 
 
 def undisturbed(build: tiny.Build) -> Rows:

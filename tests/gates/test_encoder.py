@@ -28,6 +28,8 @@ from shardmill.models.host import Floats
 from shardmill.plan import Part
 from shardmill.runtime.encoder import Encoder
 
+from .judged import in_int8
+
 TOKENS = tiny_encoders.tiny_text(50)
 BUCKETS = [16, 64]
 # Core ML has no fp32 mode: nothing is compared in fp32 there, and widths are compared to within fp16's rounding.
@@ -58,7 +60,7 @@ class Made:
         weights, output = checkpoint_weights(self.source), self.known[f"output_{bucket}"]
         stored = self.stored(bucket)
         found = gates.encoder_parity(made, self.reference(), TOKENS, output, stored, weights)
-        return measurement.compare(chain(weights_kept(stored, self.source), found))
+        return measurement.compare(chain(weights_kept(stored, self.source, in_int8(part)), found))
 
     def stack(self, encoder: type[Encoder] = Encoder) -> list[dict[str, Any]]:
         """The rows of the stack's verdict."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from shardmill.gates.limits import COSTS, FEW, FOUR, SIX, bits, budget, of, table
+from shardmill.gates.limits import COSTS, FEW, FOUR, SIX, bits, budget, of, shares, table
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.thresholds import COST, THRESHOLDS
 
@@ -25,6 +27,36 @@ def test_of_a_whole_model_the_forms_of_few_weights_do_not_decide() -> None:
     assert bits({"int4": 1, "int8": 9}, FEW) == "" and bits({"int4": 2, "int8": 9}, FEW) == FOUR
     assert bits({"int4": 1, "palette6": 1, "int8": 10}, FEW) == SIX
     assert bits({"int4": 1}, FEW) == FOUR
+
+
+def test_one_matrix_of_four_bits_hardly_loosens_a_large_part() -> None:
+    """Its limit was that of a part of four bits throughout, 6 dB."""
+    forms = {f"layers.{i}.down_proj": "int8" for i in range(139)} | {"layers.0.k_proj": "int4"}
+    found = table(FOUR, shares=shares(forms))["psnr"].limit
+    assert found == pytest.approx(-10 * math.log10(1e-3 * 136 / 140 + 10**-0.6 * 4 / 140)) and 20 < found < 22
+    assert of({"limits": FOUR, "shares": shares(forms)})["psnr"].limit == found
+
+
+def test_limits_of_a_part_lie_between_those_of_the_table_and_those_of_fewer_bits() -> None:
+    for number in range(9):
+        forms = {str(i): "int4" if i < number else "int8" for i in range(8)}
+        few, many = table(""), table(FOUR)
+        for name in COSTS[FOUR]:
+            found = table(FOUR if number else "", shares=shares(forms))[name].limit
+            low, high = sorted((few[name].limit, many[name].limit))
+            assert low <= found <= high or found == pytest.approx(low) or found == pytest.approx(high)
+    assert shares({"a": "int4", "b": "palette4/16"}) == {FOUR: 1.0}
+    assert shares({"a": "int8", "b": "fp16"}) == shares({}) == {}
+    assert shares({**dict.fromkeys("abcdefghij", "int8"), "k": "int4", "l": "palette6/8"}) == {FOUR: 1 / 3, SIX: 1 / 3}
+    assert shares({"a": "int4", "b": "palette6/8", "c": "int8"}) == {FOUR: 1.0}
+
+
+def test_no_share_that_somebody_writes_is_looser_than_four_bits() -> None:
+    for written in ({FOUR: 100.0}, {FOUR: 1.0, SIX: 50.0}, {FOUR: -3.0}):
+        found, loosest = of({"limits": FOUR, "shares": written}), table(FOUR)
+        for name in COSTS[FOUR]:
+            worse = found[name].limit - loosest[name].limit
+            assert (worse >= -1e-9) if THRESHOLDS[name].at_least else (worse <= 1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name, row in THRESHOLDS.items() if row.question == COST])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -21,9 +22,11 @@ from shardmill.forms.form import form, matrices
 from shardmill.gates import rounding
 from shardmill.gates.rounding import weight_steps, weights_kept
 from shardmill.gates.stored import Stored
+from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import Chosen, PackageWeights
 from shardmill.models.architecture import Source
 
+from .judged import in_int8
 from .test_weights import FORMS, NORM, NOWHERE, PROJECTION, block_rows, mixed, original, stored
 
 __all__ = ["mixed", "original", "stored"]  # fixtures
@@ -71,7 +74,10 @@ def test_rows_without_a_scale_come_with_the_remedy(
         return Stored(codes, scale.float()[:, None])
 
     monkeypatch.setattr(stored, "stored", with_zeros)
-    worst, where = steps_from(monkeypatch, stored, {**original, PROJECTION: tiny_row})
+    monkeypatch.setattr(rounding, "block", lambda tensor, source: {**original, PROJECTION: tiny_row}[tensor.path])
+    rows = {row.name: row for row in weights_kept(stored, NOWHERE, in_int8(stored.part))}
+    assert rows["weight_steps"].value < 0.6 and rows["scale_steps"].value <= 1
+    worst, where = rows["subnormal_steps"].value, rows["subnormal_steps"].detail
     assert 40 < worst < 60
     assert where.startswith(f"model.{PROJECTION}, of which rows are so small") and "form fp16" in where
 
@@ -136,6 +142,53 @@ def test_codes_of_every_form_are_within_a_step(
     assert worst > 1 and where == f"model.{path}"
 
 
+def cut_off(wide: torch.Tensor) -> torch.Tensor:
+    """fp32 to fp16 toward zero."""
+    return (wide.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).half()
+
+
+# What a converter could do in place of rounding to the nearest code by the largest weight of each row: from a matrix in
+# fp32, and the fp16 scales that it should have.
+WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor], Stored]] = {
+    "rounding down": lambda w, s: Stored((w / s).floor().clamp(-127, 127).to(torch.int8), s),
+    "cutting off": lambda w, s: Stored((w / s).trunc().to(torch.int8), s),
+    "scales doubled": lambda w, s: Stored((w / (2 * s)).round().to(torch.int8), 2 * s),
+    "a sixteenth of the range": lambda w, s: Stored((w / (16 * s)).round().to(torch.int8), 16 * s),
+    "one scale for all rows": lambda w, s: Stored((w / s.max()).round().to(torch.int8), s.max().expand(s.shape)),
+    "scales a little small": lambda w, s: Stored((w / (0.99 * s)).round().clamp(-127, 127).to(torch.int8), 0.99 * s),
+    "fp16 in place of codes": lambda w, s: Stored(w.half()),
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_what_is_not_rounding_to_nearest_by_the_largest_weight_is_refused(
+    way: str, stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, sound = stored.stored, stored.stored(PROJECTION)
+    assert sound.scale is not None
+    wrong = WRONG[way](original[PROJECTION].float(), sound.scale)
+    monkeypatch.setattr(rounding, "block", lambda tensor, source: original[tensor.path])
+
+    def missed() -> set[str]:
+        rows = list(weights_kept(stored, NOWHERE, in_int8(stored.part)))
+        return {row.name for row in rows if not THRESHOLDS[row.name].holds(row.value)}
+
+    assert missed() == set()
+    monkeypatch.setattr(stored, "stored", lambda path: wrong if path == PROJECTION else held(path))
+    assert missed() and missed() <= {"weight_steps", "scale_steps"}
+
+
+def test_a_vector_that_was_cut_off_in_place_of_rounded_is_refused(
+    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {**original, NORM: original[NORM].float() * 1.37}
+    held = stored.stored
+    for way, passes in ((torch.Tensor.half, True), (cut_off, False)):
+        made = Stored(way(wide[NORM]))
+        monkeypatch.setattr(stored, "stored", lambda path, made=made: made if path == NORM else held(path))
+        assert THRESHOLDS["weight_steps"].holds(steps_from(monkeypatch, stored, wide)[0]) == passes
+
+
 FOUR = "layers.2.self_attn.o_proj.weight"
 
 
@@ -166,7 +219,7 @@ def kept(
         part, built.source, as_forms or forms, package, templates.FOLDER, codes=folder / "converted.safetensors"
     )
     held = PackageWeights(package, part, chosen=Chosen(folder / "chosen.safetensors", forms))
-    return {row.name: (row.value, row.detail) for row in weights_kept(held, built.source)}
+    return {row.name: (row.value, row.detail) for row in weights_kept(held, built.source, forms)}
 
 
 def test_chosen_codes_may_be_further_away_and_nothing_else(

@@ -19,6 +19,7 @@ from shardmill.gates import stored, table
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.table import table_parity
+from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.runtime.table import read_tables
 
 
@@ -27,7 +28,7 @@ def compared(build: tiny.Build, file: Path, values: Tensor, factor: float = 1.0)
     save_file({"embedding": values}, file)
     (tensor,) = build.parts["embedding"].tensors
     scaled = replace(tensor, source=replace(tensor.source, times=factor))
-    return table_parity(replace(build.parts["embedding"], tensors=(scaled,)), build.source, file)
+    return table_parity(replace(build.parts["embedding"], tensors=(scaled,)), build.source, file)[0]
 
 
 @pytest.fixture
@@ -45,8 +46,16 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sound_table_is_at_most_rounded(built: tiny.Build) -> None:
     found = table_parity(built.parts["embedding"], built.source, built.table)
-    assert found.name == "weight_steps"
-    assert found.value <= 0.5
+    assert [row.name for row in found] == ["weight_steps", "subnormal_steps", "scale_steps"]
+    assert 0.4 < found[0].value <= 0.5 and (found[1].value, found[2].value) == (0, 0)
+
+
+def test_a_table_that_was_cut_off_in_place_of_rounded_is_refused(built: tiny.Build, tmp_path: Path) -> None:
+    wide = checkpoint_weights(built.source)("model.embed_tokens.weight").float() * 1.37  # no longer numbers of fp16
+    cut = (wide.view(torch.int32) & ~0x1FFF).view(torch.float32).half()  # keeps ten of the digits, toward zero
+    rounded, worst = (compared(built, tmp_path / "t.safetensors", rows, 1.37) for rows in (wide.half(), cut))
+    limit = THRESHOLDS["weight_steps"]
+    assert limit.holds(rounded.value) and not limit.holds(worst.value)
 
 
 @pytest.mark.parametrize("token", [0, 99, 100, 255])
@@ -104,7 +113,8 @@ def test_a_table_in_int8_counts_in_steps_of_its_rows(built: tiny.Build, tmp_path
     if spoil:
         tensors["embedding"][130, 7] += 2 if tensors["embedding"][130, 7] < 0 else -2
     save_file(tensors, file)
-    found = table_parity(part, built.source, file)
+    found, subnormal, scales = table_parity(part, built.source, file)
+    assert subnormal.value == 0 and scales.value <= 1
     assert (found.value > 1) == spoil
     assert found.value > 1.4 or 0.4 < found.value < 0.6
     assert not spoil or found.detail == "model.embed_tokens.weight, token 130"
@@ -121,3 +131,28 @@ def test_rows_in_int8_are_what_the_host_looks_up(built: tiny.Build, tmp_path: Pa
     assert np.array_equal(found[ids], expected[ids].numpy()) and np.array_equal(found[:], expected.numpy())
     assert found[3].shape == (tiny.HIDDEN,)
     assert 0 < float(np.abs(found[:] - plain[:]).max()) <= float(held["embedding.scale"].max()) * 0.6
+
+
+def test_a_table_in_int8_with_doubled_scales_is_refused(built: tiny.Build, tmp_path: Path) -> None:
+    """Its codes are within half a step of what they stand for, and use half of their range."""
+    part, file = built.parts["embedding"], tmp_path / "t.safetensors"
+    write_table(part, built.source, file, 1, "int8")
+    tensors = {name: values.clone() for name, values in load_file(file).items()}
+    scale = tensors["embedding.scale"] = tensors["embedding.scale"] * 2
+    rows = checkpoint_weights(built.source)("model.embed_tokens.weight").float()
+    tensors["embedding"] = (rows / scale.float()[:, None]).round().to(torch.int8)
+    save_file(tensors, file)
+    steps, _, scales = table_parity(part, built.source, file)
+    assert THRESHOLDS["weight_steps"].holds(steps.value) and scales.value == pytest.approx(1024, rel=0.01)
+    assert not THRESHOLDS["scale_steps"].holds(scales.value)
+
+
+def test_rows_of_a_table_with_subnormal_scales_count_apart(built: tiny.Build, tmp_path: Path) -> None:
+    """Padding rows are next to nothing, and their scales have few digits."""
+    part, file = built.parts["embedding"], tmp_path / "t.safetensors"
+    write_table(part, built.source, file, 1, "int8")
+    tensors = {name: values.clone() for name, values in load_file(file).items()}
+    tensors["embedding.scale"][7] = 2.0**-20
+    save_file(tensors, file)
+    steps, subnormal, _ = table_parity(part, built.source, file)
+    assert steps.value < 0.6 and subnormal.value > 1 and subnormal.detail.endswith("token 7")

@@ -45,7 +45,7 @@ def task(
     Args:
         summary: plan.json.
         part: parts/P.json.
-        recipe: precision.json, for the form with the fewest bits decides by which limits the part is judged.
+        recipe: precision.json, for the bits of the matrices decide by which limits the part is judged.
         record: source.receipt.json, beside which the checkpoint lies.
         states: what the reference step wrote.
         package: the .mlpackage, of which the weights are read.
@@ -57,8 +57,9 @@ def task(
     """
     piece, plan = plans.load_part(part), read_json(summary)
     followed = recipes.read(read_json(recipe.path), recipe.path.name)
-    forms, key = piece.forms(followed), limits.bits(followed.numbers(piece.named_shapes))
-    judged = {"limits": key} if key else {}
+    forms = piece.forms(followed)
+    key, shares = limits.bits(followed.numbers(piece.named_shapes)), limits.shares(forms)
+    judged = ({"limits": key} if key else {}) | ({"shares": shares} if key and shares != {key: 1.0} else {})
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
     told = hint([piece], reshape)
 
@@ -72,12 +73,13 @@ def task(
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         source = source_folder(record)
         with reshaping(told.get("reshape_frequency", "")):
-            found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored)
+            found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored, forms)
             content = verdict(piece.name, engine, found, judged, partial(furthest, [stored], source)) | told
         write_verdict(f"parity {piece.name}", content, made["verdict"])
 
     inputs = {
         "part": digest(piece.content),
+        "forms": digest(forms),
         "package": package.sha256,
         "bundle": bundle.sha256,
         "reference": seen(states.path, piece),
@@ -93,6 +95,7 @@ def measurements(
     known: Mapping[str, Tensor],
     source: Path,
     stored: PackageWeights,
+    forms: Mapping[str, str],
 ) -> Iterator[Measurement | NotRun]:
     """The measurements of a program of layers, of experts, of an LM head, or of an encoder.
 
@@ -105,13 +108,14 @@ def measurements(
         known: what the reference step wrote.
         source: the checkpoint's folder.
         stored: the package's weights.
+        forms: the form that the recipe gives to each matrix, by its path in the program.
     """
     from shardmill.gates import encoder, group, head, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
 
-    yield from weights_kept(stored, source)
+    yield from weights_kept(stored, source, forms)
     if piece.kind == ENCODER:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
         tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]

@@ -77,7 +77,7 @@ def task(
             )
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        content = verdict("stack", engine, chain([whole], found), judged, worst) | told
+        content = verdict("stack", engine, chain(whole, found), judged, worst) | told
         write_verdict("parity stack", content, made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
