@@ -37,7 +37,12 @@ def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement
         GateError: the table is not of the checkpoint's shape.
     """
     found = [_distance(tensor, source, table) for tensor in embedding.tensors]
-    return [Measurement(name, *max((one[name] for one in found), key=_size)) for name in NAMES]
+    steps, subnormal, scales = (max((one[name] for one in found), key=_size) for name in NAMES)
+    return [
+        Measurement("weight_steps", *steps),
+        Measurement("subnormal_steps", *subnormal),
+        Measurement("scale_steps", *scales),
+    ]
 
 
 def _size(one: Worst) -> float:

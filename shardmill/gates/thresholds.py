@@ -56,7 +56,7 @@ THRESHOLDS = {
         PROGRAM,
         1.0,
         False,
-        "the same of rows whose scale is below fp16's normal numbers, 2^-14",
+        "largest distance of a weight from the checkpoint's in rows whose scale is below fp16's normal numbers, 2^-14",
         "half a step, and up to another half for the scale, which has fewer digits there",
     ),
     "scale_steps": Threshold(

@@ -99,7 +99,7 @@ def build(folder: Path, model_type: str, task: str) -> Made:
 def test_a_right_build_passes(made: Made) -> None:
     rows = [*made.part(16), *made.part(64), *made.stack()]
     measurement.demand("encoder", rows)
-    expected = {"weight_steps", "padding_error", PACKING, "psnr", BUCKET} | IN_FP32
+    expected = {"weight_steps", "subnormal_steps", "scale_steps", "padding_error", PACKING, "psnr", BUCKET} | IN_FP32
     mismatches = {"label_mismatches"} if IN_FP32 else set()
     by_task = {
         LABEL: {"label_kl", "label_agreement", "span_agreement"} | mismatches,

@@ -121,12 +121,12 @@ def test_every_form_is_expanded_as_coremltools_does(mixed: PackageWeights, monke
     assert found == 4
 
 
-def test_a_palette_s_step_reaches_to_the_second_entry_by_distance() -> None:
+def test_a_palette_s_step_is_the_gap_between_the_two_nearest_entries() -> None:
     """Within the table, beyond its ends, and of each row's own table."""
     tables = torch.tensor([[0.0, 1.0, 4.0, 4.0], [8.0, 8.0, 8.0, 8.0]])
     kept = Stored(torch.zeros(2, 4, dtype=torch.uint8), tables=tables)
     steps = kept.steps(torch.tensor([[0.4, 3.0, 9.0, -2.0], [8.0, 7.0, 9.0, 0.0]]), 0)
-    expected = torch.tensor([[0.6, 2.0, 8.0, 3.0], [2**-24, 1.0, 1.0, 8.0]])
+    expected = torch.tensor([[1.0, 3.0, 13.0, 5.0], [2**-24, 2.0, 2.0, 16.0]])
     torch.testing.assert_close(steps, expected)
 
 

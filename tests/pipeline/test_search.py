@@ -114,7 +114,7 @@ def test_gates_hold_each_package_to_the_codes_that_were_chosen(first: Path) -> N
     forms = read_json(build / "search.json")["forms"]
     for part in parts_of(build):
         rows = {row["name"]: row for row in read_json(build / f"parity/{part.name}.json")["gate"]}
-        assert rows["weight_steps"]["threshold"] == "<= 1"
+        assert rows["weight_steps"]["threshold"] == "<= 0.6"
         assert ("codes_differ" in rows) == ("int4" in {forms.get(path) for path in part.shapes})
         judged += "codes_differ" in rows
     assert judged
