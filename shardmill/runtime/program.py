@@ -108,9 +108,8 @@ class Program:
             self.state.write_state(name, carried(before.read_state(name), self.state.read_state(name)))
 
     def kept(self, name: str) -> Floats:
-        """What is kept from pass to pass under a name: a state, or a cache of the host's."""
-        found = self.held.arrays[name] if self.held else self.state.read_state(name)
-        return np.asarray(found, np.float32)
+        """Return a copy of a state, or of a cache of the host, which later passes write in place."""
+        return np.array(self.held.arrays[name] if self.held else self.state.read_state(name), np.float32)
 
     def function(self, tokens: int) -> str:
         """The name of the function that takes so many tokens; "" for a program's only one."""

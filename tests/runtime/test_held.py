@@ -12,6 +12,7 @@ import pytest
 from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
 from shardmill.models.contract import Blueprint, caches, inputs, new_rows, states
 from shardmill.runtime.held import Held, held_by_blueprint, held_by_entry
+from shardmill.runtime.program import Program
 
 SLOTS, WINDOW, RING = 64, 32, 32
 GRAPH = Graph(hidden=8, heads=2, kv_heads=2, head_dim=4, rope_dim=4, ffn=8, rms_norm_eps=1e-5, conv_taps=3)
@@ -52,6 +53,23 @@ def test_each_cache_is_written_by_the_mask_of_its_layer(held: Held) -> None:
     assert np.count_nonzero(held.arrays["c_2"].any(axis=(0, 1, 2))) == 2
     held.forget()
     assert not any(array.any() for array in held.arrays.values())
+
+
+def test_what_was_read_of_a_cache_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate compares what two ways to feed a text leave behind, and with Core ML the caches are written in place."""
+    monkeypatch.setattr("shardmill.runtime.held.is_portable", lambda: False)
+    held = held_by_blueprint(BLUEPRINT)
+    assert held is not None
+    program = object.__new__(Program)
+    program.held = held
+    masks = {"kv_write_mask": one_hot([3], SLOTS), "kv_write_mask_sliding": one_hot([3], WINDOW)}
+    given = masks | {"conv_write_mask": one_hot([3], RING, rows=True)}
+    held.write(outputs(1), given)
+    before = program.kept("k_0")
+    expected = before.copy()
+    held.forget()
+    held.write({name: rows + 1 for name, rows in outputs(1).items()}, given)
+    assert before.any() and np.array_equal(before, expected) and not np.array_equal(program.kept("k_0"), expected)
 
 
 def test_the_contract_has_inputs_in_the_place_of_states(held: Held) -> None:
