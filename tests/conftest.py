@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
+import hypothesis
 import portable_coreml
 import pytest
 import shared
@@ -31,11 +32,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of whoever runs it
 
 
+# Two lanes: `pytest` draws the same examples each time, `pytest -m "slow or drawn"` others, and says how to draw them
+# again.
+hypothesis.settings.register_profile("fast", derandomize=True, database=None)
+hypothesis.settings.register_profile("slow", print_blob=True)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What is tried for longer, or larger, where someone asks for it."""
+    """Add options for what may be tried for longer, or larger."""
     parser.addoption("--kills", type=int, default=4, help="random points at which tests/faults kills a build")
     parser.addoption("--demo", action="store_true", help="build the demo too, where builds are compared byte by byte")
-    parser.addoption("--requests", type=int, default=300, help="requests that are drawn for the server")
+    parser.addoption("--requests", type=int, help="requests that are drawn for the server: 60, or 300 in the slow lane")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how examples are drawn, before any test is imported."""
+    slow = "drawn" in config.option.markexpr
+    hypothesis.settings.load_profile("slow" if slow else "fast")
+    config.option.requests = config.option.requests or (300 if slow else 60)
 
 
 def pytest_unconfigure() -> None:
@@ -49,8 +63,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("compared_model", ["tiny", *(["demo"] if metafunc.config.getoption("demo") else [])])
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first, or else one worker would still be at them when the others have ended."""
+    """Mark what hypothesis draws, and put the files that take longest first, or one worker would end long after."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.drawn)
     items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)
 
 

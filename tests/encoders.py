@@ -43,7 +43,7 @@ def build(checkpoint: Path, folder: Path, weights: str = "fp16", **changes: Any)
             ct.models.utils.compile_model(str(made), str(folder / f"{name}.mlmodelc"))
         programs[name] = {"path": f"{name}.mlmodelc"}
     content = runtime_manifest(plan, programs, {"path": "embedding.safetensors"})
-    texts = {name: "" for name in text_files([file.name for file in source.iterdir()])}
+    texts = {name: "0" * 64 for name in text_files([file.name for file in source.iterdir()])}
     content |= {"tokenizer": {"path": "source/tokenizer.json"}, "texts": {"path": "source", "files": texts}}
     write_json(folder / "model.json", content)
     return folder

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import yaml
 
+from shardmill.machine import is_portable
 from shardmill.pipeline.audit import audit
 
 from .driver import stored_here
@@ -68,7 +69,8 @@ def test_every_function_is_judged_at_its_width(finished: Project) -> None:
     content = json.loads((finished.build / "residency/layers_00_02.json").read_text())
     expected = {("t1", "T=1"), ("t4", "T=4"), ("c32_t1", "T=1"), ("c32_t4", "T=4")}
     assert {(row["function"], row["shape"]) for row in content["rows"]} == expected
-    assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 20
+    if is_portable():  # Core ML has a plan of its own
+        assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 20
 
 
 def test_each_function_is_a_bundle_of_its_own(finished: Project) -> None:

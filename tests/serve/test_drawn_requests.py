@@ -82,8 +82,6 @@ def test_each_is_answered_or_refused_in_openais_form(server: Running, request: p
     @settings(
         max_examples=request.config.getoption("requests"),
         deadline=None,
-        derandomize=True,
-        database=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(requests())
