@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING
 
 from portable_coreml.judge.placement.limits import (
@@ -19,7 +19,7 @@ from portable_coreml.judge.placement.limits import (
     STATE_WIDTH_MULTIPLE,
 )
 
-from shardmill.convert.blob import ALIGNMENT
+from shardmill.convert.blob import ALIGNMENT, SMALLEST
 from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.budget import unreachable
@@ -237,7 +237,9 @@ def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
 
 
 def _constant_bytes(path: str, shape: Shape, chosen: Recipe) -> int:
-    """A constant in the weight file; integers have scales beside them, palettes their tables."""
+    """A constant in the weight file; integers have scales beside them, palettes tables; a short one is elsewhere."""
+    if prod(shape) < SMALLEST:
+        return 0
     return sum(map(_blob_bytes, form(chosen.form(path) if len(shape) == MATRIX else FP16).blobs(shape)))
 
 

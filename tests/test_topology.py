@@ -72,6 +72,12 @@ def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert topology.settled(settings(), PHI).ranges == ((0, 11), (11, 22), (22, 32))
 
 
+def test_constants_that_the_program_itself_holds_take_no_room_in_the_weight_file() -> None:
+    """coremltools writes those of fewer than ten numbers into the program."""
+    assert topology.file_bytes({"sinks": (9,)}, recipe("int8")) == 64
+    assert topology.file_bytes({"sinks": (10,)}, recipe("int8")) == 64 + 64 + 64
+
+
 def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
     large = replace(PHI, graph=replace(PHI.graph, hidden=12288))
     line = refusal(large, head={"slices": 1}, topology=[[i, i + 1] for i in range(32)])

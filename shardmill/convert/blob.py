@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 ALIGNMENT = 64
 VERSION = 2
+SMALLEST = 10  # numbers; a shorter constant coremltools writes into the program, not into the weight file
 SENTINEL = 0xDEADBEEF
 FP16, UINT8, INT8, INT4, UINT4, UINT6 = 1, 3, 4, 8, 11, 13  # BlobDataType
 BITS = {FP16: 16, UINT8: 8, INT8: 8, INT4: 4, UINT4: 4, UINT6: 6}

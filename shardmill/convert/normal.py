@@ -71,25 +71,29 @@ def has_normal_form(part: Part) -> bool:
     return part.kind == "layers" and (set(part.kinds) != {Kind()} or part.blueprint.hosted)
 
 
-def normalise(spec: Any) -> None:
-    """Brings the program of a part of layers into normal form, in place. Raises StampError as `normal_form` does."""
+def normalise(spec: Any, inline: Collection[str] = ()) -> None:
+    """Brings the program of a part of layers into normal form, in place; arguments and errors are `normal_form`'s."""
     block = main_block(spec)
-    operations = list(normal_form(spec).operations(block.outputs[0]))
+    operations = list(normal_form(spec, inline).operations(block.outputs[0]))
     del block.operations[:]
     block.operations.extend(operations)
 
 
-def normal_form(spec: Any) -> Normal:
+def normal_form(spec: Any, inline: Collection[str] = ()) -> Normal:
     """The operations of a program of layers, copied.
+
+    Args:
+        spec: the program.
+        inline: names of the weights that the program itself holds; all others lie in the weight file.
 
     Raises:
         StampError: where more than one value leads from a layer to the next.
     """
     operations = list(main_block(spec).operations)
     states = {state.name for state in spec.description.state} | held(spec)
-    weights = {op.outputs[0].name: op for op in operations if _holds_weight(op)}
-    constants = {op.outputs[0].name: op for op in operations if op.type == "const" and not _holds_weight(op)}
-    steps = [op for op in operations if op.type != "const" and not _holds_weight(op)]
+    weights = {op.outputs[0].name: op for op in operations if _holds_weight(op, inline)}
+    constants = {op.outputs[0].name: op for op in operations if op.type == "const" and not _holds_weight(op, inline)}
+    steps = [op for op in operations if op.type != "const" and not _holds_weight(op, inline)]
     fixed = {value.name for value in main_function(spec).inputs} - states - {STREAM}
     shared, names, moving = _shared(steps, constants, fixed)
     layers: dict[int, tuple[Any, ...]] = {}
@@ -122,8 +126,10 @@ def _with_rows_early(steps: Sequence[Any], rows: Collection[str]) -> list[Any]:
     return found
 
 
-def _holds_weight(operation: Any) -> bool:
-    """Whether an operation is a constant that lies in the weight file."""
+def _holds_weight(operation: Any, inline: Collection[str]) -> bool:
+    """Whether an operation is a constant that lies in the weight file, or one of those named."""
+    if operation.type == "const" and operation.outputs[0].name in inline:
+        return True
     arguments = [argument.value for key in operation.inputs for argument in operation.inputs[key].arguments]
     values = [*(operation.attributes[key] for key in operation.attributes), *arguments]
     return any(value.WhichOneof("value") == "blobFileValue" for value in values)

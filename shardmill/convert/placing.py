@@ -1,11 +1,14 @@
-"""Where each of a program's weights lies in the weight file, and what goes there."""
+"""Where each of a program's weights lies in the weight file, and what goes there; the shortest lie in the program."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shardmill.convert import blob
 from shardmill.convert.codes import Codes
@@ -13,6 +16,7 @@ from shardmill.convert.rows import bands
 from shardmill.convert.stream import Content, Given, Palette, Weight
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.template.program import main_block
+from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import FP16, form
 from shardmill.models.contract import computed, stem
 from shardmill.plan import Part
@@ -26,6 +30,49 @@ KINDS = {
     "UINT6": "UINT6",
     "UINT8": "UINT8",
 }
+
+
+def inline(part: Part) -> dict[str, str]:
+    """Return the paths of the weights that the program itself holds, by the constants' names in it."""
+    lengths = {path: math.prod(shape) for path, shape in part.shapes.items()}
+    lengths |= {path: len(values) for path, values in computed(part.blueprint).items()}
+    return {f"{stem(path)}_to_fp16": path for path, length in lengths.items() if length < blob.SMALLEST}
+
+
+def clear_inline(spec: Any, part: Part) -> None:
+    """Put, in place of the numbers that a program itself holds of its weights, references to the weight file.
+
+    Samples of two widths are then alike in them, and they are weights to all that knows these by such references.
+    """
+    names = inline(part)
+    for operation in main_block(spec).operations:
+        if operation.type == "const" and operation.outputs[0].name in names:
+            operation.attributes["val"].blobFileValue.SetInParent()
+
+
+def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None) -> None:
+    """Write the weights that the program itself holds into it, as coremltools does: the bytes of fp16 numbers.
+
+    Args:
+        spec: the program.
+        part: what it is made from.
+        source: the checkpoint's folder.
+        codes: a file whose values take the place of the checkpoint's.
+
+    Raises:
+        CheckpointError: for a weight that fp16 can't hold.
+        StampError: if the program lacks one of them.
+    """
+    left, weights, given = inline(part), PartWeights(part, source), computed(part.blueprint)
+    for operation in main_block(spec).operations:
+        path = left.pop(operation.outputs[0].name, None) if operation.type == "const" else None
+        if path is not None:
+            values = codes.values(path) if codes else None
+            if values is None:
+                values = np.asarray(given[path] if path in given else weights[path].half().numpy(), np.float16)
+            operation.attributes["val"].immediateValue.tensor.bytes.values = values.tobytes()
+    if left:
+        raise StampError(f"{next(iter(left))}: a tensor of {part.name} that its program does not use")
 
 
 def place(
@@ -45,7 +92,8 @@ def place(
     """
     sites = list(weight_sites(spec))
     blobs = blob.lay_out([_kind_and_count(value) for _, values in sites for value in values])
-    shapes = {stem(path): path for path in part.shapes}
+    elsewhere = inline(part).values()
+    shapes = {stem(path): path for path in part.shapes if path not in elsewhere}
     given = {stem(path): values for path, values in computed(part.blueprint).items()}
     left, contents = iter(blobs), list[Content]()
     for name, values in sites:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
-from shardmill.convert import package, trace
+from shardmill.convert import blob, package, trace
 from shardmill.convert.codes import Codes
 from shardmill.convert.functions import by_function, save_combined
 from shardmill.convert.package import WEIGHT_FILE
@@ -22,7 +22,6 @@ from shardmill.models.contract import stem
 from shardmill.plan import Part
 
 RECORD = 64  # bytes of a blob's record, after which its data begins
-SMALLEST = 10  # elements; smaller arrays coremltools keeps outside the weight file
 
 
 def convert_plain(
@@ -61,7 +60,7 @@ def _places(path: Path, part: Part) -> dict[str, list[int]]:
         name: [value.blobFileValue.offset + RECORD for value in values]
         for name, values in weight_sites(package.load_spec(path))
     }
-    gone = [name for name, shape in part.shapes.items() if stem(name) not in places and prod(shape) >= SMALLEST]
+    gone = [name for name, shape in part.shapes.items() if stem(name) not in places and prod(shape) >= blob.SMALLEST]
     if gone:
         raise ShardmillError(
             f"{part.name}: coremltools leaves out {gone[0]}, which is equal to another constant or changes nothing: "

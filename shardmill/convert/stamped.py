@@ -17,7 +17,7 @@ from shardmill.convert.codes import Codes
 from shardmill.convert.enumerated import enumerate_shapes
 from shardmill.convert.functions import by_function, combined, share_places
 from shardmill.convert.package import WEIGHT_FILE
-from shardmill.convert.placing import place
+from shardmill.convert.placing import fill_inline, place
 from shardmill.convert.reform import reform
 from shardmill.convert.template import sample
 from shardmill.forms.form import FP16, INT8, spread
@@ -56,11 +56,13 @@ def convert_stamped(
     base = FP16 if set(chosen.values()) <= {FP16} else INT8
     one_each = dict(by_function(part)) or {MAIN: part}
     specs = {name: sample.program(one, base, cache) for name, one in one_each.items()}
-    if base == INT8:
-        for each in specs.values():
+    known = Codes(codes, part, chosen) if codes else None
+    for name, each in specs.items():
+        if base == INT8:
             reform(each, chosen)
+        fill_inline(each, one_each[name], source, known)
     spec, *others = specs.values()
-    blobs, contents = place(spec, part, chosen, Codes(codes, part, chosen) if codes else None)
+    blobs, contents = place(spec, part, chosen, known)
     if part.calls.shapes == FIXED:
         share_places(spec, others)
         spec = combined(specs)

@@ -19,6 +19,7 @@ from shardmill.convert.compress import compressed, every_projection
 from shardmill.convert.enumerated import enumerate_shapes
 from shardmill.convert.normal import has_normal_form, normalise
 from shardmill.convert.passes import WHOLE_STATE_UPDATE
+from shardmill.convert.placing import inline
 from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
 from shardmill.models.calls import ENUMERATED, FIXED
@@ -54,7 +55,7 @@ def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str,
         return model
     spec = model.get_spec()
     if has_normal_form(part):
-        normalise(spec)
+        normalise(spec, inline(part))
     if part.calls.shapes == ENUMERATED:
         enumerate_shapes(spec, part.calls.widths)
     return ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)

@@ -128,6 +128,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     import torch
 
     from shardmill.convert import package, trace
+    from shardmill.convert.placing import clear_inline
 
     kinds = bare.kinds * times
     start, end = {"head": (0, small["rows"]), "experts": (0, bare.end)}.get(bare.kind, (FIRST, FIRST + len(kinds)))
@@ -135,6 +136,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     random = torch.Generator().manual_seed(0)  # like weights would be merged by coremltools
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}
     spec = trace.convert_quickly(part, weights, quantization)
+    clear_inline(spec, part)
     spec.description.metadata.userDefined.pop(package.VARYING, None)
     return bytes(spec.SerializeToString(deterministic=True))
 

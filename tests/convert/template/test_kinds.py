@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import cycle
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import templates
+import torch
 from models.tiny_families import write_tiny
 
 from shardmill.convert import package, trace
@@ -17,6 +19,7 @@ from shardmill.convert.normal import has_normal_form
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.template import sample
 from shardmill.convert.weights import PartWeights
+from shardmill.gates.weights import PackageWeights
 from shardmill.plan import Part
 
 from ..small import layers_part
@@ -41,6 +44,14 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "mixtral": ({"num_hidden_layers": 3}, 3, 1),
     "zaya": ({}, 3, 2),
     "smollm3": (THREE, 6, 3),
+}
+
+
+# Models with vectors of fewer than ten numbers, which coremltools writes into the program instead of the weight file.
+SHORT: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"num_attention_heads": 4, "num_local_experts": 5},
+    "lfm2_moe": {"num_experts": 4},
+    "zaya": {"num_experts": 5},
 }
 
 
@@ -89,6 +100,21 @@ def test_any_sequence_of_kinds_is_plain_coremltools_byte_for_byte(
     package.save(trace.convert(part, PartWeights(part, source), quantization), tmp_path / "plain.mlpackage")
     convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
+
+
+@pytest.mark.parametrize(("name", "quantization"), zip(SHORT, cycle(["int8", "fp16"]), strict=False))
+def test_vectors_too_short_for_the_weight_file_are_plain_coremltools_byte_for_byte(
+    name: str, quantization: str, folder: Path, tmp_path: Path
+) -> None:
+    """Sinks of few heads, biases of few experts, and the order in which a router takes few experts."""
+    source = write_tiny(name, folder / f"{name}-short", **SHORT[name])
+    part = layers_part(source, 0, 2)
+    short = [path for path, shape in part.shapes.items() if prod(shape) < 10]
+    package.save(trace.convert(part, PartWeights(part, source), quantization), tmp_path / "plain.mlpackage")
+    convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
+    assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
+    held, given = PackageWeights(tmp_path / "stamped.mlpackage", part), PartWeights(part, source)
+    assert short and all(torch.equal(held.stored(path).values, given[path].half()) for path in short)
 
 
 def test_the_template_of_a_kind_serves_every_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
