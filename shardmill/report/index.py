@@ -11,6 +11,7 @@ from shardmill.files import read_json, write_text
 from shardmill.report.page import environment
 
 PAGE = "index.html"  # in the folder of builds
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Row:
         passed, gates: gate numbers that hold, and all.
         programs, bytes: how many programs there are, and what their packages take.
         pass_ms: milliseconds of the narrowest pass on the machine that measured.
-        machine: that machine and its engine.
+        machine: that machine and its engine, NOT_RUN where the config leaves out the benchmark.
     """
 
     name: str
@@ -55,10 +56,11 @@ def read_row(build: Path, unfinished: str) -> Row:
     try:
         if not (build / "report.html").is_file():
             return Row(build.name, unfinished)
-        plan, speed = read_json(build / "plan.json"), read_json(build / "benchmark/speed.json")
+        plan, page = read_json(build / "plan.json"), read_json(build / "report.receipt.json")
+        speed = read_json(build / "benchmark/speed.json") if "speed" in page["outputs"] else None
         verdicts = [read_json(file) for folder in ("parity", "residency") for file in _verdicts(build / folder)]
         numbers = [number["passed"] for verdict in verdicts for number in verdict["gate"]]
-        passes: Mapping[str, float] = speed.get("pass_seconds") or {}
+        passes: Mapping[str, float] = (speed or {}).get("pass_seconds") or {}
         return Row(
             name=build.name,
             kind=plan["kind"],
@@ -67,7 +69,7 @@ def read_row(build: Path, unfinished: str) -> Row:
             programs=len(plan["parts"]) - 1,  # the embedding is a table
             bytes=sum(_sizes(build.glob("packages/*.mlpackage"))),
             pass_ms=1000 * min(passes.values()) if passes else None,
-            machine=f"{speed['machine']['processor']}, {speed['engine']['name']}",
+            machine=f"{speed['machine']['processor']}, {speed['engine']['name']}" if speed is not None else NOT_RUN,
         )
     except (UnreadableError, LookupError, TypeError, AttributeError) as error:
         return Row(build.name, f"its files can't be read: {error}")

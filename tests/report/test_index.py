@@ -37,6 +37,7 @@ def build(tmp_path: Path) -> Path:
     (folder / "packages/head_0.mlpackage/weights/weight.bin").write_bytes(bytes(3000))
     (folder / "packages/head_0.mlpackage/model").write_bytes(bytes(72))
     (folder / "report.html").touch()
+    write_json(folder / "report.receipt.json", {"outputs": {"page": "", "speed": ""}})
     return folder
 
 
@@ -56,6 +57,15 @@ def test_a_row_says_what_the_files_say(build: Path) -> None:
 def test_an_encoder_has_no_pass_to_time(build: Path) -> None:
     write_json(build / "benchmark/speed.json", {key: value for key, value in SPEED.items() if key != "pass_seconds"})
     assert index.read_row(build, "").pass_ms is None
+
+
+def test_a_model_without_a_benchmark_is_finished(build: Path) -> None:
+    """Figures that were measured before the config left out the benchmark may lie there still."""
+    write_json(build / "report.receipt.json", {"outputs": {"page": ""}})
+    row = index.read_row(build, "")
+    assert (row.error, row.pass_ms, row.machine) == ("", None, "not run")
+    (build / "benchmark/speed.json").unlink()
+    assert index.read_row(build, "") == row
 
 
 def test_without_its_page_a_model_is_not_finished(build: Path) -> None:
