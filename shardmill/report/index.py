@@ -11,7 +11,7 @@ from shardmill.files import read_json, write_text
 from shardmill.report.page import environment
 
 PAGE = "index.html"  # in the folder of builds
-NOT_RUN = "not run"
+NOT_RUN, NOT_FINISHED = "not run", "not finished"
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ def write_index(builds: Path, rows: Sequence[Row]) -> None:
     write_text(builds / PAGE, environment().get_template(PAGE).render(shown))
 
 
-def read_row(build: Path, unfinished: str) -> Row:
+def read_row(build: Path, failed: str) -> Row:
     """What the files of a build say.
 
     Args:
         build: the model's folder.
-        unfinished: why there may be no finished build.
+        failed: why there may be no finished build, by the log of a job; empty if no log tells.
     """
     try:
         if not (build / "report.html").is_file():
-            return Row(build.name, unfinished)
+            return Row(build.name, failed or NOT_FINISHED)
         plan, page = read_json(build / "plan.json"), read_json(build / "report.receipt.json")
         speed = read_json(build / "benchmark/speed.json") if "speed" in page["outputs"] else None
         verdicts = [read_json(file) for folder in ("parity", "residency") for file in _verdicts(build / folder)]
@@ -72,7 +72,7 @@ def read_row(build: Path, unfinished: str) -> Row:
             machine=f"{speed['machine']['processor']}, {speed['engine']['name']}" if speed is not None else NOT_RUN,
         )
     except (UnreadableError, LookupError, TypeError, AttributeError) as error:
-        return Row(build.name, f"its files can't be read: {error}")
+        return Row(build.name, failed or f"its files can't be read: {error}")
 
 
 def _verdicts(folder: Path) -> list[Path]:

@@ -72,7 +72,7 @@ def test_without_its_page_a_model_is_not_finished(build: Path) -> None:
     (build / "report.html").unlink()
     assert index.read_row(build, "parity_head_0: psnr is 3") == Row("tiny", "parity_head_0: psnr is 3")
     shutil.rmtree(build)
-    assert index.read_row(build, "not finished") == Row("tiny", "not finished")
+    assert index.read_row(build, "") == Row("tiny", "not finished")
 
 
 @pytest.mark.parametrize("file", ["plan.json", "benchmark/speed.json", "parity/stack.json"])
@@ -80,6 +80,11 @@ def test_without_its_page_a_model_is_not_finished(build: Path) -> None:
 def test_a_damaged_file_is_a_row_too(build: Path, file: str, content: str) -> None:
     (build / file).write_text(content)
     assert index.read_row(build, "").error.startswith("its files can't be read: ")
+
+
+def test_a_failed_job_tells_more_than_the_file_that_is_gone(build: Path) -> None:
+    (build / "benchmark/speed.json").unlink()  # Snakemake removes what a job is to make anew
+    assert index.read_row(build, "benchmark: no room") == Row("tiny", "benchmark: no room")
 
 
 def test_the_page_names_all(build: Path) -> None:
