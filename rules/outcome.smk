@@ -6,7 +6,7 @@ rule benchmark:
     input:
         manifest="build/{model}/model.json",
         beside=ancient(sm.together(CHECKPOINT, PARTS(BUNDLE), "build/{model}/embedding.safetensors")),
-        text=local(OF(sm.option, "benchmark.text")),
+        text=local(OF(sm.benchmark_text)),
         tasks=local(OF(sm.task_files)),
     output:
         speed="build/{model}/benchmark/speed.json",
@@ -102,7 +102,7 @@ rule report:
             )
         ),
         verdicts=OF(sm.verdicts),
-        speed="build/{model}/benchmark/speed.json",
+        speed=OF(sm.made_by, "benchmark"),
         receipts=OF(sm.page_receipts),
         search=OF(sm.made_by, "search"),
         evidence=OF(sm.evidence),

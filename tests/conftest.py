@@ -42,14 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add options for what may be tried for longer, or larger."""
     parser.addoption("--kills", type=int, default=4, help="random points at which tests/faults kills a build")
     parser.addoption("--demo", action="store_true", help="build the demo too, where builds are compared byte by byte")
-    parser.addoption("--requests", type=int, help="requests that are drawn for the server: 60, or 300 in the slow lane")
+    parser.addoption("--requests", type=int, default=300, help="requests that are drawn for the server")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how examples are drawn, before any test is imported."""
-    slow = "drawn" in config.option.markexpr
-    hypothesis.settings.load_profile("slow" if slow else "fast")
-    config.option.requests = config.option.requests or (300 if slow else 60)
+    hypothesis.settings.load_profile("slow" if "drawn" in config.option.markexpr else "fast")
 
 
 def pytest_unconfigure() -> None:

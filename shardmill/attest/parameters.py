@@ -21,7 +21,7 @@ def parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The whole config without what is not set. Paths that lead out of the project are cut to their last name."""
     chosen = _without_unset(settings)
     for *sections, key in PATHS:
-        held = reduce(lambda found, section: found.get(section, {}), sections, chosen)
+        held = reduce(lambda found, section: found.get(section) or {}, sections, chosen)  # `benchmark` may be false
         if key in held:
             held[key] = _public(held[key])
     return chosen

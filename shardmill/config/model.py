@@ -26,6 +26,10 @@ def _method(value: object) -> str:
     return NAMED if isinstance(value, str) else GIVEN
 
 
+def _measured(value: object) -> str:
+    return NAMED if isinstance(value, bool) else GIVEN
+
+
 # One that is left open is settled by what the model's config.json says, see shardmill.pipeline.settle.
 Topology = Annotated[
     Annotated[tuple[Layers, ...], Field(min_length=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")],
@@ -34,6 +38,11 @@ Topology = Annotated[
 Experts = Annotated[
     Annotated[StrictInt, Field(ge=1), Tag(GIVEN)] | Annotated[Literal["dense", "routed"], Tag(NAMED)],
     Discriminator(_method),
+]
+Measured = Annotated[
+    Annotated[Benchmark, Tag(GIVEN)]
+    | Annotated[Literal[False], Tag(NAMED), Field(description="Without the benchmark: the report says not run.")],
+    Discriminator(_measured),
 ]
 Sizes = Annotated[
     Annotated[tuple[Annotated[StrictInt, Field(ge=1, le=8192)], ...], Field(min_length=1), Tag(GIVEN)]
@@ -72,7 +81,7 @@ class Config:
     head: Head = Head()
     convert: Convert = Convert()
     parity: Parity = Parity()
-    benchmark: Benchmark = Benchmark()
+    benchmark: Measured = Benchmark()
 
     @property
     def kind(self) -> str:

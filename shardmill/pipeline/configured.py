@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
+from shardmill.errors import ConfigError
 from shardmill.evidence.folder import evidence_files
 from shardmill.files import is_left_by_macos, parse_json
 from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import RULES, SEARCH
 
 if TYPE_CHECKING:
-    from shardmill.config import Config
+    from shardmill.config import Benchmark, Config
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -122,7 +123,24 @@ def evidence(config: Config) -> list[str]:
     return [str(file) for file in evidence_files(Path("build") / config.model)]
 
 
+def benchmarks(config: Config) -> bool:
+    """Return whether a build measures its speed."""
+    return config.benchmark is not False
+
+
+def benchmark_text(config: Config) -> str:
+    """Return the text that the benchmark's prompts are made of. Raise ConfigError where nothing is measured."""
+    return _benchmark(config).text
+
+
 def task_files(config: Config) -> list[str]:
-    """The benchmark's prompts, so that Snakemake sees them change."""
-    folder, tasks = Path(config.benchmark.task_prompts), config.benchmark.tasks
+    """The benchmark's prompts, so that Snakemake sees them change. Raises ConfigError where nothing is measured."""
+    found = _benchmark(config)
+    folder, tasks = Path(found.task_prompts), found.tasks
     return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))
+
+
+def _benchmark(config: Config) -> Benchmark:
+    if config.benchmark is False:
+        raise ConfigError(f"{config.model}: its config has `benchmark: false`; remove that to measure its speed")
+    return config.benchmark

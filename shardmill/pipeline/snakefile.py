@@ -28,6 +28,7 @@ from shardmill.pipeline.batch import (
     told_refused,
 )
 from shardmill.pipeline.configured import (
+    benchmark_text,
     calibrates,
     calibration_files,
     calibration_settings,
@@ -66,6 +67,7 @@ __all__ = [
     "all_receipts",
     "any_of",
     "artifacts",
+    "benchmark_text",
     "calibrates",
     "calibration_files",
     "calibration_settings",
@@ -164,13 +166,15 @@ def _fitting(content: Any, name: str, workflow: Any) -> Config:
 
 def file_problems(config: Config) -> list[str]:
     """Files that a build reads, later perhaps than hours from now, and that are not there or are empty."""
-    named = {"parity.text": Path(config.parity.text), "benchmark.text": Path(config.benchmark.text)}
+    named, folders = {"parity.text": Path(config.parity.text)}, list[Path]()
+    if config.benchmark:
+        named["benchmark.text"] = Path(config.benchmark.text)
+        folders = [Path(config.benchmark.task_prompts) / task for task in config.benchmark.tasks]
     if config.convert.calibration:
         named["convert.calibration.text"] = Path(config.convert.calibration.text)
     texts = {key: read_text(path) for key, path in named.items() if path.is_file()}
     problems = [f"{key}: {path} is no file with text in it" for key, path in named.items() if not texts.get(key)]
     problems += overlaps(texts)
-    folders = [Path(config.benchmark.task_prompts) / task for task in config.benchmark.tasks]
     problems += [f"benchmark.tasks: {folder} holds no .txt file" for folder in folders if not any(folder.glob("*.txt"))]
     if config.source.path and not (Path(config.source.path) / "tokenizer.json").is_file():
         problems.append(f"source.path: {config.source.path} holds no tokenizer.json")

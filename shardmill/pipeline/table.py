@@ -252,7 +252,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         benchmark.task,
         makes={"speed": SPEED},
         reads={"manifest": MODEL},
-        outside={"text": lambda config: config.benchmark.text, "tasks": configured.task_files},
+        outside={"text": configured.benchmark_text, "tasks": configured.task_files},
         params={"settings": lambda config: configured.settings(config)["benchmark"], "engine": configured.engine},
         needs=Need(1300, model=1.2, expanded=4),
         packages=(
@@ -269,6 +269,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "uvicorn",
         ),
         also=("shardmill.serve.load", "shardmill.serve.server"),
+        wanted=configured.benchmarks,
         lane=0.75,
     ),
     "provenance": Step(
@@ -293,7 +294,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "parts": (PART, "parts/embedding.json"),
             "artifacts": (PACKAGE, TABLE),
             "verdicts": dag.verdicts,
-            "speed": SPEED,
+            "speed": dag.made_by("benchmark"),
             "receipts": dag.page_receipts,
             "search": dag.made_by("search"),
             "points": dag.made_by("measured"),

@@ -140,7 +140,7 @@ def build_again(original: Original, out: Path, cores: int, source: Path | None) 
     for key, file in _named_files(original).items():
         *sections, last = key.split(".")
         reduce(lambda found, section: found[section], sections, config)[last] = str(file.resolve())
-    if "benchmark" in config and _here(config["benchmark"]["text"]) is None:
+    if config.get("benchmark") and _here(config["benchmark"]["text"]) is None:
         del config["benchmark"]  # no subject depends on it
     if not (out / CONFIG).exists():  # else a build that broke off goes on
         lay_out(out)

@@ -11,6 +11,7 @@ from shardmill.files import read_json, write_text
 from shardmill.report.page import environment
 
 PAGE = "index.html"  # in the folder of builds
+NOT_RUN, NOT_FINISHED = "not run", "not finished"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Row:
         passed, gates: gate numbers that hold, and all.
         programs, bytes: how many programs there are, and what their packages take.
         pass_ms: milliseconds of the narrowest pass on the machine that measured.
-        machine: that machine and its engine.
+        machine: that machine and its engine, NOT_RUN where the config leaves out the benchmark.
     """
 
     name: str
@@ -45,20 +46,21 @@ def write_index(builds: Path, rows: Sequence[Row]) -> None:
     write_text(builds / PAGE, environment().get_template(PAGE).render(shown))
 
 
-def read_row(build: Path, unfinished: str) -> Row:
+def read_row(build: Path, failed: str) -> Row:
     """What the files of a build say.
 
     Args:
         build: the model's folder.
-        unfinished: why there may be no finished build.
+        failed: why there may be no finished build, by the log of a job; empty if no log tells.
     """
     try:
         if not (build / "report.html").is_file():
-            return Row(build.name, unfinished)
-        plan, speed = read_json(build / "plan.json"), read_json(build / "benchmark/speed.json")
+            return Row(build.name, failed or NOT_FINISHED)
+        plan, page = read_json(build / "plan.json"), read_json(build / "report.receipt.json")
+        speed = read_json(build / "benchmark/speed.json") if "speed" in page["outputs"] else None
         verdicts = [read_json(file) for folder in ("parity", "residency") for file in _verdicts(build / folder)]
         numbers = [number["passed"] for verdict in verdicts for number in verdict["gate"]]
-        passes: Mapping[str, float] = speed.get("pass_seconds") or {}
+        passes: Mapping[str, float] = (speed or {}).get("pass_seconds") or {}
         return Row(
             name=build.name,
             kind=plan["kind"],
@@ -67,10 +69,10 @@ def read_row(build: Path, unfinished: str) -> Row:
             programs=len(plan["parts"]) - 1,  # the embedding is a table
             bytes=sum(_sizes(build.glob("packages/*.mlpackage"))),
             pass_ms=1000 * min(passes.values()) if passes else None,
-            machine=f"{speed['machine']['processor']}, {speed['engine']['name']}",
+            machine=f"{speed['machine']['processor']}, {speed['engine']['name']}" if speed is not None else NOT_RUN,
         )
     except (UnreadableError, LookupError, TypeError, AttributeError) as error:
-        return Row(build.name, f"its files can't be read: {error}")
+        return Row(build.name, failed or f"its files can't be read: {error}")
 
 
 def _verdicts(folder: Path) -> list[Path]:

@@ -92,7 +92,8 @@ def context(build: Build) -> dict[str, Any]:
         "encodes": build.encodes,
         "search": build.search,
         **(searched(build.search, build.points) if build.search else {}),
-        **({"types": _label_types(build.model["labels"])} if build.encodes else decoding(build.speed)),
+        **({"types": _label_types(build.model["labels"])} if build.encodes else {}),
+        **(decoding(build.speed) if build.speed and not build.encodes else {}),
     }
 
 

@@ -37,7 +37,7 @@ class Build:
     source: Json  # source.receipt.json
     pieces: tuple[Piece, ...]
     verdicts: Mapping[str, tuple[Json, ...]]  # the gates' files, by the folder that they lie in
-    speed: Json
+    speed: Json | None  # None where the config leaves out the benchmark
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
     settings: Json  # the config
     pipeline: Sequence[Json]  # the steps, see pipeline.dag.drawn
@@ -54,7 +54,8 @@ class Build:
     @property
     def turned(self) -> float:
         """How close two logits are that another width of a pass may turn, on the engine that the benchmark ran on."""
-        return float(self.model.get("margin", 0.0)) if self.speed["engine"]["name"] == "coreml" else 0.0
+        measured_on = self.speed["engine"]["name"] if self.speed else ""
+        return float(self.model.get("margin", 0.0)) if measured_on == "coreml" else 0.0
 
     @property
     def residency(self) -> tuple[Json, ...]:

@@ -100,6 +100,8 @@ def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> Step:
 
 def benchmark(build: Build) -> Step:
     """Prompt lengths and tasks that were measured, failed where drafts changed the output; or that nothing was."""
+    if build.speed is None:
+        return Step("benchmark", "", (("benchmark", "not_run"),))
     if build.encodes:
         rows = build.speed["passes"]
         return Step("benchmark", plural(len(rows), "bucket"), tuple((str(r["bucket"]), "measured") for r in rows))

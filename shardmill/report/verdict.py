@@ -97,7 +97,7 @@ def residency(build: Build) -> Iterator[Caveat]:
 
 def exactness(build: Build) -> Iterator[Caveat]:
     """Speculation that gave other tokens than plain decoding: a close call that fell otherwise, or a fault."""
-    if build.encodes:
+    if build.encodes or build.speed is None:
         return
     again = f"shardmill bench build/{build.model['model']}"
     other = [row for row in measured(build.speed) if row["exact"] < 1]
@@ -118,6 +118,10 @@ def exactness(build: Build) -> Iterator[Caveat]:
 
 def speed(build: Build) -> Iterator[Caveat]:
     """What the benchmark did not measure: the Neural Engine's speed, and what it gives reasons for."""
+    if build.speed is None:
+        where = "without `benchmark: false` in this build's config"
+        yield Caveat("benchmark", "not_run", "The config leaves it out: `benchmark: false`.", BUILD, where, True)
+        return
     if not build.encodes and not any(measured(build.speed)):
         yield Caveat("benchmark", "not_run", "No prompt fits the context.", BUILD, "after raising `context`", True)
     if build.speed["engine"]["name"] != "coreml":

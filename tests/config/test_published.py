@@ -21,7 +21,7 @@ def test_the_demo_config_is_valid() -> None:
     c = config.load(ROOT / "configs/demo.yaml", ROOT)
     assert [end - start for start, end in c.ranges] == [20, 4, 6, 2]
     assert len(c.parts) == 8
-    for text in (c.parity.text, c.benchmark.text):
+    for text in (c.parity.text, *([c.benchmark.text] if c.benchmark else [])):
         assert (ROOT / text).is_file()
 
 
@@ -74,8 +74,9 @@ def described(schema: dict[str, Any], node: dict[str, Any], prefix: str = "") ->
     """key -> default of every leaf of the schema; None where there is none."""
     found = {}
     for name, child in node["properties"].items():
-        if "$ref" in child:
-            found |= described(schema, schema["$defs"][child["$ref"].rpartition("/")[2]], f"{prefix}{name}.")
+        sections = [form["$ref"] for form in (child, *child.get("oneOf", [])) if "$ref" in form]
+        if sections:
+            found |= described(schema, schema["$defs"][sections[0].rpartition("/")[2]], f"{prefix}{name}.")
         else:
             found[prefix + name] = child.get("default")
     return found

@@ -191,5 +191,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"benchmark": {"drafters": ["ngram", "mixed"]}},
         "benchmark.drafters.1: input should be 'none', 'ngram', 'suffix' or 'learned'",
     ),
+    "a benchmark that is only asked for": (
+        {"benchmark": True},
+        "benchmark: input should be False, is True",
+    ),
     "a name that leaves build/": ({"model": "../m"}, "model: string should match pattern"),
 }

@@ -91,8 +91,8 @@ def test_a_build_that_routes_to_experts_gets_no_forecast(kit: Path, build: Path,
     for one in (first, second):
         as_measured(kit, one, {1: 10.0, 4: 12.0})
     manifest = load_json(third / "model.json")
-    experts = {"name": "experts_00_0", "kind": "experts", "inputs": {"weights": [1, 2, "T", 1]}, "states": {}}
-    manifest["parts"].insert(1, manifest["parts"][0] | experts)
+    experts = {"name": "experts_00_0", "kind": "experts", "inputs": {"x": [1, 96, "T", 1], "weights": [1, 2, "T", 1]}}
+    manifest["parts"].insert(1, manifest["parts"][0] | experts | {"states": {}})
     write_json(third / "model.json", manifest)
     rows = forecast([first, second, third])
     assert [row["forecast_ms"] is None for row in rows] == [Path(row["build"]).name == "third" for row in rows]

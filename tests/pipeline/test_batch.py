@@ -17,6 +17,7 @@ from snakemake.iocontainers import Wildcards
 from shardmill import config
 from shardmill.config import Config
 from shardmill.errors import ConfigError
+from shardmill.files import write_json
 from shardmill.pipeline import batch, snakefile
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.origin import parsed
@@ -186,6 +187,36 @@ def test_a_wildcard_stands_for_names_as_they_are(folder: Path) -> None:
     assert [name for name in ("a.b", "c", "axb", "a.bc", "d") if pattern.fullmatch(name)] == ["a.b", "c"]
     assert all(re.fullmatch(found.names("part"), part) for part in ("layers_00_02", "layers_00_04", "head_1"))
     assert not re.fullmatch(found.names("point"), "")
+
+
+def test_a_page_of_an_earlier_run_hides_no_failure_of_this_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each model has a page. Of `a` a job failed now, of `b` one was killed, `c` failed once and is finished since."""
+    logs = {"a": "measured_chosen", "b": "benchmark", "c": "benchmark"}
+    for name, log in logs.items():
+        (folder / f"build/{name}/logs").mkdir(parents=True)
+        (folder / f"build/{name}/report.html").touch()
+        (folder / f"build/{name}/logs/{log}.log").write_text("" if name == "b" else "ERROR no text\n")
+        files = {"plan.json": {"kind": "decoder", "parts": [{}]}, "report.receipt.json": {"outputs": {}}}
+        for file, content in files.items():
+            write_json(folder / f"build/{name}/{file}", content)
+    jobs = [
+        SimpleNamespace(wildcards_dict={"model": "a", "point": "chosen"}, log=["build/a/logs/measured_chosen.log"]),
+        SimpleNamespace(wildcards_dict={"model": "a"}, log=["build/a/logs/report.log"]),
+        SimpleNamespace(wildcards_dict={"model": "b"}, log=["build/b/logs/benchmark.log"]),
+        SimpleNamespace(wildcards_dict={}, log=[]),
+    ]
+    workflow = SimpleNamespace(
+        storage_settings=IN_BUILD.storage_settings, dag=SimpleNamespace(needrun_jobs=lambda: jobs)
+    )
+    snakefile.sum_up(Batch(models(a={}, b={}, c={}).models, listed=True), workflow)
+    assert capsys.readouterr().err.splitlines() == [
+        "shardmill: not built: a: measured_chosen: no text",
+        "shardmill: 1 of 3 models are finished, see build/index.html",
+    ]
+    page = Path("build/index.html").read_text()
+    assert "<strong>b</strong>: not finished" in page and 'href="c/report.html"' in page and "a/report" not in page
 
 
 @pytest.mark.pipeline

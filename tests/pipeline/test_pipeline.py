@@ -255,6 +255,22 @@ def test_snakemakes_own_report_shows_the_page_the_figures_and_the_verdicts(finis
     assert "head_0" in held["build/tiny/parity/head_0.json"]["caption"]
 
 
+def test_a_build_without_a_benchmark_is_finished(finished: Project, tmp_path: Path) -> None:
+    """`benchmark: false` in the config: gates, attestation and page, and nothing waits for a speed."""
+    project = copied(finished, tmp_path / "project")
+    shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
+    shutil.copytree(finished.build, project.build)
+    project.configure(benchmark=False)
+    done = project.run("all")
+    assert done.returncode == 0, done.stdout
+    assert jobs(done.stdout) == {"all", "provenance", "report"}
+    assert "benchmark: false" in (project.build / "report.html").read_text(encoding="utf-8")
+    assert not (project.build / "benchmark").exists() and audit(project.build).wrong == ()
+    assert "Nothing to be done" in project.run("all").stdout
+    told = project.why()
+    assert "benchmark" not in told and "0 of 17 cached steps would work" in told
+
+
 def test_two_builds_in_one_folder_do_not_mix(finished: Project, tmp_path: Path) -> None:
     project = copied(finished, tmp_path / "locked")
     with (project.folder / "build" / ".lock").open("w") as lock:

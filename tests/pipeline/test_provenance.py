@@ -188,6 +188,7 @@ def test_the_whole_config_is_a_parameter_and_nothing_of_the_machine() -> None:
         "parity": {"text": "parity.txt", "positions": 8},
         "benchmark": {"text": "resources/text/code.txt", "task_prompts": "prompts"},
     }
+    assert parameters({"benchmark": False}) == {"benchmark": False}
 
 
 def test_every_receipt_is_kept(made: dict[str, Any], tmp_path: Path) -> None:

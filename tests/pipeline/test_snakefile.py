@@ -111,6 +111,7 @@ def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> 
     settings |= {"parity": {"text": "text.txt"}}
     nowhere = settings | {"benchmark": benchmark | {"text": "nowhere.txt"}}
     assert refusal(nowhere) == "benchmark.text: nowhere.txt is no file with text in it"
+    assert list(snakefile.checked(settings | {"benchmark": False}, files).models) == ["tiny"]
     settings |= {"benchmark": benchmark}
     assert refusal(settings) == "benchmark.tasks: prompts/summary holds no .txt file"
     Path("prompts/summary").mkdir(parents=True)

@@ -8,6 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -129,6 +130,12 @@ def test_a_rule_reads_what_its_row_says(name: str, settings: config.Config) -> N
     if waits:
         expected[dag.WAITS] = waits
     assert named == expected
+
+
+def test_the_rule_of_the_report_waits_for_no_benchmark_that_the_config_leaves_out(settings: config.Config) -> None:
+    batch = Batch({settings.model: replace(settings, benchmark=False)})
+    waits = re.search(r"speed=(OF\(.*\)),", (RULES / "outcome.smk").read_text().partition("\nrule report:")[2])
+    assert waits and eval(waits[1], {"OF": snakefile.of(batch), "sm": snakefile})(SimpleNamespace(model="tiny")) == []
 
 
 @pytest.mark.parametrize("name", STEPS)

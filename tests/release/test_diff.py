@@ -61,7 +61,7 @@ def test_model_json_is_compared_as_it_lies_there(first: Path, tmp_path: Path) ->
     file = other / "model.json"
     content = json.loads(file.read_text())
     file.unlink()
-    file.write_text(json.dumps(content | {"context": content["context"] + 1}))
+    file.write_text(json.dumps(content | {"vocab": content["vocab"] + 1}))
     assert [(each.kind, each.name) for each in compare(Side(first), Side(other))] == [("bytes", "model.json")]
     for damaged in ("", "[" * 100_000, "{}"):
         file.write_text(damaged)

@@ -6,7 +6,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any, cast
 
-from shardmill.config import Budget, Calibration, Config, Convert
+from shardmill.config import Benchmark, Budget, Calibration, Config, Convert
 from shardmill.pipeline import dag
 from shardmill.pipeline.table import STEPS
 from shardmill.report.read import Build, Piece
@@ -221,9 +221,12 @@ def build(**changes: Any) -> Build:
     return Build(**copy.deepcopy({"verdicts": verdicts, "pipeline": pipeline()} | files | changes))
 
 
+BENCHMARK = Benchmark()
 SEARCH = Convert(precision="search", calibration=Calibration("text.txt"), budget=Budget(perplexity=1.03))
 
 
 def pipeline(convert: Convert = SEARCH) -> list[dict[str, Any]]:
     """The steps of a model of these parts; every one that there is unless a config is given that lacks some."""
-    return dag.drawn(STEPS, cast(Config, SimpleNamespace(parts=PARTS, points=("chosen",), convert=convert)))
+    return dag.drawn(
+        STEPS, cast(Config, SimpleNamespace(parts=PARTS, points=("chosen",), convert=convert, benchmark=BENCHMARK))
+    )

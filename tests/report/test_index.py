@@ -37,6 +37,7 @@ def build(tmp_path: Path) -> Path:
     (folder / "packages/head_0.mlpackage/weights/weight.bin").write_bytes(bytes(3000))
     (folder / "packages/head_0.mlpackage/model").write_bytes(bytes(72))
     (folder / "report.html").touch()
+    write_json(folder / "report.receipt.json", {"outputs": {"page": "", "speed": ""}})
     return folder
 
 
@@ -58,11 +59,20 @@ def test_an_encoder_has_no_pass_to_time(build: Path) -> None:
     assert index.read_row(build, "").pass_ms is None
 
 
+def test_a_model_without_a_benchmark_is_finished(build: Path) -> None:
+    """Figures that were measured before the config left out the benchmark may lie there still."""
+    write_json(build / "report.receipt.json", {"outputs": {"page": ""}})
+    row = index.read_row(build, "")
+    assert (row.error, row.pass_ms, row.machine) == ("", None, "not run")
+    (build / "benchmark/speed.json").unlink()
+    assert index.read_row(build, "") == row
+
+
 def test_without_its_page_a_model_is_not_finished(build: Path) -> None:
     (build / "report.html").unlink()
     assert index.read_row(build, "parity_head_0: psnr is 3") == Row("tiny", "parity_head_0: psnr is 3")
     shutil.rmtree(build)
-    assert index.read_row(build, "not finished") == Row("tiny", "not finished")
+    assert index.read_row(build, "") == Row("tiny", "not finished")
 
 
 @pytest.mark.parametrize("file", ["plan.json", "benchmark/speed.json", "parity/stack.json"])
@@ -70,6 +80,11 @@ def test_without_its_page_a_model_is_not_finished(build: Path) -> None:
 def test_a_damaged_file_is_a_row_too(build: Path, file: str, content: str) -> None:
     (build / file).write_text(content)
     assert index.read_row(build, "").error.startswith("its files can't be read: ")
+
+
+def test_a_failed_job_tells_more_than_the_file_that_is_gone(build: Path) -> None:
+    (build / "benchmark/speed.json").unlink()  # Snakemake removes what a job is to make anew
+    assert index.read_row(build, "benchmark: no room") == Row("tiny", "benchmark: no room")
 
 
 def test_the_page_names_all(build: Path) -> None:

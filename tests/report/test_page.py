@@ -314,6 +314,15 @@ def test_nothing_measured_is_not_run_instead_of_empty_plots() -> None:
     assert re.search(r"Not run: [^.]*benchmark", words(html))
 
 
+def test_a_benchmark_that_the_config_leaves_out_is_not_run() -> None:
+    html = render(sample.build(speed=None))
+    assert "Not run: benchmark." in words(html) and "Neural Engine speed" not in words(html)
+    way = "snakemake --cores 4 all measures benchmark: without benchmark: false in this build's config."
+    assert way in words(html)
+    assert section(html, "benchmark") == "Benchmark not run The config leaves it out: benchmark: false ."
+    assert "Benchmark ran on not run" in words(html) and elements(html).open == []
+
+
 def test_speculation_that_changes_the_output_fails_the_verdict() -> None:
     """However fast it is, and whatever the gates say; which text and from which token on is told."""
     wrong = sample.speed()

@@ -76,7 +76,7 @@ def build_folder(root: Path) -> dict[str, Any]:
             for folder, files in build.verdicts.items()
             for file in files
         ],
-        "speed": write(root / "benchmark" / "speed.json", build.speed),
+        "speed": [write(root / "benchmark" / "speed.json", build.speed)],
         "search": [],
         "evidence": [],
         "points": [],
@@ -97,10 +97,12 @@ def test_the_step_writes_the_same_page_from_the_same_files_anywhere(tmp_path: Pa
         pages.append(made["page"].read_text(encoding="utf-8"))
         drawn = read_sealed(made["receipt"])
         assert drawn["paths"] == {"page": "report.html", "plots": "plots", "speed": "benchmark/speed.json"}
-        hashes = {"page": hash_file(made["page"]), "speed": hash_file(arguments["speed"])}
+        hashes = {"page": hash_file(made["page"]), "speed": hash_file(arguments["speed"][0])}
         assert drawn["outputs"] == hashes | {"plots": tree_hash(made["plots"])}
         assert drawn["files"]["plots"] == {path.name: hash_file(path) for path in made["plots"].iterdir()}
         assert len(drawn["files"]["plots"]) == pages[-1].count('<svg class="plot"') > 0
     assert pages[0] == pages[1]
+    report.task(**(arguments | {"speed": []})).work(made)
+    assert read_sealed(made["receipt"])["paths"] == {"page": "report.html", "plots": "plots"}
     assert str(tmp_path) not in pages[0]
     assert "packages/head_0" in pages[0] and "2\u00a0KiB" in pages[0]

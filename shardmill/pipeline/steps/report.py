@@ -21,7 +21,7 @@ def task(
     parts: list[Path],
     artifacts: list[Path],
     verdicts: list[Path],
-    speed: Path,
+    speed: list[Path],
     receipts: list[Path],
     search: list[Path],
     evidence: list[Path],
@@ -38,7 +38,7 @@ def task(
         parts: every parts/P.json.
         artifacts: the packages and the embedding table, for their sizes.
         verdicts: what the gates said.
-        speed: benchmark/speed.json.
+        speed: benchmark/speed.json, if the config does not leave out the benchmark.
         receipts: of all steps up to the gates.
         search: what the search for forms found, if there was one.
         evidence: what was measured of the build elsewhere, as it was imported.
@@ -59,7 +59,7 @@ def task(
             source=read_json(record),
             pieces=read_pieces(plan, parts, artifacts),
             verdicts=read_verdicts(verdicts, root),
-            speed=read_json(speed),
+            speed=read_json(speed[0]) if speed else None,
             receipts=read_receipts(receipts, root),
             settings=settings,
             pipeline=pipeline,
@@ -86,9 +86,9 @@ def _write(build: Build, made: Mapping[str, Path]) -> None:
         write_text(made["plots"] / f"{plot.name}.svg", alone(plot.svg))
 
 
-def _receipt(made: Mapping[str, Path], speed: Path) -> dict[str, Any]:
-    """What was drawn, from which benchmark. An encoder's page has no figures, and its receipt no word of them."""
-    known = {"page": made["page"], "speed": speed}
+def _receipt(made: Mapping[str, Path], speed: list[Path]) -> dict[str, Any]:
+    """What was drawn, from which benchmark. A page without figures, such as an encoder's, has no word of them here."""
+    known = {"page": made["page"], **({"speed": speed[0]} if speed else {})}
     hashes = {name: hash_file(path) for name, path in known.items()}
     plots, files = tree_hashes(made["plots"])
     if files:
