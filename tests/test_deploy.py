@@ -14,7 +14,7 @@ from pipeline.project import python_path
 
 from shardmill.pipeline.origin import PARTS
 
-pytestmark = pytest.mark.pipeline
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 ROOT = Path(__file__).parents[1]
 ADDRESS, TAG = "https://github.com/shardmill/shardmill", "v0.1.0"
 AUTHOR = ("-c", "user.name=Tests", "-c", "user.email=tests@example.org", "-c", "commit.gpgsign=false")

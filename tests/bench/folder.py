@@ -41,7 +41,12 @@ def scripted_folder(folder: Path) -> Path:
         "conv_taps": 0,
         "eos_token_ids": [VOCAB - 1],
         "embedding": {"path": "embedding.safetensors"},
-        "parts": [],
+        "parts": [
+            {
+                **{"name": "head_0", "kind": "head", "start": 0, "end": VOCAB, "output": "logits"},
+                **{"inputs": {"hidden": [1, 4, "T", 1]}, "states": {}, "program": {"path": "head_0.mlmodelc"}},
+            }
+        ],
         "tokenizer": {"path": "tokenizer.json"},
     }
     (folder / "model.json").write_text(json.dumps(manifest))

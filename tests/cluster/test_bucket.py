@@ -13,7 +13,7 @@ from .slurm import Cluster
 from .submitting import Submitting
 from .test_build import PARTS, SECONDS
 
-pytestmark = pytest.mark.pipeline
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
 SHARED = ("persistence", "software-deployment", "sources", "source-cache")  # of all that may be, no input and no output
 

@@ -13,7 +13,7 @@ from .configuration import NODES
 from .slurm import Cluster
 from .submitting import Submitting, contents
 
-pytestmark = pytest.mark.pipeline
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
 
 PARTS = {"topology": [[0, 2]]}  # and a head: as few as there can be

@@ -19,7 +19,7 @@ from .configuration import NODES
 from .slurm import Cluster, Job, kill_tasks, waited_for
 from .submitting import Submitting, contents, killed
 
-pytestmark = pytest.mark.pipeline
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 PART = "head_0"
 PACKAGE = f"build/tiny/packages/{PART}.mlpackage"
 NOT_MADE = tuple(name for name in STEPS if name not in ("fetch", "split", "precision"))

@@ -28,7 +28,7 @@ from shardmill.plan import Part
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
 
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.slow]
 
 WIDTHS = (1, 4)
 

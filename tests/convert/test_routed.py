@@ -14,7 +14,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.gates.residency import predict
 from shardmill.plan import Part
 
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.slow]
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import program_forms
+import pytest
 import tiny
 from typer.testing import CliRunner
 
@@ -19,6 +20,8 @@ from shardmill.report.devices import devices
 
 from .finished import LAYERS, SETTINGS, finish
 from .lane import measured, unpacked
+
+pytestmark = pytest.mark.slow
 
 SHORT, WHOLE = 16, 64
 MS = {"laddered": {1: 8.0, 4: 9.0}, f"laddered@{SHORT}": {1: 2.0, 4: 3.0}}

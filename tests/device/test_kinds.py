@@ -21,6 +21,8 @@ from shardmill.files import load_json, write_json
 from .finished import LAYERS, SETTINGS, finish
 from .lane import lines, measured, unpacked
 
+pytestmark = pytest.mark.slow
+
 
 def lane(build: Path, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """kit.json's variant, and what the fake engine gives."""

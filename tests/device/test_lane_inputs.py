@@ -18,6 +18,8 @@ from shardmill.lane.job import Job
 
 from .lane import HERE, command, environment, measured
 
+pytestmark = pytest.mark.slow
+
 
 def run(kit: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

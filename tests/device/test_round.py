@@ -25,6 +25,8 @@ from shardmill.gates import residency
 
 from .lane import PORTABLE, environment, lines, measured, result, unpacked
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/device.schema.json").read_text())
 runner = CliRunner()
 

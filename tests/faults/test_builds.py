@@ -21,7 +21,7 @@ from unprivileged import unprivileged
 
 from shardmill.pipeline.audit import audit
 
-pytestmark = pytest.mark.pipeline
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 LONGEST = 4.0  # seconds at most from a stage's begin to a kill, in which two or three of its jobs end
 YEAR = 365 * 86400.0  # seconds
 BEGUN: dict[str, Callable[[Path], bool]] = {

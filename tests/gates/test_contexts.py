@@ -19,7 +19,10 @@ from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Host
 from shardmill.runtime import held, program
 
-pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+pytestmark = [
+    pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have"),
+    pytest.mark.slow,
+]
 POSITIONS = 44  # more than the shortest context has
 CONTEXTS = [32, 48]
 

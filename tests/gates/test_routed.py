@@ -22,9 +22,12 @@ from shardmill.runtime import engine
 from . import judged
 from .test_faults import caught
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "darwin", reason="question 1 is the portable engine's; Core ML itself computes in fp16 only"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform == "darwin", reason="question 1 is the portable engine's; Core ML itself computes in fp16 only"
+    ),
+    pytest.mark.slow,
+]
 FIRST, GROUP = "layers_00_01", "experts_00_1"
 
 

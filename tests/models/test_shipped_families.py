@@ -81,7 +81,13 @@ def ship(checkpoint: Path, folder: Path) -> Shipped:
     return Shipped(source, plan, parts, packages, bundles, table)
 
 
-@pytest.fixture(scope="module", params=supported())
+SAMPLE = ("gemma3_text", "lfm2", "phi3", "qwen3_moe", "zaya")  # one of each kind of layer; all others are slow
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.slow]) for name in supported()],
+)
 def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shipped:
     """The build of each family in turn."""
     folder: Path = tmp_path_factory.mktemp(request.param)

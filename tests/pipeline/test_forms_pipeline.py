@@ -16,7 +16,7 @@ from shardmill.pipeline.audit import audit
 from .driver import stored_here
 from .project import ROOT, Project, steps_that
 
-pytestmark = pytest.mark.pipeline
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 SETTINGS = {
     "model": "tiny",
     "source": {"path": "checkpoint"},

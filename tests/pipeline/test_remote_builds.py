@@ -17,6 +17,8 @@ from . import driver
 from .bucket import SECRET, bucket
 from .project import Project
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:

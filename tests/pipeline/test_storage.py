@@ -24,6 +24,8 @@ from .driver import made_here
 from .project import Project, steps_that
 from .workflows import IN_BUILD, IN_STORAGE
 
+pytestmark = pytest.mark.slow
+
 MODEL = "build/tiny"
 LATER = {"benchmark", "provenance", "report"}  # what is told of the whole build
 

@@ -25,6 +25,8 @@ from shardmill.release.sign import sign
 
 from .signed import Keys, run
 
+pytestmark = pytest.mark.slow
+
 
 def changed(build: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """A copy of a build's provenance in which something is otherwise, with its seal."""

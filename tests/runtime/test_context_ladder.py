@@ -21,7 +21,10 @@ from shardmill.machine import is_portable
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.program import Program
 
-pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+pytestmark = [
+    pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have"),
+    pytest.mark.slow,
+]
 NEW, SEED = 26, 11
 TOKENS = {"max": 4}
 CONTEXT = 64

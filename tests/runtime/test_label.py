@@ -21,6 +21,8 @@ from shardmill.runtime.label import Labelled, Reader, redacted
 from shardmill.runtime.load import engine_name
 from shardmill.runtime.spans import Span
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["Anna Kovalenko", "Jürgen Müller", "João Tavares", "王小明", "Ирина Соколова", "田中 春人", "Seán Ó Briain"]
 PLACES = ["14 Harbour Street, Bristol", "Ringstraße 8, 50667 Köln", "27, rue des Lilas", "北京市海淀区", "via Roma 3"]
 CONTACTS = ["anna.k@example.org", "+44 20 7946 0958", "010-5555-0199", "https://example.com/?q=1", "4929-1180-2217"]

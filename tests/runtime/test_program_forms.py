@@ -20,7 +20,10 @@ from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.runtime.engine import Engine
 
-pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+pytestmark = [
+    pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have"),
+    pytest.mark.slow,
+]
 NEW, SEED = 20, 11
 TOKENS = {"max": 4}
 WIDTHS = ((1,), (4,), (3, 1), (2, 4, 1, 3))

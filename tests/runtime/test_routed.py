@@ -21,7 +21,10 @@ from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
 PROMPT, NEW, CONTEXT = 8, 100, 128
-pytestmark = pytest.mark.skipif(not is_portable(), reason="in fp16, which Core ML computes in, close calls differ")
+pytestmark = [
+    pytest.mark.skipif(not is_portable(), reason="in fp16, which Core ML computes in, close calls differ"),
+    pytest.mark.slow,
+]
 Pair = tuple[tiny.Build, tiny.Build]
 
 
