@@ -9,15 +9,18 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+from numpy.typing import NDArray
 from starlette.types import Message
 
+from shardmill.decode import DecodeError, create_drafter
 from shardmill.serve.errors import ClientGoneError
 from shardmill.serve.settings import Limits, Settings
 from shardmill.serve.stream import KEEPALIVE, send_chunk, while_connected
 
-from .fake import Speaker, fake_model
+from .fake import VOCAB, Speaker, fake_model
 from .running import Running, ask, running, wait_until
 
 PATIENCE = 5  # seconds
@@ -128,3 +131,54 @@ def test_tokens_without_text_do_not_silence_a_stream() -> None:
         connection.close()
     assert events[-2] == b"data: [DONE]"
     assert sum(b'"text": "x' in event for event in events) == 1 and KEEPALIVE.strip() in events
+
+
+class Failing:
+    """A grammar that breaks down after some tokens."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self.left = 5
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return np.ones(VOCAB, np.bool_)
+
+    def advance(self, token: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise DecodeError("grammar rejected: too complex")
+
+    def valid_prefix(self, draft: tuple[int, ...]) -> int:
+        return len(draft)
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+
+def test_a_grammar_that_fails_in_mid_answer_is_told_in_the_stream_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error event in place of a second status; the session and the drafter of the next request are new ones."""
+    made: list[str] = []
+
+    def create(name: str, **settings: Any) -> Any:
+        made.append(name)
+        return create_drafter(name, **settings)
+
+    monkeypatch.setattr("shardmill.serve.worker.create_drafter", create)
+    with running(fake_model()) as server:
+        expected = server.client().completions.create(**ask()).choices[0].text
+        with monkeypatch.context() as context:
+            context.setattr("shardmill.serve.prepare._constraint", lambda request, model: Failing())
+            pieces: list[str] = []
+            with pytest.raises(openai.APIError, match="grammar rejected: too complex") as told:
+                for chunk in server.client().completions.create(**ask(), stream=True):
+                    pieces.append(chunk.choices[0].text)
+        assert not isinstance(told.value, openai.APIStatusError)
+        assert pieces and expected.startswith("".join(pieces))
+        made.clear()
+        again = server.client().completions.create(**ask())
+        assert again.choices[0].text == expected and made == ["ngram"]
+        assert again.usage is not None and again.usage.prompt_tokens_details is not None
+        assert again.usage.prompt_tokens_details.cached_tokens == 0
