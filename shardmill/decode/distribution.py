@@ -59,6 +59,12 @@ class Sampling:
             if not good:
                 raise DecodeError(f"{name} is {getattr(self, name)}: it must be {expected}")
 
+    def check_vocab(self, vocab: int) -> None:
+        """Raise DecodeError if `logit_bias` names a token that a vocabulary of `vocab` tokens lacks."""
+        stray = [t for t in self.logit_bias if not 0 <= t < vocab]
+        if stray:
+            raise DecodeError(f"logit_bias names token {stray[0]}: the vocabulary has {vocab}")
+
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken."""

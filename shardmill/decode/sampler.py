@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from shardmill.decode.constraint import Constraint
 from shardmill.decode.distribution import Probabilities, Sampling, adjust, draw, nucleus, probabilities
 from shardmill.decode.engine import Logits
-from shardmill.decode.errors import DecodeError
 
 _RACE = 2  # of the streams of a request's randomness; rejection draws from 0, the draft model from 1
 
@@ -39,9 +38,7 @@ class Sampler:
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], vocab: int, constraint: Constraint | None = None
     ) -> None:
-        stray = [t for t in sampling.logit_bias if not 0 <= t < vocab]
-        if stray:
-            raise DecodeError(f"logit_bias names token {stray[0]}: the vocabulary has {vocab}")
+        sampling.check_vocab(vocab)
         self._sampling = sampling
         self._constraint = constraint
         self._seen = np.zeros(vocab, dtype=np.bool_)

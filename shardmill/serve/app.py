@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from shardmill.serve.answer import Answer
-from shardmill.serve.errors import ApiError, broken, client_gone
+from shardmill.serve.errors import broken, client_gone
 from shardmill.serve.gate import Gate
 from shardmill.serve.job import Done, Job, Work, ending
 from shardmill.serve.metrics import Metrics
@@ -49,7 +49,7 @@ async def answer(
     settings: Settings,
     threads: Executor | None,
 ) -> Response:
-    """Runs a request. The status is sent with its first token, so that an earlier failure still gets its own status.
+    """Run a request. It is checked and queued before its answer begins, so a refusal of a stream has its own status.
 
     Args:
         body: what is asked for.
@@ -66,14 +66,10 @@ async def answer(
     work = await while_connected(request.receive, prepared())
     job, form = Job(work), Answer(body, model)
     worker.submit(job)
+    if body.stream:
+        return EventStream(form, job, worker, settings.limits)
     try:
-        items = await while_connected(request.receive, job.take())
-        end = ending(items)
-        if isinstance(end, ApiError) and len(items) == 1:
-            raise end
-        if body.stream:
-            return EventStream(form, job, items, worker, settings.limits.stall_seconds)
-        items = await while_connected(request.receive, take_all(job, items))
+        items = await while_connected(request.receive, take_all(job))
     except BaseException:
         worker.cancel(job, client_gone())
         raise

@@ -29,8 +29,10 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     if drafter == "draft_model" and model.draft_session is None:
         raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
     try:
+        sampling = _sampling(request)
+        sampling.check_vocab(model.engine.vocab)
         options = Options(
-            sampling=_sampling(request),
+            sampling=sampling,
             detokenize=model.decode,
             stop=request.stops,
             constraint=_constraint(request, model),

@@ -20,6 +20,7 @@ class Limits:
         head_seconds: time that a connection has to send the head of a request, from its beginning or the last answer.
         idle_connections: connections that may wait for a request; one more closes the one that waits longest.
         stall_seconds: time after which a reader who takes nothing of a stream is given up.
+        keepalive_seconds: time after which a stream that has had nothing to send gets a comment.
         grace_seconds: time that the running request has to finish once the server shuts down.
     """
 
@@ -32,6 +33,7 @@ class Limits:
     head_seconds: float = 10.0
     idle_connections: int = 256
     stall_seconds: float = 60.0
+    keepalive_seconds: float = 10.0
     grace_seconds: float = 10.0
 
 

@@ -13,12 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from shardmill.serve.answer import Answer
 from shardmill.serve.errors import ApiError, ClientGoneError, client_gone
-from shardmill.serve.job import Item, Job, ending
+from shardmill.serve.job import Done, Item, Job, ending
+from shardmill.serve.settings import Limits
 from shardmill.serve.shapes import Json
 from shardmill.serve.worker import Worker
 
 log = logging.getLogger(__name__)
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+KEEPALIVE = b": keepalive\n\n"  # a comment, which readers of server-sent events ignore
 T = TypeVar("T")
 
 
@@ -58,28 +60,29 @@ async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def take_all(job: Job, items: list[Item]) -> list[Item]:
-    """Takes the rest of a job that has yielded `items` so far, and returns all."""
+async def take_all(job: Job) -> list[Item]:
+    """Take a job's items until it ends, and return them."""
+    items = await job.take()
     while ending(items) is None:
         items += await job.take()
     return items
 
 
 class EventStream(Response):
-    """An answer as it comes, one event per chunk, `[DONE]` at the end.
+    """An answer as it comes, one event per chunk, `[DONE]` or an error at the end.
 
-    The job goes on at its own speed. It is cancelled when the reader leaves, or takes nothing for `stall` seconds.
-
-    Args:
-        first: the job's first items.
+    The status leaves before the job's turn, and a comment whenever nothing was sent for `keepalive_seconds`: proxies
+    cut connections that stay silent. The job goes on at its own speed. It is cancelled when the reader leaves, or takes
+    nothing for `stall_seconds`.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, job: Job, first: list[Item], worker: Worker, stall: float) -> None:
+    def __init__(self, answer: Answer, job: Job, worker: Worker, limits: Limits) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._answer, self._job, self._first, self._worker, self._stall = answer, job, first, worker, stall
+        self._answer, self._job, self._worker = answer, job, worker
+        self._stall, self._keepalive = limits.stall_seconds, limits.keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the answer."""
@@ -100,16 +103,22 @@ class EventStream(Response):
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         yield _events(self._answer.opening())
-        items = self._first
-        while True:
-            end = ending(items)
-            data = _events(self._answer.chunks(items))
-            if end is not None:
-                yield data if isinstance(end, ApiError) else data + b"data: [DONE]\n\n"
-                return
+        now = asyncio.get_running_loop().time
+        due = now() + self._keepalive
+        end: Done | ApiError | None = None
+        while end is None:
+            try:
+                async with asyncio.timeout_at(due):
+                    items = await self._job.take()
+            except TimeoutError:
+                data = KEEPALIVE
+            else:
+                data, end = _events(self._answer.chunks(items)), ending(items)
+            if isinstance(end, Done):
+                data += b"data: [DONE]\n\n"
             if data:
                 yield data
-            items = await self._job.take()
+                due = now() + self._keepalive
 
 
 def _events(chunks: Iterable[Json]) -> bytes:

@@ -164,8 +164,9 @@ class Worker:
                 self._answer(job)
             except _CancelledError:
                 job.put(job.cancelled or broken())
-            except DecodeError as error:
+            except DecodeError as error:  # in mid-answer: what can be known before is refused before it is queued
                 job.put(invalid(str(error)))
+                self._start_afresh()
             except Exception:
                 log.exception("a request failed")
                 job.put(broken())

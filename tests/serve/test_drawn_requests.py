@@ -91,7 +91,7 @@ def test_each_is_answered_or_refused_in_openais_form(server: Running, request: p
         statuses.append(status)
         assert status == 200 or 400 <= status < 500, content
         if status == 200 and headers["content-type"].startswith("text/event-stream"):
-            lines = [line for line in content.decode().splitlines() if line]
+            lines = [line for line in content.decode().splitlines() if line.startswith("data: ")]
             assert lines[-1] == "data: [DONE]" and all("error" not in json.loads(one[6:]) for one in lines[:-1])
         elif status == 200:
             assert json.loads(content)["choices"]

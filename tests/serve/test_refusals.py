@@ -31,6 +31,7 @@ def locked() -> Iterator[Running]:
         yield up
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("change", "says", "param"),
     [
@@ -68,10 +69,10 @@ def locked() -> Iterator[Running]:
     ids=lambda value: str(value)[:40].encode("ascii", "replace").decode() if isinstance(value, dict) else "",
 )
 def test_a_request_that_cannot_be_honoured_is_named(
-    server: Running, change: dict[str, Any], says: str, param: str | None
+    server: Running, change: dict[str, Any], says: str, param: str | None, stream: bool
 ) -> None:
-    """400 with a line that begins with, or names, what is wrong."""
-    status, answer = server.post(ask(**change))
+    """400 with a line that begins with, or names, what is wrong, before a stream begins."""
+    status, answer = server.post(ask(**change, stream=stream))
     assert status == 400, answer
     error = answer["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -143,6 +144,11 @@ def test_a_failing_engine_is_a_500_and_the_next_request_is_answered(server: Runn
     with pytest.raises(openai.InternalServerError) as caught:
         server.client().completions.create(**ask(prompt="~x"))
     assert "fire" not in str(caught.value)
+    assert server.client().completions.create(**ask()).choices[0].text == before
+    stream = server.client().completions.create(**ask(prompt="~x"), stream=True)
+    with pytest.raises(openai.APIError, match="the server failed to answer") as told:
+        list(stream)
+    assert not isinstance(told.value, openai.APIStatusError)  # the status has left before
     assert server.client().completions.create(**ask()).choices[0].text == before
 
 
