@@ -16,7 +16,20 @@ def test_its_counts_are_what_pytest_collects() -> None:
     for row in (line for line in page.splitlines() if "](../tests/" in line):
         files, counts = re.findall(r"\]\(\.\./(tests/[\w/]+\.py)\)", row), re.findall(r"\d+", row.split("|")[4])
         said |= {file: int(count) for file, count in zip(files, counts, strict=True)}
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "", "-qq", "-n", "0", "-p", "no:cacheprovider", *said]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-m",
+        "",
+        "-qq",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        *said,
+    ]
     listed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     found = dict(re.findall(r"^(tests/[\w/]+\.py): (\d+)$", listed, re.MULTILINE))
     assert len(said) > 20 and {file: int(count) for file, count in found.items()} == said
