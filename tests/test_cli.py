@@ -59,15 +59,15 @@ def test_failures_are_one_line(build: Path, tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     empty = tmp_path / "empty.txt"
     empty.touch()
-    refused = "holds no text" if is_portable() else "does not run on a Mac"
-    assert refused in failure("audit-range", build, "--prompts", empty)
+    for file, why in ((empty, "holds no text"), (tmp_path / "none.txt", "No such file")):
+        said = why if is_portable() else "does not run on a Mac"
+        assert said in failure("audit-range", build, "--prompts", file)
     assert "build the model first" in failure("generate", tmp_path / "none", "--prompt", "a")
     assert "no drafter is called 'foo'" in failure("generate", build, "--prompt", "a", "--drafter", "foo")
     assert "the prompt is empty" in failure("generate", build, "--prompt", "")
     too_long = failure("generate", build, "--prompt", "a" * 300)
     assert "the context 256" in too_long and "context_policy" not in too_long
     assert "finite" in failure("generate", build, "--prompt", "a", "--temperature", "inf")
-    assert "No such file" in failure("audit-range", build, "--prompts", tmp_path / "none.txt")
     assert "No such file" in failure("synth-checkpoint", tmp_path / "new", "--like", tmp_path / "none.yaml")
     assert "No such file" in failure("generate", build, "--prompt-file", tmp_path / "none.txt")
     assert "not UTF-8" in failure("generate", build, "--prompt-file", binary)
