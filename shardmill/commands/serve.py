@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,9 +31,18 @@ if TYPE_CHECKING:
 
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Name by which a proxy on this machine passes requests on; may be given several times.",
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 ApiKey = Annotated[
     str | None,
@@ -68,6 +79,7 @@ def serve(
     build: Build,
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    allowed_hosts: AllowedHosts = None,
     api_key: ApiKey = None,
     drafter: DefaultDrafter = "ngram",
     draft_build: DraftBuild = None,
@@ -88,6 +100,8 @@ def serve(
     from shardmill.serve.loopback import is_loopback
     from shardmill.serve.settings import Limits, Settings
 
+    private, allowed = is_loopback(host), tuple(allowed_hosts or ())
+    _check_allowed(allowed, host, private)
     check_drafter(drafter, draft_build, may_change=True)
     check_policy(policy)
     if draft_build is not None:
@@ -104,6 +118,7 @@ def serve(
     settings = Settings(
         host=host,
         port=port,
+        allowed_hosts=allowed,
         api_key=_checked_key(api_key),
         drafter=drafter,
         policy=policy,
@@ -112,8 +127,9 @@ def serve(
         context_policy=context_policy,
         limits=limits,
     )
-    if settings.api_key is None and not is_loopback(host):
-        typer.echo(f"shardmill: anyone who reaches {host} may use this server: set SHARDMILL_API_KEY", err=True)
+    if settings.api_key is None and (allowed or not private):
+        reached = ", ".join(allowed) or host
+        typer.echo(f"shardmill: anyone who reaches {reached} may use this server: set SHARDMILL_API_KEY", err=True)
     _run(build, draft_build, settings, precision, chat_template, _programs(build, draft_build) if warm else None)
 
 
@@ -142,6 +158,15 @@ def _programs(build: Path, draft_build: Path | None) -> int:
     manifests = [read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)]
     manifests += [read_manifest(draft_build)] if draft_build else []
     return sum(len(manifest["parts"]) for manifest in manifests)
+
+
+def _check_allowed(names: Sequence[str], host: str, private: bool) -> None:
+    """Raise ShardmillError if `--allowed-host` names something that no `Host` could be, or is of no use."""
+    if names and not private:
+        raise ShardmillError(f"--allowed-host: a server at {host} answers to every name; leave it out, or --host")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ShardmillError(f"--allowed-host {name}: give the name alone, without scheme, port and path")
 
 
 def _check_table(file: Path) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardmill.serve.errors import ApiError, ClientGoneError, too_busy
-from shardmill.serve.loopback import is_loopback, may_be_asked_for
+from shardmill.serve.loopback import host_name, is_loopback, may_be_asked_for
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.settings import Settings
 
@@ -78,9 +78,15 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self._is_private and not may_be_asked_for(headers.get("host", ""), self._settings.host):
+        host = headers.get("host", "")
+        if self._is_private and not may_be_asked_for(host, self._settings.host, *self._settings.allowed_hosts):
             # a page whose name was made to mean this machine must not reach a server meant for this machine only
-            raise ApiError(403, "this server answers to localhost only: start it with --host for others")
+            name = host_name(host)
+            raise ApiError(
+                403,
+                f"this server does not answer to the Host {name!r}: if a proxy of yours passes that name on, "
+                f"start the server with --allowed-host {name}",
+            )
         if scope["path"] in OPEN_TO_ALL:
             return
         if not self._may_enter(headers.get("authorization", "")):

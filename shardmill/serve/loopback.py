@@ -17,18 +17,18 @@ def is_loopback(host: str) -> bool:
     return _is_loopback_address(str(address[0]))
 
 
-def may_be_asked_for(header: str, host: str) -> bool:
-    """Whether a Host header names this machine, given that the server listens at `host`.
+def may_be_asked_for(header: str, *names: str) -> bool:
+    """Return whether a Host header names this machine: by a loopback address, as localhost, or by one of `names`.
 
-    Only localhost and the server's own name are accepted as names: a web page that wants to reach this machine could
-    make any other name resolve to it. A missing header is accepted, as no browser leaves it out.
+    A web page that wants to reach this machine could make any other name resolve to it. A missing header is accepted,
+    as no browser leaves it out.
     """
-    name = _name(header)
-    return name in ("", *_LOCALHOST, host.lower()) or _is_loopback_address(name)
+    name = host_name(header)
+    return name in ("", *_LOCALHOST, *map(str.lower, names)) or _is_loopback_address(name)
 
 
-def _name(header: str) -> str:
-    """The name in a Host header, without port and brackets."""
+def host_name(header: str) -> str:
+    """Return the name in a Host header in lower case, without port and brackets."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()

@@ -43,6 +43,8 @@ class Settings:
 
     Attributes:
         port: 0 lets the system choose one.
+        allowed_hosts: names that requests may have in their `Host` if `host` is a loopback address, beside those of
+            this machine: of a proxy, for example.
         api_key: what clients must send as `Authorization: Bearer KEY`; None: nothing.
         drafter: used by requests that name none. policy: how much is drafted.
         draft_table: file that the drafter `learned` begins with, if there is one, and is saved to at the end.
@@ -53,6 +55,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
     api_key: str | None = None
     drafter: str = "ngram"
     policy: str = "cost_model"

@@ -118,13 +118,18 @@ def test_a_damaged_tokenizer_config_is_named(build: Path) -> None:
         ),
         (("--draft-table", "/dev/null/table"), "/dev/null is no folder"),
         (("--host", "no.such.host.invalid"), "can't listen at no.such.host.invalid:8000"),
+        (("--allowed-host", "a.example", "--allowed-host", "https://b.example"), "--allowed-host https://b.example: "),
+        (("--allowed-host", "a.example:443"), "give the name alone, without scheme, port and path"),
+        (("--allowed-host", ""), "--allowed-host : give the name alone"),
+        (("--allowed-host", "a.example", "--host", "0.0.0.0"), "a server at 0.0.0.0 answers to every name"),
     ],
 )
 def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: str) -> None:
     """Exit code 1 before a model is loaded."""
     result = shardmill("serve", build, *options)
     assert result.exit_code == 1 and says in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1 + ("--host" in options)  # and the warning about no API key
+    warned = "no.such.host.invalid" in options  # that there is no API key
+    assert len(result.stderr.strip().splitlines()) == 1 + warned
 
 
 def test_a_grace_that_is_no_number_of_seconds_is_refused(build: Path) -> None:
@@ -165,6 +170,17 @@ def test_an_api_key_that_no_client_can_send_is_told(
         assert result.exit_code == 0 and started[0].api_key == "k"
     else:
         assert result.exit_code == 1 and says in result.stderr and result.stderr.count("\n") == 1 and not started
+
+
+def test_allowed_hosts_reach_the_server_and_ask_for_a_key(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reaches the proxy reaches the server."""
+    started: list[Settings] = []
+    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
+    result = shardmill("serve", build, "--allowed-host", "a.example", "--allowed-host", "b.example")
+    assert result.exit_code == 0 and started[0].allowed_hosts == ("a.example", "b.example")
+    assert "anyone who reaches a.example, b.example may use this server" in result.stderr
+    monkeypatch.setenv("SHARDMILL_API_KEY", "k")
+    assert shardmill("serve", build, "--allowed-host", "a.example").stderr == ""
 
 
 def test_a_draft_model_of_another_vocabulary_is_told_at_the_start() -> None:

@@ -202,6 +202,17 @@ def test_other_addresses_are_none(host: str) -> None:
     assert not is_loopback(host)
 
 
+def test_a_server_behind_a_proxy_has_the_allowed_names_too() -> None:
+    """As a proxy with TLS passes them on, and no others; the refusal names the option, not one that opens the port."""
+    settings = Settings(port=0, allowed_hosts=("llm.example", "LLM2.example"))
+    with running(fake_model(), settings) as up:
+        for host in ("llm.example", "LLM.example:443", "llm2.example", "localhost"):
+            assert up.post(ask(), Host=host)[0] == 200
+        status, answer = up.post(ask(), Host="evil.llm.example:443")
+    message = answer["error"]["message"]
+    assert status == 403 and "--host" not in message and message.endswith("--allowed-host evil.llm.example")
+
+
 def test_a_server_may_be_asked_for_by_the_name_it_was_given() -> None:
     """Debian lets a machine's own name mean 127.0.1.1."""
     assert may_be_asked_for("MyHost:8000", "myhost")
