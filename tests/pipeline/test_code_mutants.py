@@ -39,7 +39,7 @@ OPERATORS: list[list[type[ast.AST]]] = [
         ast.BitAnd,
     ],
     [ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq],
-    [ast.In, ast.NotIn],
+    [ast.In, ast.NotIn],  # codespell:ignore notin
     [ast.Is, ast.IsNot],
     [ast.And, ast.Or],
     [ast.USub, ast.UAdd, ast.Not],
