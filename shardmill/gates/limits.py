@@ -66,10 +66,10 @@ def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
 
 
 def shares(forms: Mapping[str, str]) -> dict[str, float]:
-    """Return how much of a part's noise may be that of fewer than eight bits, by a key of COSTS.
+    """Return which share of a part's noise its matrices of 4 and of 6 bits may bring, by the keys of COSTS.
 
-    A part is as noisy as its matrices together, so one matrix of 4 bits among many of 8 loosens its limits by little.
-    Matrices are counted, not weights: a small one stands in the way of as much of the signal as a large one.
+    The noise of a part is the sum over its matrices, so one matrix of 4 bits among many of 8 loosens the part's limits
+    by little. Matrices are counted, not weights: the whole signal passes through a small matrix too.
 
     Args:
         forms: the form of each of its matrices.
@@ -95,9 +95,9 @@ def budget(growth: float) -> dict[str, float]:
 
 
 def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
-    """Return the thresholds of a verdict that says by which it was judged.
+    """Return the thresholds by which a verdict says that it was judged.
 
-    No budget or share that it names loosens those of four bits.
+    No budget or share in a verdict gives looser thresholds than those of 4 bits.
     """
     named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
     return table(judged.get("limits", ""), named, judged.get("shares"))
@@ -111,7 +111,7 @@ def table(
     Args:
         key: what `bits` gives.
         budget: limits that somebody set, by the names of numbers of question 3; they go before all others.
-        shares: what `shares` gives, for a part: the limits lie between those of the table and those of fewer bits.
+        shares: the result of `shares`, for a part: its limits lie between INT8's and the limits of fewer bits.
 
     Raises:
         KeyError: for a key or a name that there is not.
@@ -119,7 +119,7 @@ def table(
     limits = dict(COSTS[key]) if key else {}
     if shares:
         why = ", ".join(f"{share:.0%} of the noise at {key}" for key, share in shares.items())
-        mixed = f"between INT8's and that of fewer bits: {why}"
+        mixed = f"between INT8's limit and the limit of fewer bits: {why}"
         limits = {name: (_between(name, shares), mixed) for name in COSTS[FOUR]}
     limits |= {name: (limit, "the build's own budget") for name, limit in (budget or {}).items()}
     assert all(THRESHOLDS[name].question == COST for name in limits)
@@ -128,7 +128,7 @@ def table(
 
 
 def _between(name: str, shares: Mapping[str, float]) -> float:
-    """Return a limit of noise that is mixed: of its power where the number is in dB, else of the number itself."""
+    """Return the limit for mixed noise: by the noise's power if the limit is in dB, otherwise by the limit itself."""
     given = {key: max(0.0, share) for key, share in shares.items()}
     whole = max(1.0, sum(given.values()))
     parts = [(share / whole, COSTS[key][name][0]) for key, share in given.items()]

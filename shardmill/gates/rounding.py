@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +40,7 @@ def weights_kept(stored: PackageWeights, source: Path, forms: Mapping[str, str])
 def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Worst:
     """Return the largest distance of stored weights from the original ones, in quantisation steps.
 
-    A tensor in fp16 counts in steps of fp16 (2^-10 of the value), one of a palette in gaps between its entries.
+    A tensor in fp16 counts in steps of fp16 (2^-10 of the value), a palette in gaps between its entries.
 
     Args:
         stored: the package's weights.
@@ -50,74 +49,67 @@ def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Wors
     """
     worst, weights = (0.0, ""), PartWeights(stored.part, source)
     for path in paths:
-        found = [steps for steps, _, _ in _rows(stored.stored(path), weights, path, source)]
-        worst = _further(worst, _largest(found), weights.tensors[path][0].label)
+        for rows, expected, step in _blocks(stored.stored(path), weights, path, source):
+            worst = further(worst, _steps(rows, expected, step), weights.tensors[path][0].label)
+        give_back()
     return worst
 
 
 def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapping[str, str]) -> Iterator[Measurement]:
     """Yield what rounding did to constants: to their codes, to those beside subnormal scales, and to the scales."""
-    steps, subnormal, scales = (0.0, ""), (0.0, ""), (0.0, "")
+    worst: dict[str, Worst] = dict.fromkeys(("weight_steps", "subnormal_steps", "scale_steps"), (0.0, ""))
     weights = PartWeights(stored.part, source)
     for path in paths:
         kept, label, wanted = stored.stored(path), weights.tensors[path][0].label, form(forms.get(path, FP16))
-        if kept.kind != wanted.kind:
-            scales = _further(scales, math.inf, f"{label}, which is stored as {kept.kind} in place of {wanted.kind}")
-        normal, small, off = [], [], []
-        for rows, largest, scale in _rows(kept, weights, path, source):
-            if scale is None:
-                normal.append(rows)
-                continue
-            normal.append(rows[scale >= FP16_NORMAL])
-            small.append(rows[scale < FP16_NORMAL])
-            off.append(scale_steps(scale, largest, wanted.levels))
-        steps = _further(steps, _largest(normal), label)
-        lost = kept.scale is not None and not bool(kept.scale.all())
-        subnormal = _further(subnormal, _largest(small), label + (TOO_SMALL if lost else ""))
-        scales = _further(scales, _largest(off), label)
-    yield Measurement("weight_steps", *steps)
-    yield Measurement("subnormal_steps", *subnormal)
-    yield Measurement("scale_steps", *scales)
+        if not kept.has_form(wanted):
+            other = torch.tensor([math.inf])
+            worst["scale_steps"] = further(worst["scale_steps"], other, f"{label}, which is not stored in its form")
+        first = 0
+        for rows, expected, step in _blocks(kept, weights, path, source):
+            scale = None if kept.scale is None else kept.scale[first : first + len(rows), 0]
+            for name, steps in distances(_steps(rows, expected, step), scale, expected, wanted.levels).items():
+                worst[name] = further(worst[name], steps, label)
+            first += len(rows)
+        give_back()
+        value, where = worst["subnormal_steps"]
+        if where == label and value > 1 and kept.scale is not None and not bool(kept.scale.all()):
+            worst["subnormal_steps"] = value, label + TOO_SMALL
+    yield Measurement("weight_steps", *worst["weight_steps"])
+    yield Measurement("subnormal_steps", *worst["subnormal_steps"])
+    yield Measurement("scale_steps", *worst["scale_steps"])
 
 
-def scale_steps(scale: Tensor, largest: Tensor, levels: int) -> Tensor:
-    """Return how far scales are from what the largest weight of their rows asks for, in steps of fp16.
+def distances(steps: Tensor, scale: Tensor | None, expected: Tensor, levels: int) -> dict[str, Tensor]:
+    """Return what is measured of a block of rows, by the number's name, each [rows].
 
     Args:
-        scale: as they are stored, [rows].
-        largest: magnitude of each row's largest weight, [rows].
+        steps: the largest distance of each row's weights, in quantisation steps, [rows].
+        scale: as it is stored, [rows]; None for a block without scales.
+        expected: the checkpoint's rows.
         levels: the largest code.
     """
-    expected = largest / levels
-    return (scale - expected).abs() / fp16_step(expected)
+    if scale is None:
+        return {"weight_steps": steps}
+    small = scale < FP16_NORMAL
+    largest = torch.linalg.vector_norm(expected.reshape(len(expected), -1), ord=math.inf, dim=1) / levels
+    return {
+        "weight_steps": steps.masked_fill(small, 0),
+        "subnormal_steps": steps.masked_fill(~small, 0),
+        "scale_steps": (scale - largest).abs() / fp16_step(largest),
+    }
 
 
-def _rows(
-    kept: Stored, weights: PartWeights, path: str, source: Path
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Yield of blocks of a constant's rows: the largest distance in steps, the largest weight, and the scale.
-
-    Each is [rows], NaN where a weight is. The block is gone when the next is read.
-    """
-    first = 0
-    for rows, expected, step in _blocks(kept, weights, path, source):
-        distance = rows.sub_(expected).abs_().div_(step).reshape(len(rows), -1)
-        scale = None if kept.scale is None else kept.scale[first : first + len(rows), 0]
-        yield distance.amax(1), expected.reshape(len(rows), -1).abs().amax(1), scale
-        first += len(rows)
-    give_back()
-
-
-def _largest(found: Iterable[Tensor]) -> float:
-    """Return the largest of all numbers, NaN if any is, 0 if there is none."""
-    return float(np.max([float(block.max()) for block in found if len(block)], initial=0.0))  # np.max keeps NaN
-
-
-def _further(worst: Worst, value: float, label: str) -> Worst:
-    """Return the larger of two values with its label; NaN is larger than any."""
+def further(worst: Worst, found: Tensor, label: str) -> Worst:
+    """Return the larger of a value and the largest of a tensor, with its label; NaN is larger than any number."""
+    value = float(found.max())  # keeps NaN
     if math.isnan(worst[0]):
         return worst
     return (value, label) if math.isnan(value) or value > worst[0] else worst
+
+
+def _steps(rows: Tensor, expected: Tensor, step: Tensor) -> Tensor:
+    """Return each row's largest distance in steps, [rows], NaN where any is. The stored rows are overwritten."""
+    return rows.sub_(expected).abs_().div_(step).reshape(len(rows), -1).amax(1)
 
 
 def kept_db(stored: PackageWeights, source: Path) -> dict[str, float]:

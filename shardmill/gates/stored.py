@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardmill.forms.form import FP16
+from shardmill.forms.form import Form
 
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
 BLOCK = 8_000_000  # numbers of a matrix in fp32 at a time: glibc keeps up to 32 MB for the next, others it gives back
@@ -34,10 +34,12 @@ class Stored:
     scale: Tensor | None = None
     tables: Tensor | None = None
 
-    @property
-    def kind(self) -> str:
-        """What kind of form it is stored in, as `forms.form` names them."""
-        return "int" if self.scale is not None else "palette" if self.tables is not None else FP16
+    def has_form(self, form: Form) -> bool:
+        """Return whether this is how a form is stored: fp16, codes with scales, or indices into its tables."""
+        if form.kind == "palette":
+            shape = (form.tables(len(self.values)), 2**form.bits)
+            return self.tables is not None and tuple(self.tables.shape) == shape
+        return self.tables is None and (self.scale is not None) == (form.kind == "int")
 
     @property
     def coded(self) -> bool:
@@ -72,10 +74,10 @@ class Stored:
             yield rows if self.scale is None else rows.mul_(self.scale[first : first + len(kept)])
 
     def steps(self, expected: Tensor, first: int) -> Tensor:
-        """Return the quantisation step at each expected number, of which rounding to nearest is at most half.
+        """Return the quantisation step at each expected number; rounding to nearest is off by half a step at most.
 
-        A palette's step is the gap between the two nearest entries; of a number beyond the table, the sum of the
-        distances to both. No step is under fp16's smallest: a channel of nothing but zeros has a scale of 0.
+        A palette's step is the gap between the two nearest entries; for a number beyond the table, the sum of the
+        distances to both entries. No step is under fp16's smallest: a channel of nothing but zeros has a scale of 0.
 
         Args:
             expected: rows of what the constant was made from, in fp32.

@@ -5,7 +5,6 @@ Both files are read a block of rows at a time, so that a table of gigabytes take
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +16,10 @@ from shardmill.convert.weights import DTYPES, beside
 from shardmill.errors import GateError
 from shardmill.forms.form import form
 from shardmill.gates.measurement import Measurement
-from shardmill.gates.rounding import FP16_NORMAL, Worst, scale_steps
+from shardmill.gates.rounding import Worst, distances, further
 from shardmill.gates.stored import Stored, rows_at_once
 from shardmill.models.sources import turned
 from shardmill.plan import Constant, Part
-
-NAMES = ("weight_steps", "subnormal_steps", "scale_steps")
 
 
 def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement]:
@@ -36,48 +33,40 @@ def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement
     Raises:
         GateError: the table is not of the checkpoint's shape.
     """
-    found = [_distance(tensor, source, table) for tensor in embedding.tensors]
-    steps, subnormal, scales = (max((one[name] for one in found), key=_size) for name in NAMES)
+    worst: dict[str, Worst] = dict.fromkeys(("weight_steps", "subnormal_steps", "scale_steps"), (0.0, ""))
+    for tensor in embedding.tensors:
+        for first, found in _distances(tensor, source, table):
+            for name, steps in found.items():
+                where = f"{tensor.label}, token {first + int(steps.argmax())}"  # NaN counts as the largest
+                worst[name] = further(worst[name], steps, where)
     return [
-        Measurement("weight_steps", *steps),
-        Measurement("subnormal_steps", *subnormal),
-        Measurement("scale_steps", *scales),
+        Measurement("weight_steps", *worst["weight_steps"]),
+        Measurement("subnormal_steps", *worst["subnormal_steps"]),
+        Measurement("scale_steps", *worst["scale_steps"]),
     ]
 
 
-def _size(one: Worst) -> float:
-    """Return a value by which to find the worst: NaN is worse than any."""
-    return math.inf if math.isnan(one[0]) else one[0]
+def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    """Yield the first row of each block of one table, and what is measured of the block's rows.
 
-
-def _distance(original: Constant, source: Path, table: Path) -> dict[str, Worst]:
-    """Return the largest distances of one table's rows, and where they are; raise as `table_parity` does."""
+    Raises:
+        GateError: the table is not of the checkpoint's shape.
+    """
     held = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}
     stored = held.get(original.path)
     if stored is None or stored.shape != original.shape:
         found = "none" if stored is None else list(stored.shape)
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
-    worst: dict[str, Worst] = dict.fromkeys(NAMES, (0.0, ""))
-    first = 0
+    first, vectors = 0, beside(original, source)
     scale = _scale(held.get(f"{original.path}.scale"), table.parent)
-    vectors = beside(original, source)
     pairs = zip(_blocks(stored, table.parent), _blocks(original.info, source), strict=True)
     for rows, plain in pairs:
         kept = Stored(rows, None if scale is None else scale[first : first + len(rows)])
         expected = turned(plain, original.source, vectors)
         steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [rows], NaN where any is
-        blocks = {"weight_steps": steps}
-        if kept.scale is not None:
-            small = kept.scale[:, 0] < FP16_NORMAL
-            off = scale_steps(kept.scale[:, 0], expected.abs().amax(1), form("int8").levels)
-            blocks = {"weight_steps": steps.masked_fill(small, 0), "scale_steps": off}
-            blocks |= {"subnormal_steps": steps.masked_fill(~small, 0)}
-        for name, distances in blocks.items():
-            token = int(distances.argmax())  # NaN counts as the largest
-            one = (float(distances[token]), f"{original.label}, token {first + token}")
-            worst[name] = max(worst[name], one, key=_size)
+        of_rows = None if kept.scale is None else kept.scale[:, 0]
+        yield first, distances(steps, of_rows, expected, form("int8").levels)
         first += len(rows)
-    return worst
 
 
 def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:

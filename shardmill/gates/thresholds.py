@@ -49,8 +49,8 @@ THRESHOLDS = {
         0.6,
         False,
         "largest distance of a stored weight or embedding from the checkpoint's, in quantisation steps",
-        "rounding to nearest takes half a step; fp16 before it and the quotient in fp16 move a code of 127 by 127 * "
-        "(2^-11 + 2^-12), a step's 0.093; rounding down or cutting off takes a whole step",
+        "rounding to nearest is off by half a step, and the weight and the quotient in fp16 by 127 * (2^-11 + 2^-12), "
+        "which is 0.093 of a step. Rounding down or cutting off is off by a whole step",
     ),
     "subnormal_steps": Threshold(
         PROGRAM,

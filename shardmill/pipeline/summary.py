@@ -20,13 +20,8 @@ def sum_up(batch: Batch, workflow: Any) -> None:
     """Writes build/index.html and names what was not built, if this is a batch and its files lie in build/."""
     if not batch.listed or storage.is_used(workflow):
         return
-    from shardmill.report.index import (
-        NOT_FINISHED,
-        PAGE,
-        Row,
-        read_row,
-        write_index,
-    )  # slow to import, and only needed here
+    # Slow to import, and only needed here.
+    from shardmill.report.index import NOT_FINISHED, PAGE, Row, read_row, write_index
 
     broken = _broken(workflow)
     rows = []

@@ -174,8 +174,9 @@ def load(build: Path, precision: str = "fp16") -> Engine:
         ShardmillError: where the folder holds no finished build.
     """
     manifest = read_manifest(build)
-    for kind in sorted({"layers", "head"} - {part["kind"] for part in manifest["parts"]}, reverse=True):
-        raise ShardmillError(f"{build / 'model.json'} names no program of {kind}; build again")
+    missing = {"layers", "head"} - {part["kind"] for part in manifest["parts"]}
+    if missing:
+        raise ShardmillError(f"{build / 'model.json'} names no program of {max(missing)}; build again")
     manifest = loadable(manifest, build)
     with load_programs_as(precision):
         return Engine(manifest, build)

@@ -178,6 +178,30 @@ def test_what_is_not_rounding_to_nearest_by_the_largest_weight_is_refused(
     assert missed() and missed() <= {"weight_steps", "scale_steps"}
 
 
+@pytest.mark.parametrize(("entries", "tables"), [(16, 1), (256, 2)])
+def test_a_palette_of_fewer_entries_or_other_tables_than_its_form_has_is_refused(entries: int, tables: int) -> None:
+    """Its codes are within half a gap of what they stand for, however few entries there are."""
+    kept = Stored(torch.zeros(4, 4, dtype=torch.uint8), tables=torch.arange(entries).half().repeat(tables, 1))
+    own = "palette4" if entries == 16 else "palette8/2"
+    assert kept.has_form(form(own)) and not kept.has_form(form("palette8")) and not kept.has_form(form("fp16"))
+
+
+def test_small_rows_that_are_rounded_well_are_not_remarked_upon(
+    stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A padding row of next to nothing loses its scale and no more."""
+    padded = original[PROJECTION].clone()
+    padded[3] = 1e-8
+    held = stored.stored
+    codes, scale, _ = to_integers(padded, form("int8").levels)
+    wanted = Stored(codes, scale.float()[:, None])
+    monkeypatch.setattr(rounding, "block", lambda tensor, source: {**original, PROJECTION: padded}[tensor.path])
+    monkeypatch.setattr(stored, "stored", lambda path: wanted if path == PROJECTION else held(path))
+    rows = {row.name: row for row in weights_kept(stored, NOWHERE, in_int8(stored.part))}
+    assert 0 < rows["subnormal_steps"].value <= 1
+    assert rows["subnormal_steps"].detail == f"model.{PROJECTION}"
+
+
 def test_a_vector_that_was_cut_off_in_place_of_rounded_is_refused(
     stored: PackageWeights, original: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,7 +165,7 @@ class _Tracer:
         self.lines: list[Line] = []
         self.outputs: tuple[Arg, ...] = ()
         self.inputs: tuple[Tensor, ...] = ()
-        self.constants: set[int] = set()  # memory of those of the program
+        self.constants: set[int] = set()  # addresses of the memory of the program's constants
         self.known: dict[str, Const] = {}
         self.writes: dict[int, MaskedWrite] = {}
         self.seen: set[str] = set()  # masks whose rows a line has found
@@ -187,20 +187,20 @@ class _Tracer:
         return tuple(value_of(arg, env) for arg in self.outputs)
 
     def _taken(self) -> set[int]:
-        """Return the memory of inputs, constants, and states as they are now.
+        """Return the addresses of the memory of inputs, constants and present states.
 
-        A state that has been written anew is no owner of its old memory, which may already hold another result.
+        A state that was written anew no longer owns its old memory, which may already hold another result.
         """
         owners = (*self.inputs, *self.states.values(), *(const.value for const in self.known.values()))
         return self.constants | {_memory(owner) for owner in owners if isinstance(owner, Tensor)}
 
     def _result(self, arg: Arg, env: dict[str, Any], taken: set[int]) -> Arg:
-        """Return an output, or a copy of it if its memory belongs to something else, or might do so in another run.
+        """Return an output; a copy if the output's memory belongs to something else, or might do so in another run.
 
         Args:
             arg: the output.
             env: values by name.
-            taken: memory of something else; this output's is added.
+            taken: addresses of memory that belongs to something else; the output's own address is added.
         """
         value = value_of(arg, env)
         if not isinstance(value, Tensor):
@@ -281,7 +281,7 @@ HEAD, COPY = "\0head", "\0copy "  # no MIL name begins so
 
 
 def _memory(value: Tensor) -> int:
-    """Return the address of the memory that a tensor is a view of."""
+    """Return the address of a tensor's memory; views of one tensor have the same address."""
     return value.untyped_storage().data_ptr()
 
 
