@@ -73,7 +73,7 @@ def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_constants_that_the_program_itself_holds_take_no_room_in_the_weight_file() -> None:
-    """coremltools writes those of fewer than ten numbers into the program."""
+    """coremltools writes constants of fewer than ten numbers into the program."""
     assert topology.file_bytes({"sinks": (9,)}, recipe("int8")) == 64
     assert topology.file_bytes({"sinks": (10,)}, recipe("int8")) == 64 + 64 + 64
 

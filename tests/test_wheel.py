@@ -113,7 +113,7 @@ POST_DEPLOY = ROOT / "envs/shardmill.post-deploy.sh"
 
 
 def post_deploy(folder: Path, wheel: str) -> subprocess.CompletedProcess[str]:
-    """Run the hook as Snakemake does in a folder that is no clone, with a pip that only says what it is asked for."""
+    """Run the hook as Snakemake does outside a clone, with a pip that only prints its arguments."""
     (folder / "python").write_text('#!/bin/sh\necho "$@"\n')
     (folder / "python").chmod(0o755)
     environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "SHARDMILL_WHEEL": wheel}

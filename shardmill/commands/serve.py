@@ -40,7 +40,7 @@ AllowedHosts = Annotated[
     typer.Option(
         "--allowed-host",
         metavar="NAME",
-        help="Name by which a proxy on this machine passes requests on; may be given several times.",
+        help="Host name in requests from a proxy on this machine; repeat the option for several names.",
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]

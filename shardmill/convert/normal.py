@@ -127,7 +127,7 @@ def _with_rows_early(steps: Sequence[Any], rows: Collection[str]) -> list[Any]:
 
 
 def _holds_weight(operation: Any, inline: Collection[str]) -> bool:
-    """Whether an operation is a constant that lies in the weight file, or one of those named."""
+    """Return whether an operation is a constant in the weight file, or a constant whose name is in `inline`."""
     if operation.type == "const" and operation.outputs[0].name in inline:
         return True
     arguments = [argument.value for key in operation.inputs for argument in operation.inputs[key].arguments]

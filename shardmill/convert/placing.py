@@ -40,9 +40,9 @@ def inline(part: Part) -> dict[str, str]:
 
 
 def clear_inline(spec: Any, part: Part) -> None:
-    """Put, in place of the numbers that a program itself holds of its weights, references to the weight file.
+    """Replace the numbers of short weights in a program by references to the weight file.
 
-    Samples of two widths are then alike in them, and they are weights to all that knows these by such references.
+    Two samples then have equal operations there, and code that finds weights by such references finds these too.
     """
     names = inline(part)
     for operation in main_block(spec).operations:
@@ -51,17 +51,17 @@ def clear_inline(spec: Any, part: Part) -> None:
 
 
 def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None) -> None:
-    """Write the weights that the program itself holds into it, as coremltools does: the bytes of fp16 numbers.
+    """Write the short weights into the program as coremltools does: the bytes of fp16 numbers.
 
     Args:
         spec: the program.
-        part: what it is made from.
+        part: the part that the program was converted from.
         source: the checkpoint's folder.
-        codes: a file whose values take the place of the checkpoint's.
+        codes: a file with values to use instead of the checkpoint's.
 
     Raises:
         CheckpointError: for a weight that fp16 can't hold.
-        StampError: if the program lacks one of them.
+        StampError: if the program lacks one of the short weights.
     """
     left, weights, given = inline(part), PartWeights(part, source), computed(part.blueprint)
     for operation in main_block(spec).operations:

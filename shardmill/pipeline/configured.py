@@ -129,12 +129,12 @@ def benchmarks(config: Config) -> bool:
 
 
 def benchmark_text(config: Config) -> str:
-    """Return the text that the benchmark's prompts are made of. Raise ConfigError where nothing is measured."""
+    """Return the file with the text of the benchmark's prompts. Raise ConfigError if the config has no benchmark."""
     return _benchmark(config).text
 
 
 def task_files(config: Config) -> list[str]:
-    """The benchmark's prompts, so that Snakemake sees them change. Raises ConfigError where nothing is measured."""
+    """Return the benchmark's prompt files, so that Snakemake sees changes. Raise ConfigError if there is none."""
     found = _benchmark(config)
     folder, tasks = Path(found.task_prompts), found.tasks
     return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))

@@ -1,9 +1,9 @@
 """What decides a step's result besides its inputs: the digest of the library code it uses, and package versions.
 
-The code of a step is the closure of its module over `import shardmill...`, wherever the import statement stands, and
-over the packages that the imported modules lie in, for Python runs those too. Only comments, docstrings and imports
-for type checkers do not count (source_file.py). A model family is loaded by name, which no import statement shows:
-whoever imports `shardmill.models.family` depends on the module of the build's own family.
+The code of a step is the closure of its module over `import shardmill...`, wherever the import statement stands. The
+packages above an imported module count too, since Python runs their `__init__.py`. Only comments, docstrings and
+imports for type checkers are left out (source_file.py). A model family is loaded by name, which no import statement
+shows, so the module of the build's family counts for every step that imports `shardmill.models.family`.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def prepare(build: Path, wish: Wish) -> list[str]:
 
 
 def _check_signed_card(build: Path, published: Published) -> None:
-    """Raise ShardmillError if the card that was signed is not the one that this repository and license ask for."""
+    """Raise ShardmillError if the signed card is not the card for this repository and license."""
     if (build / CARD).read_text(encoding="utf-8") != card_text(build, published):
         raise ShardmillError(
             f"{build / CARD}: was signed for another repository or license, or changed since; "

@@ -47,7 +47,7 @@ def write_index(builds: Path, rows: Sequence[Row]) -> None:
 
 
 def read_row(build: Path, failed: str) -> Row:
-    """What the files of a build say.
+    """Return the row of a build, read from its files.
 
     Args:
         build: the model's folder.

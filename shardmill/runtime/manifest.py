@@ -34,7 +34,7 @@ ENCODER: Keys = {
     "labels": list,
     "pooling": str,
 }  # what that of an encoder reads
-LONGEST = 200  # characters of what a schema says of a value
+LONGEST = 200  # characters of a schema's message, which contains the value
 MARK = "buckets"  # only an encoder has them
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
 FORMED = ("functions", "written", "contexts")  # what a part has besides where its program has another form than most

@@ -49,7 +49,7 @@ async def answer(
     settings: Settings,
     threads: Executor | None,
 ) -> Response:
-    """Run a request. It is checked and queued before its answer begins, so a refusal of a stream has its own status.
+    """Run a request. Checks and the queue come before the answer, so a refused stream has an error status.
 
     Args:
         body: what is asked for.

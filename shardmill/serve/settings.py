@@ -20,7 +20,7 @@ class Limits:
         head_seconds: time that a connection has to send the head of a request, from its beginning or the last answer.
         idle_connections: connections that may wait for a request; one more closes the one that waits longest.
         stall_seconds: time after which a reader who takes nothing of a stream is given up.
-        keepalive_seconds: time after which a stream that has had nothing to send gets a comment.
+        keepalive_seconds: time without data after which a stream sends a comment.
         grace_seconds: time that the running request has to finish once the server shuts down.
     """
 
@@ -43,8 +43,8 @@ class Settings:
 
     Attributes:
         port: 0 lets the system choose one.
-        allowed_hosts: names that requests may have in their `Host` if `host` is a loopback address, beside those of
-            this machine: of a proxy, for example.
+        allowed_hosts: names to accept in a request's `Host` beside this machine's, for example a proxy's, if `host`
+            is a loopback address.
         api_key: what clients must send as `Authorization: Bearer KEY`; None: nothing.
         drafter: used by requests that name none. policy: how much is drafted.
         draft_table: file that the drafter `learned` begins with, if there is one, and is saved to at the end.

@@ -58,7 +58,7 @@ def test_another_coremltools_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_native_module_that_can_t_be_imported_is_told() -> None:
-    """It is tried in another process. Where Core ML is, another module stands for one that is broken."""
+    """Another process tries the import. On a Mac, a module that does not exist stands for a broken one."""
     broken = "no_such_module" if sys.platform == "darwin" else None
     name = broken or "coremltools.libcoremlpython"
     assert f"{name} can't be imported (ModuleNotFound" in needs.lacking(Path("measure.py"), broken)

@@ -30,7 +30,7 @@ def test_of_a_whole_model_the_forms_of_few_weights_do_not_decide() -> None:
 
 
 def test_one_matrix_of_four_bits_hardly_loosens_a_large_part() -> None:
-    """Its limit was that of a part of four bits throughout, 6 dB."""
+    """The part is not judged by 6 dB, the limit of a part of four bits throughout."""
     forms = {f"layers.{i}.down_proj": "int8" for i in range(139)} | {"layers.0.k_proj": "int4"}
     found = table(FOUR, shares=shares(forms))["psnr"].limit
     assert found == pytest.approx(-10 * math.log10(1e-3 * 136 / 140 + 10**-0.6 * 4 / 140)) and 20 < found < 22

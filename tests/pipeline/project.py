@@ -38,7 +38,7 @@ def steps_that(did: str, output: str) -> set[str]:
 
 
 def python_path(*folders: Path) -> str:
-    """Return PYTHONPATH with folders before those that it has, which on a simulated Mac are what makes it one."""
+    """Return PYTHONPATH with folders put first. The rest stays, since it makes the simulated Mac."""
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

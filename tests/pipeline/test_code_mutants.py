@@ -90,7 +90,7 @@ def mutations(tree: ast.AST) -> Iterator[Mutation]:
 
 
 def running(tree: ast.Module) -> ast.Module:
-    """Return a module without its docstrings and imports for type checkers, of which no mutant is drawn."""
+    """Return a module without docstrings and imports for type checkers, so that no mutant changes them."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
@@ -103,7 +103,7 @@ def never_runs(statement: ast.stmt) -> bool:
 
 
 class Sampled:
-    """A module that one mutant after the other is drawn of."""
+    """A module, and its mutants by number."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.data = file, data_of(file)
@@ -125,7 +125,7 @@ def modules_of(step: str, family: str) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """What Python imported in each step's jobs of a build of phi3."""
+    """Return the modules that Python imported in each step's jobs of a build of phi3."""
     return imported(undisturbed(tmp_path_factory.mktemp("witnessed") / "project"))
 
 

@@ -55,7 +55,7 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     assert content.keys() == schema["properties"].keys() == set(schema["required"])
 
 
-@pytest.mark.skipif(not is_portable(), reason="Core ML has a plan of its own, and predicts nothing")
+@pytest.mark.skipif(not is_portable(), reason="Core ML plans by itself, and nothing is predicted")
 def test_every_operation_is_predicted_to_run_on_the_neural_engine(finished: Project) -> None:
     for bucket in SETTINGS["buckets"]:
         content = json.loads((finished.build / f"residency/encoder_{bucket}.json").read_text())

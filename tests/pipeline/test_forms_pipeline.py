@@ -69,7 +69,7 @@ def test_every_function_is_judged_at_its_width(finished: Project) -> None:
     content = json.loads((finished.build / "residency/layers_00_02.json").read_text())
     expected = {("t1", "T=1"), ("t4", "T=4"), ("c32_t1", "T=1"), ("c32_t4", "T=4")}
     assert {(row["function"], row["shape"]) for row in content["rows"]} == expected
-    if is_portable():  # Core ML has a plan of its own
+    if is_portable():  # Core ML plans by itself
         assert content["counts"].keys() <= {"eligible", "no_device"} and content["counts"]["eligible"] > 20
 
 

@@ -54,7 +54,7 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     assert all(part["inputs"]["weights"] == [1, 6, "T", 1] and not part["states"] for part in groups)
 
 
-@pytest.mark.skipif(not is_portable(), reason="Core ML has a plan of its own, and predicts nothing")
+@pytest.mark.skipif(not is_portable(), reason="Core ML plans by itself, and nothing is predicted")
 def test_every_operation_is_predicted_to_run_on_the_neural_engine(finished: Project) -> None:
     for name in ("layers_00_01", "experts_00_0", "experts_00_1"):
         content = json.loads((finished.build / f"residency/{name}.json").read_text())

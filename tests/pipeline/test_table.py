@@ -265,14 +265,14 @@ def test_the_packages_that_a_step_names_are_those_that_its_code_imports(name: st
 
 
 def imported(modules: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the distributions that modules import from."""
+    """Yield the distributions that modules import."""
     for file in modules.values():
         yield from distributions(file)
 
 
 @cache
 def distributions(file: Path) -> tuple[str, ...]:
-    """Return the distributions that a module imports from."""
+    """Return the distributions that a module imports."""
     tops: set[str] = set()
     for node in ast.walk(normalized(ast.parse(file.read_text()))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

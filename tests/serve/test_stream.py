@@ -75,7 +75,7 @@ def test_a_reader_that_takes_nothing_is_given_up() -> None:
 
 
 def begun(server: Running, request: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A stream of which the status and two comments have arrived, and nothing else."""
+    """A stream that has sent its status, two comments and nothing else."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     body = json.dumps({**request, "stream": True}).encode()
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})

@@ -99,7 +99,7 @@ ALIASES = {  # an output whose memory is a constant's or another output's
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_what_a_caller_writes_into_an_answer_changes_no_constant(name: str) -> None:
-    """Neither in the run that makes the plan, nor in those that follow it, nor for another operation."""
+    """Not in the run that makes the plan, not in later runs, and not for another operation."""
     lines = f"{ALIASES[name]} tensor<fp32, [4]> sum = add(x = x, y = c);"
     text = (
         f"program(1.3){{ func main<ios18>(tensor<int32, [1]> b, tensor<fp32, [4]> x) {{ {lines} }} -> (y, sum, y); }}"

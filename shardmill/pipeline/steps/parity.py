@@ -45,7 +45,7 @@ def task(
     Args:
         summary: plan.json.
         part: parts/P.json.
-        recipe: precision.json, for the bits of the matrices decide by which limits the part is judged.
+        recipe: precision.json, since the bits of the matrices decide the part's limits.
         record: source.receipt.json, beside which the checkpoint lies.
         states: what the reference step wrote.
         package: the .mlpackage, of which the weights are read.

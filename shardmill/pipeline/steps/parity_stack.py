@@ -68,13 +68,7 @@ def task(
         programs = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
         manifest = in_place(plan, programs, table.path, reshape)
         source = source_folder(record)
-        found: Iterable[Measurement | NotRun | Margin]
-        if plan["buckets"]:
-            found = _encoder(manifest, pieces[0], packages[0].path, plan, source, states.path)
-        else:
-            found = _decoder(
-                manifest, {p.name: (p, paths[p.name]) for p in pieces}, embedding, plan, source, states.path
-            )
+        found = _measured(manifest, pieces, paths, embedding, plan, source, states.path)
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
         content = verdict("stack", engine, chain(whole, found), judged, worst) | told
@@ -86,6 +80,22 @@ def task(
     passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
     params = {**host_side(plan), **passes, "engine": engine, **judged, **told}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine, **told})
+
+
+def _measured(
+    manifest: dict[str, Any],
+    pieces: list[plans.Part],
+    packages: Mapping[str, Path],
+    embedding: plans.Part,
+    plan: Mapping[str, Any],
+    source: Path,
+    states: Path,
+) -> Iterable[Measurement | NotRun | Margin]:
+    """Return the measurements of all programs together, of an encoder or of a decoder."""
+    if plan["buckets"]:
+        return _encoder(manifest, pieces[0], packages[pieces[0].name], plan, source, states)
+    named = {piece.name: (piece, packages[piece.name]) for piece in pieces}
+    return _decoder(manifest, named, embedding, plan, source, states)
 
 
 def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _write(build: Build, made: Mapping[str, Path]) -> None:
 
 
 def _receipt(made: Mapping[str, Path], speed: list[Path]) -> dict[str, Any]:
-    """What was drawn, from which benchmark. A page without figures, such as an encoder's, has no word of them here."""
+    """Return the hashes of the page and of the benchmark, and of the figures if the page has any."""
     known = {"page": made["page"], **({"speed": speed[0]} if speed else {})}
     hashes = {name: hash_file(path) for name, path in known.items()}
     plots, files = tree_hashes(made["plots"])
