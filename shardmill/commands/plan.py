@@ -65,6 +65,8 @@ def render(found: Preview) -> Iterator[str | Table]:
     yield f"host: embedding table of {size(found.table_bytes)}"
     if found.buckets:
         yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"
+        if found.windows:
+            yield f"a longer text: {found.windows} windows of {max(found.buckets)} tokens"
         yield "weights: the programs' weight files are the same, and are stored once"
     else:
         yield _pass(found)

@@ -4,7 +4,7 @@ Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as tran
 Temperature 0 is greedy: the filters then change nothing and the adjusted argmax is taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,8 @@ from shardmill.decode.errors import DecodeError
 
 Probabilities = NDArray[np.float64]
 SEEDS = 2**64
+_STEP = 4  # the nucleus is looked for among tokens up to so many times less likely, then so many times more
+_ROUNDING = 1e-9  # far more than sums of probabilities are off
 _PENALTY = 1000  # far past any use; much more, or less, would make logits infinite
 
 
@@ -84,28 +86,42 @@ def adjust(row: NDArray[np.floating], seen: NDArray[np.bool_], sampling: Samplin
 
 
 def probabilities(logits: Probabilities, sampling: Sampling) -> Probabilities:
-    """Distribution [V] of adjusted `logits` [V]; one-hot when greedy."""
+    """Return the distribution [V] of adjusted `logits` [V]; one-hot when greedy.
+
+    All is computed in one array: for a large vocabulary, memory for a new one takes longer than what is computed.
+    """
     if sampling.greedy:
         one_hot: Probabilities = np.eye(1, len(logits), int(np.argmax(logits)))[0]
         return one_hot
+    probs: Probabilities = logits - logits.max()
     with np.errstate(over="ignore"):  # a temperature near 0 leaves the likeliest token alone
-        probs = _softmax((logits - logits.max()) / sampling.temperature)
+        probs /= sampling.temperature
+    np.exp(probs, out=probs)
+    probs /= probs.sum()
     if 0 < sampling.top_k < len(probs):
-        probs = _keep(probs, _likeliest(probs, sampling.top_k))
+        _keep(probs, _largest(probs, sampling.top_k))
     if sampling.top_p < 1:
-        probs = _keep(probs, nucleus(probs, sampling.top_p))
+        _keep(probs, nucleus(probs, sampling.top_p))
     if sampling.min_p > 0:
-        probs = _keep(probs, probs >= sampling.min_p * probs.max())
+        _keep(probs, probs >= sampling.min_p * probs.max())
     return probs
 
 
 def nucleus(probs: Probabilities, top_p: float) -> NDArray[np.bool_]:
-    """Mask [V] of the smallest set of likeliest tokens whose mass reaches `top_p`."""
-    order = np.argsort(-probs, kind="stable")
-    before = np.concatenate([[0.0], np.cumsum(probs[order])[:-1]])  # mass of the likelier tokens
-    mask = np.zeros(len(probs), dtype=np.bool_)
-    mask[order[before < top_p]] = True
-    return mask
+    """Return the mask [V] of the smallest set of likeliest tokens whose mass reaches `top_p`.
+
+    Only likely tokens are sorted, and only by value: sorting a large vocabulary by token takes tens of milliseconds.
+    """
+    least, rest = probs.max() / _STEP, (1 - top_p) / 2  # less than `rest` is the mass of all tokens below rest / V
+    while (likely := probs[probs >= least]).sum() < top_p + _ROUNDING:
+        if not least * len(probs) > rest:
+            likely = probs
+            break
+        least /= _STEP
+    ordered = -np.sort(-likely)
+    mass = np.cumsum(ordered)
+    count = 1 + int(np.count_nonzero(mass[:-1] < top_p))
+    return _down_to(probs, ordered[count - 1], count)
 
 
 def draw(probs: Probabilities, uniform: float) -> int:
@@ -120,23 +136,26 @@ def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[
     logits = row.astype(np.float64)
     logits -= logits.max()
     logs = logits - np.log(np.exp(logits).sum())
-    best: Sequence[int] = np.argsort(-logs, kind="stable")[:top].tolist()
-    return float(logs[token]), tuple((t, float(logs[t])) for t in best)
+    best = np.flatnonzero(_largest(logs, top)) if top else np.empty(0, np.intp)
+    best = best[np.argsort(-logs[best], kind="stable")]
+    return float(logs[token]), tuple((int(t), float(logs[t])) for t in best)
 
 
-def _likeliest(probs: Probabilities, count: int) -> NDArray[np.bool_]:
-    mask = np.zeros(len(probs), dtype=np.bool_)
-    mask[np.argsort(-probs, kind="stable")[:count]] = True
+def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Return the mask [V] of the `count` largest values, all if there are no more; of equal ones the first."""
+    if count >= len(values):
+        return np.ones(len(values), dtype=np.bool_)
+    return _down_to(values, np.partition(values, -count)[-count], count)
+
+
+def _down_to(values: NDArray[np.float64], least: np.float64, count: int) -> NDArray[np.bool_]:
+    """Return the mask [V] of the `count` largest values, of which `least` is the smallest; of equal ones the first."""
+    mask: NDArray[np.bool_] = values > least
+    mask[np.flatnonzero(values == least)[: count - np.count_nonzero(mask)]] = True
     return mask
 
 
-def _keep(probs: Probabilities, mask: NDArray[np.bool_]) -> Probabilities:
-    kept = np.where(mask, probs, 0.0)
-    scaled: Probabilities = kept / kept.sum()
-    return scaled
-
-
-def _softmax(logits: Probabilities) -> Probabilities:
-    exps = np.exp(logits - logits.max())
-    scaled: Probabilities = exps / exps.sum()
-    return scaled
+def _keep(probs: Probabilities, mask: NDArray[np.bool_]) -> None:
+    """Set all of `probs` [V] but those of `mask` to 0, and scale what is left to a sum of 1."""
+    probs *= mask
+    probs /= probs.sum()

@@ -55,7 +55,8 @@ class GenerationResult:
         pass_seconds: the engine's time, per decode pass.
         verified_again: rows that the exactness guard ran again alone.
         prefill_seconds: the engine's time for the prompt.
-        decode_seconds: from the end of the prefill to the last token.
+        decode_seconds: from the end of the prefill to the last token, without the time that the caller took between
+            tokens.
         drafter_seconds: time for proposing and observing.
     """
 

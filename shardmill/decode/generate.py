@@ -47,6 +47,7 @@ class _Request:
     pass_seconds: list[float] = field(default_factory=list)
     verified_again: int = 0
     drafter_seconds: float = 0.0
+    suspended_seconds: float = 0.0  # in which the caller was busy with tokens
 
 
 def generate(
@@ -110,7 +111,7 @@ def _events(request: _Request, prompt: Sequence[int]) -> Events:
     while reason is None:
         reason = yield from _emit(request, _decode_pass(request))
     request.drafter.finish()
-    yield _result(request, prefill, reason, seconds, time.perf_counter() - start)
+    yield _result(request, prefill, reason, seconds, time.perf_counter() - start - request.suspended_seconds)
 
 
 def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent, None, tuple[Prefill, float]]:
@@ -216,7 +217,9 @@ def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, 
         if request.options.top_logprobs is not None:
             logprob, top = log_probabilities(row, token, request.options.top_logprobs)
             event = replace(event, logprob=logprob, top=top)
+        handed = time.perf_counter()
         yield event
+        request.suspended_seconds += time.perf_counter() - handed
         reason = _finish_reason(request, token, last=i == len(verified.tokens) - 1)
         if reason is not None:
             return reason

@@ -6,7 +6,7 @@ Of a local checkpoint the headers of the weight files are read too, so that tens
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,13 +16,14 @@ from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
-from shardmill.models.architecture import SLIDING_MASK, Kind, Model
+from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, Kind, Model
 from shardmill.models.calls import FIXED
 from shardmill.models.contract import cache_bytes, table_constants
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
+from shardmill.runtime.windows import is_exact
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
 from shardmill.traffic import Length, Pass, lengths, passes, stored_weights
 
@@ -76,6 +77,8 @@ class Preview:
         head_slices: how many programs hold the LM head, likewise.
         buckets: tokens of each of an encoder's programs; none for a decoder.
         task: what the model is for, as the hub calls it.
+        windows: of an encoder that labels tokens, how texts longer than its buckets are read: "exact" or "approximate",
+            see runtime/windows.py; "" for other models.
         weight_file_limit: bytes that the weight file of a program may have.
         programs: in the order of a pass, which runs each of them once.
         table_bytes: of the host's embedding table.
@@ -106,6 +109,7 @@ class Preview:
     head_slices: int
     buckets: tuple[int, ...]
     task: str
+    windows: str
     weight_file_limit: int
     programs: tuple[Program, ...]
     table_bytes: int
@@ -157,6 +161,7 @@ def preview(config: Config) -> Preview:
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
         task=a.task,
+        windows=_windows(a, chosen.sizes),
         weight_file_limit=MAX_WEIGHT_BYTES,
         programs=tuple(programs),
         table_bytes=sum(
@@ -171,6 +176,12 @@ def preview(config: Config) -> Preview:
         tensors="unknown" if fault is None else "differ" if fault else "match",
         refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault])),
     )
+
+
+def _windows(a: Architecture, buckets: Sequence[int]) -> str:
+    if a.task != LABEL:
+        return ""
+    return "exact" if is_exact(max(buckets), a.reach) else "approximate"
 
 
 def _program(part: Part, config: Config) -> Program:

@@ -84,8 +84,17 @@ class Engine:
         self._move(self.lengths[0])
 
     def fit(self, slots: int) -> None:
-        """Goes on at the shortest length with so many slots; what lies in slots that it does not have is forgotten."""
-        self._move(next(length for length in self.lengths if length >= slots))
+        """Go on at the shortest length with so many slots; what lies in slots that it does not have is forgotten.
+
+        Raises:
+            ShardmillError: the context has fewer.
+        """
+        fitting = [length for length in self.lengths if length >= slots]
+        if not fitting:
+            raise ShardmillError(
+                f"a text takes {slots} slots, the context has {self.slots}: shorten it, or build with a larger context"
+            )
+        self._move(fitting[0])
 
     def _move(self, length: int) -> None:
         """Goes on at another length with what is held, or stays where it is if a part can't be loaded there."""

@@ -1,7 +1,9 @@
 """A text of any length through an encoder: whole where a program takes it, else in windows that overlap.
 
 What a model gives for a token depends on the tokens around it, as far as its layers reach. Where windows overlap by
-more than that, the rows are those of the whole text; else they are an approximation, and are said to be.
+more than that, the rows are those of the whole text; else they are an approximation, and are said to be. The closer the
+overlap comes to a whole window, the more passes a text takes. Windows that would advance by less than a quarter are
+therefore cut as approximations too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from shardmill.errors import ShardmillError
 from shardmill.models.host import Floats
 
 SHARE = 4  # an approximation leaves out this part of a window at either end
+LEAST_STEP = 4  # exact windows advance by at least this part of a window
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,11 @@ def cut(count: int, longest: int, reach: int | None) -> list[tuple[int, int, int
 
 
 def is_exact(longest: int, reach: int | None) -> bool:
-    """Whether windows of that length give what the whole text would."""
-    return reach is not None and longest > 2 * reach
+    """Return whether windows of at most `longest` tokens are cut so that they give what the whole text would.
+
+    They can be if they hold more than `reach` tokens at either end, and are if they then still advance by a quarter.
+    """
+    return reach is not None and LEAST_STEP * (longest - 2 * reach) >= longest
 
 
 def windows(

@@ -16,7 +16,7 @@ KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "verify", "shapes", "widths", "weights", "topology",
     "head_slices", "weight_file_limit", "programs", "table_bytes", "weight_bytes", "state_bytes", "bytes_per_token",
     "tensors", "refused", "buckets", "task", "bits_per_weight", "bytes_by_form", "expert_groups", "passes",
-    "lengths", "reshape_frequency",
+    "lengths", "reshape_frequency", "windows",
 }  # fmt: skip
 PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes", "matrices", "parameters"}
 
@@ -101,3 +101,13 @@ def test_what_a_token_takes_in_each_context_is_a_table_of_its_own(tmp_path: Path
         found["bytes_per_token"],
     )
     assert found["lengths"][0]["kept"] * 8 == found["state_bytes"]
+
+
+@pytest.mark.parametrize(("bucket", "windows"), [(512, "approximate"), (2080, "approximate"), (4096, "exact")])
+def test_an_encoder_says_how_it_reads_longer_texts(bucket: int, windows: str, tmp_path: Path) -> None:
+    """Its tokens depend on 1,024 others on either side, which windows of 2,080 tokens hold at too high a price."""
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump({"model": "m", "source": {"path": "resources/privacy-filter"}, "buckets": [bucket]}))
+    said = CliRunner().invoke(cli.app, ["plan", str(file)])
+    assert f"\na longer text: {windows} windows of {bucket} tokens\n" in said.stdout
+    assert json.loads(CliRunner().invoke(cli.app, ["plan", str(file), "--json"]).stdout)["windows"] == windows

@@ -1,10 +1,13 @@
 """Logits become the distribution that the settings describe."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shardmill.decode import DecodeError, Sampling
-from shardmill.decode.distribution import adjust, draw, nucleus, probabilities
+from shardmill.decode.distribution import Probabilities, adjust, draw, log_probabilities, nucleus, probabilities
 
 PROBS = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
 LOGITS = np.log(PROBS)
@@ -41,6 +44,80 @@ def test_the_nucleus_holds_the_token_that_reaches_the_mass() -> None:
     assert nucleus(PROBS, 0.4).tolist() == [True, False, False, False, False]
     assert nucleus(PROBS, 0.41).tolist() == [True, True, False, False, False]
     assert nucleus(PROBS, 1.0).all()
+
+
+def plain(logits: Probabilities, temperature: float, top_k: int, top_p: float) -> Probabilities:
+    """The same distribution, with every token sorted for each filter."""
+    exps = np.exp((logits - logits.max()) / temperature)
+    probs: Probabilities = exps / exps.sum()
+    if 0 < top_k < len(probs):
+        probs = only(probs, np.argsort(-probs, kind="stable")[:top_k])  # of equal tokens the first
+    if top_p < 1:
+        order = np.argsort(-probs, kind="stable")
+        before = np.concatenate([[0.0], np.cumsum(probs[order])[:-1]])
+        probs = only(probs, order[before < top_p])
+    return probs
+
+
+def only(probs: Probabilities, kept: NDArray[np.intp]) -> Probabilities:
+    left = np.where(np.isin(np.arange(len(probs)), kept), probs, 0.0)
+    scaled: Probabilities = left / left.sum()
+    return scaled
+
+
+LOGITS_WITH_TIES: dict[str, Callable[[np.random.Generator, int], Probabilities]] = {
+    "ties": lambda rng, size: rng.integers(0, 6, size) / 2.0,
+    "all alike": lambda rng, size: np.zeros(size),
+    "flat": lambda rng, size: rng.normal(size=size),
+    "peaked": lambda rng, size: 12 * rng.normal(size=size).round(),
+    "masked": lambda rng, size: np.where(np.arange(size) % 3 > 0, -np.inf, rng.integers(0, 4, size)),
+}
+
+
+@pytest.mark.parametrize("kind", LOGITS_WITH_TIES)
+@pytest.mark.parametrize("size", [1, 2, 7, 300, 5000])
+def test_filters_keep_the_tokens_that_sorting_all_of_them_keeps(kind: str, size: int) -> None:
+    """To the last bit, and of equal tokens the first; also where top-p is so near 1 that sums round to less."""
+    rng = np.random.default_rng(size)
+    for top_p in (1e-12, 0.3, 0.9, 1 - 1e-6, 1 - 1e-12, np.nextafter(1, 0), 1.0):
+        for top_k in (0, 1, 5, size, size + 1):
+            logits = LOGITS_WITH_TIES[kind](rng, size)
+            found = probabilities(logits, Sampling(temperature=0.8, top_k=top_k, top_p=float(top_p)))
+            assert np.array_equal(found, plain(logits, 0.8, top_k, float(top_p)))
+
+
+@pytest.mark.parametrize("kind", ["ties", "all alike", "flat", "peaked"])
+def test_the_likeliest_tokens_are_those_that_sorting_gives(kind: str) -> None:
+    """In order, and of equal tokens the first; as many as there are, if more are asked for."""
+    row = LOGITS_WITH_TIES[kind](np.random.default_rng(1), 300).astype(np.float32)
+    logits = row.astype(np.float64) - row.max()
+    logs = logits - np.log(np.exp(logits).sum())
+    for top in (0, 1, 20, 299, 300, 400):
+        order = np.argsort(-logs, kind="stable")[:top].tolist()
+        assert log_probabilities(row, 7, top) == (logs[7], tuple((token, logs[token]) for token in order))
+
+
+def test_no_filter_sorts_all_tokens_of_a_likely_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorting 200,000 tokens takes as long as a pass of a model."""
+    rng, most = np.random.default_rng(0), []
+
+    def watched(name: str) -> None:
+        plain_sort = getattr(np, name)
+
+        def sort(values: Probabilities, **settings: str) -> Probabilities:
+            most.append(len(values))
+            return plain_sort(values, **settings)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(np, name, sort)
+
+    watched("sort")
+    watched("argsort")
+    logits = 4 * rng.normal(size=200_064)
+    for settings in ({"top_p": 0.9}, {"top_k": 40}, {"top_k": 40, "top_p": 0.9}):
+        probabilities(logits, Sampling(temperature=1.0, **settings))  # type: ignore[arg-type]
+    for top in (0, 20):
+        log_probabilities(logits.astype(np.float32), 7, top)
+    assert most and max(most) < 10_000
 
 
 def test_a_draw_never_gives_an_impossible_token() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters import RequestInfo
 from shardmill.decode.drafters.evidence import fitted, parse, situation
-from shardmill.decode.drafters.follow import KINDS, FollowTable, context_keys, halved
+from shardmill.decode.drafters.follow import KINDS, FollowTable, context_keys
 from shardmill.decode.drafters.follow_file import Numbering
 from shardmill.decode.drafters.learned import LearnedDrafter
 
@@ -114,11 +114,48 @@ def test_the_table_stays_within_its_size_and_keeps_the_frequent() -> None:
     assert proposal(drafter, [10, 11, 12])[0] == 13
 
 
-def test_decay_halves_counts_and_drops_single_ones() -> None:
+def test_a_full_table_forgets_no_more_than_it_learns() -> None:
+    """Of texts without repetition, everything was seen once: halving all counts at once would leave nothing."""
+    drafter, least = LearnedDrafter(size=3000), []
+    for seed in range(60):
+        learn(drafter, text(seed, 100, vocab=10_000))
+        least.append(drafter.pairs)
+    assert min(least[30:]) > 2900 and drafter.pairs == len(drafter._table)
+    assert proposal(drafter, text(59, 100, vocab=10_000)[:50])[0] == text(59, 100, vocab=10_000)[50]
+
+
+def test_forgetting_halves_counts_and_drops_single_ones_of_the_oldest_contexts() -> None:
     table = FollowTable([SHARE])
-    for token in (5, 5, 6):
-        table.put(0, 1, token, 1)
-    assert list(halved(table, FollowTable([SHARE])).rows()) == [(0, 1, 5, 1)]
+    for key in (1, 2):
+        for token in (5, 5, 6):
+            table.put(0, key, token, 1)
+    assert table.forget(1) == 1
+    assert list(table.rows()) == [(0, 2, 5, 2), (0, 2, 6, 1), (0, 1, 5, 1)]
+    assert table.forget(2) == 2
+    assert list(table.rows()) == [(0, 2, 5, 1)]
+    assert table.forget(9) == 1 and not len(table)
+
+
+def test_forgetting_takes_little_work_however_often_everything_was_seen() -> None:
+    """Halving would have to go round the whole table before anything is free."""
+    table = FollowTable([SHARE])
+    for key in range(10_000):
+        table.put(0, key, 5, 1000)
+    before = set(table.rows())
+    assert table.forget(3) == 3 and len(table) == 9997
+    assert len(before - set(table.rows())) < 50
+
+
+def test_all_kinds_of_contexts_are_forgotten_alike() -> None:
+    """A kind with few contexts would otherwise be halved over and over."""
+    table = FollowTable([SHARE, SHARE])
+    for key in range(5000):
+        table.put(0, key, 5, 1)
+        table.put(1, key % 500, 5 + key // 500, 1)
+    for _ in range(10):
+        assert 300 <= table.forget(300) < 310
+    left = [sum(kind == row[0] for row in table.rows()) for kind in (0, 1)]
+    assert left == pytest.approx([3500, 3500], abs=100)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -220,6 +220,16 @@ def test_a_sliding_context_says_the_same_whatever_drafts(built: tiny.Build) -> N
     assert decode("suffix", "always") == decode("learned", "cost_model") == plain
 
 
+def test_a_text_beyond_the_context_is_refused_in_one_line(built: tiny.Build) -> None:
+    """Not by StopIteration, which ends a generator in silence or as another error; the engine goes on as it was."""
+    loaded = load(built)
+    before = loaded.forward([1], [0], [0])
+    for ask in (lambda: loaded.fit(tiny.CONTEXT + 1), lambda: loaded.forward([2], [tiny.CONTEXT], [1])):
+        with pytest.raises(ShardmillError, match=f"takes {tiny.CONTEXT + 1} slots, the context has {tiny.CONTEXT}: "):
+            ask()
+    assert np.array_equal(loaded.forward([1], [0], [0]), before)
+
+
 def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:
     with pytest.raises(ShardmillError, match=r"build the model first"):
         engine.load(tmp_path)

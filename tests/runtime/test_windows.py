@@ -13,6 +13,7 @@ from shardmill.models.host import Floats
 from shardmill.runtime.windows import cut, is_exact, windows
 
 REACH = 3
+EXACT = 8  # tokens of the shortest windows that are exact at that reach
 
 
 def neighbours(tokens: Sequence[int]) -> Floats:
@@ -33,7 +34,19 @@ def test_every_token_is_taken_once_from_within_its_window(count: int, longest: i
     assert taken == list(range(count))
 
 
-@given(st.integers(1, 150), st.integers(2 * REACH + 1, 30))
+@pytest.mark.parametrize(("longest", "reach"), [(2080, 1024), (512, 255), (4096, 1537)])
+def test_a_long_text_never_takes_many_more_passes_for_being_exact(longest: int, reach: int) -> None:
+    """Exact windows of 512 tokens and a reach of 255 would advance by 2: 4,745 passes for 10,000 tokens."""
+    assert not windows(range(10_000), ([901], [902]), longest, reach).exact
+    assert len(cut(10_000, longest, reach)) <= 2 * 10_000 / longest + 1
+
+
+def test_windows_that_advance_by_a_quarter_are_exact() -> None:
+    assert windows(range(10_000), ([901], [902]), 4096, 1536).exact
+    assert [start for start, *_ in cut(10_000, 4096, 1536)][:3] == [0, 1024, 2048]
+
+
+@given(st.integers(1, 150), st.integers(EXACT, 30))
 def test_exact_windows_give_what_the_whole_text_does(count: int, longest: int) -> None:
     tokens, around = list(range(1, count + 1)), ([901], [902])
     found = windows(tokens, around, longest, REACH)
@@ -53,7 +66,7 @@ def test_other_windows_are_texts_of_their_own(reach: int | None) -> None:
     assert rows[:, REACH].tolist() == list(range(1, 101))
 
 
-@given(st.integers(1, 60), st.integers(2, 5), st.integers(2 * REACH + 1, 12))
+@given(st.integers(1, 60), st.integers(2, 5), st.integers(EXACT, 12))
 def test_what_stands_around_a_text_is_never_taken_for_it(count: int, around: int, longest: int) -> None:
     tokens = list(range(1, count + 1))
     found = windows(tokens, ([901] * around, [902] * around), longest, REACH)

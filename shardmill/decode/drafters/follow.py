@@ -10,6 +10,7 @@ constant, and a weight times the logarithm of its count.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import log1p
 
 KINDS = 6
@@ -21,6 +22,8 @@ _TOP = 4  # followers that a context proposes
 _SPREAD = 0.5  # occurrences that each further follower is worth against the others
 ONCE = 1 / (1 + _SPREAD)  # share of a follower seen once, where there is no other
 _COUNTS = 64  # counts above are taken for it
+_PART = 64  # a part of a kind's contexts is listed at a time, as the way to the oldest leads over gaps in a dict
+_PATIENCE = 8  # pairs that are looked at for each that has to be forgotten
 Weights = tuple[float, float, float]  # of a kind of context: of the share, of presence, of log(1 + count)
 
 
@@ -84,6 +87,7 @@ class FollowTable:
     def __init__(self, weights: Sequence[Weights | None]) -> None:
         self.kinds: tuple[dict[int, int | Followers], ...] = tuple({} for _ in range(KINDS))
         self._kept = [(kind, self.kinds[kind]) for kind, w in enumerate(weights) if w]
+        self._age = [0.0] * KINDS  # how often forgetting has gone round the contexts of each kind
         self._weights = [(w[0], counted(w), w[0] * ONCE + counted(w)[1]) for w in weights if w]
 
     def __len__(self) -> int:
@@ -116,6 +120,29 @@ class FollowTable:
         found.add(token, count)
         return new
 
+    def forget(self, pairs: int) -> int:
+        """Forget at least `pairs` pairs, fewer only if there are fewer, and return how many.
+
+        Contexts take turns, the oldest first, in all kinds alike: each follower's count is halved, and what was counted
+        once is forgotten. Where that frees too little, contexts are forgotten whole, so that the work is bounded.
+        """
+        forgotten = looked = 0
+        while forgotten < pairs and (filled := [one for one in self._kept if one[1]]):
+            kind, table = min(filled, key=lambda one: self._age[one[0]])
+            for key in list(islice(table, 1 + len(table) // _PART)):
+                self._age[kind] += 1 / len(table)
+                found = table.pop(key)
+                counts = {found: 1} if isinstance(found, int) else found.counts
+                for token, count in counts.items():
+                    if count > 1 and looked < _PATIENCE * pairs:
+                        self.put(kind, key, token, count // 2)  # the youngest now
+                    else:
+                        forgotten += 1
+                looked += len(counts)
+                if forgotten >= pairs:
+                    break
+        return forgotten
+
     def find(self, keys: Sequence[int]) -> Found:
         """Looks up what followed, by kept kind."""
         return [table.get(keys[kind]) for kind, table in self._kept]
@@ -147,11 +174,3 @@ def counted(weights: Weights) -> tuple[float, ...]:
     """What a context adds to a follower's score besides its share, by the follower's count."""
     _, present, per_log = weights
     return tuple(present + per_log * log1p(count) for count in range(_COUNTS + 1))
-
-
-def halved(table: FollowTable, into: FollowTable) -> FollowTable:
-    """Fills `into` with half of all counts of `table`, drops what was counted once, and returns it."""
-    for kind, key, token, count in table.rows():
-        if count > 1:
-            into.put(kind, key, token, count // 2)
-    return into

@@ -3,9 +3,9 @@
 Each kind of context (see follow.py) that has seen the end of the text before votes for what followed it; how much each
 vote counts was fitted on other texts (see evidence.py).
 
-The table is bounded and forgets: when it outgrows its size, all counts are halved and single ones
-dropped. It keeps counts of token sequences of earlier requests, so a private request neither adds to it
-nor consults it.
+The table is bounded and forgets: once it is full, each request makes room for what it adds, at the cost of the contexts
+that were learned or halved the longest time ago. It keeps counts of token sequences of earlier requests, so a private
+request neither adds to it nor consults it.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 from shardmill.decode.drafters.evidence import OFTEN, Evidence, fitted, situation
-from shardmill.decode.drafters.follow import KINDS, LONGEST, NO_TOKEN, TAIL, FollowTable, Found, context_keys, halved
+from shardmill.decode.drafters.follow import KINDS, LONGEST, NO_TOKEN, TAIL, FollowTable, Found, context_keys
 from shardmill.decode.drafters.follow_file import Numbering, load_table, save_table
 
 _HOPELESS = 0.005  # chance of a whole draft at which it is not continued
@@ -92,9 +92,7 @@ class LearnedDrafter:
         """Adds the request to the table, unless it is private."""
         if not self._private:
             self.pairs += sum(self._table.add(keys, token) for keys, token in self._log)
-            while self.pairs > self._size:
-                self._table = halved(self._table, FollowTable(self._evidence.table))
-                self.pairs = len(self._table)
+            self.pairs -= self._table.forget(self.pairs - self._size)
         self._restart()
 
     def save(self, path: Path, numbering: Numbering) -> None:
