@@ -20,7 +20,7 @@ if not workflow.configfiles:
 MODELS = sm.checked(config, workflow)
 OF = sm.of(MODELS)  # what holds of the model of a job
 PARTS = sm.parts_of(MODELS)
-TOOLS = sm.tools(workflow)
+TOOLS = sm.tools(MODELS, workflow)
 MB = sm.mem_mb(MODELS, workflow)
 STORE = "build/.store"
 sm.limit_ane(workflow)
