@@ -49,7 +49,7 @@ include: "rules/outcome.smk"
 onstart:
     sm.only_build("build")
     sm.demand_room(MODELS, workflow)
-    sm.tell_refused(MODELS)
+    sm.tell_jobs(MODELS)
     sm.go_on(MODELS, workflow)
     sm.start_without_delay(workflow)
 

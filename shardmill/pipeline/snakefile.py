@@ -21,11 +21,12 @@ from shardmill.pipeline.batch import (
     any_of,
     is_batch,
     of,
+    of_jobs,
     parts_of,
     read_batch,
-    tell_refused,
+    tell_jobs,
     together,
-    told_refused,
+    told,
 )
 from shardmill.pipeline.configured import (
     benchmark_text,
@@ -106,7 +107,7 @@ __all__ = [
     "start_without_delay",
     "sum_up",
     "task_files",
-    "tell_refused",
+    "tell_jobs",
     "together",
     "tools",
     "use_own_solver",
@@ -131,9 +132,11 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
 
 
 def _read_batch(config: Mapping[str, Any], name: str, workflow: Any) -> Batch:
-    """The models of a list, for the process that begins a run or for one of its jobs."""
-    known = {} if workflow.is_main_process else told_refused()
-    return read_batch(config, name, partial(_fitting, workflow=workflow), known)
+    """Return the models of a list that the process that begins a run needs, or one of its jobs."""
+    read = partial(_fitting, workflow=workflow)
+    if workflow.is_main_process:
+        return read_batch(config, name, read)
+    return read_batch(config, name, read, told(), of_jobs(sys.argv))
 
 
 def _demand_one_model(contents: Mapping[str, Any]) -> None:
