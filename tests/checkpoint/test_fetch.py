@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from shardmill.checkpoint import cache, hashing, hub
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.hub_limits import BoundedFile
 
 from .hub_case import CHUNK, Case
 from .hub_server import COMMIT, REPO, Hub
@@ -68,6 +70,74 @@ def test_dropped_connection_resumes(case: Case) -> None:
     first, second = case.hub.downloads(name)
     assert first.range is None and second.range == f"bytes={3 * CHUNK}-"
     assert second.sent == len(case.hub.files[name]) - 3 * CHUNK
+
+
+WEIGHTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+SLEEP = time.sleep  # which no retry does here
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files as they are read to be hashed, from now on."""
+    reads: list[str] = []
+    digest = hashing._digest_span
+    monkeypatch.setattr(hashing, "_digest_span", lambda path, span: reads.append(path.name) or digest(path, span))
+    return reads
+
+
+def test_weights_are_hashed_while_they_are_written_and_not_read_again(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the connection broke off, or an earlier run left a part of a file."""
+    case.hub.drop_after[WEIGHTS[0]] = 3 * CHUNK + 5
+    blobs = case.cache_dir / "models--acme--tiny/blobs"
+    blobs.mkdir(parents=True)
+    body = case.hub.files[WEIGHTS[1]]
+    (blobs / f"{sha256(body).hexdigest()}.shardmill.incomplete").write_bytes(body[:10])
+    reads = counted_reads(monkeypatch)
+    record = case.fetch()
+    assert {name: record["files"][name]["sha256"] for name in WEIGHTS} == {
+        name: sha256(case.hub.files[name]).hexdigest() for name in WEIGHTS
+    }
+    assert case.hub.downloads(WEIGHTS[1])[0].range == "bytes=10-"
+    assert not {*reads} & {*WEIGHTS}
+
+
+def test_what_was_hashed_while_it_was_written_is_remembered_once_it_has_settled(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps after the fetch find the hashes of large files, for which it waits, and no others."""
+    for module in (hub, cache):
+        monkeypatch.setattr(module, "RACY_NS", 300_000_000)
+    known = cache.HashCache(tmp_path / "hashes.sqlite")
+    case.fetch(cache=known)
+    reads = counted_reads(monkeypatch)
+    weights = case.dest / WEIGHTS[0]
+    hashing.hash_file(weights, known)
+    assert reads == [WEIGHTS[0]]
+    monkeypatch.setattr(hub, "WORTH_A_WAIT", 1)
+    monkeypatch.setattr(time, "sleep", SLEEP)
+    large = Case(tmp_path / "large", case.hub)
+    large.fetch(cache=known)
+    reads.clear()
+    hashing.hash_files([large.dest / name for name in WEIGHTS], known)
+    assert reads == []
+    with (large.dest / WEIGHTS[0]).open("r+b") as file:
+        file.write(b"x")
+    assert hashing.hash_file(large.dest / WEIGHTS[0], known) != sha256(case.hub.files[WEIGHTS[0]]).hexdigest()
+
+
+def test_bytes_that_were_taken_out_again_leave_no_hash(tmp_path: Path) -> None:
+    """A server that ignores the range of a resumed download sends the whole file."""
+    with BoundedFile(tmp_path / "part", 100) as file:
+        file.write(b"a" * 10)
+        assert file.sha256() == sha256(b"a" * 10).hexdigest()
+        file.truncate(4)
+        file.seek(4)
+        assert file.sha256() is None
+        file.write(b"b" * 6)
+        assert file.sha256() is None
 
 
 def test_killed_download_resumes_in_a_new_process(case: Case, tmp_path: Path) -> None:
