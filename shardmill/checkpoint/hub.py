@@ -9,10 +9,12 @@ new temporary name and deletes it on failure, so that a killed process would beg
 import hashlib
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 
 from huggingface_hub import constants, hf_hub_url
@@ -28,6 +30,8 @@ from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.progress import reporting
 from shardmill.errors import CheckpointError
 
+STREAMS = 4  # files that are downloaded at a time
+NEVER = Event()
 WORTH_A_WAIT = 1_000_000_000  # bytes that take longer to hash again than to settle
 CONFIG = "config.json"
 HUB_S_OWN = ".gitattributes"  # the hub writes it into every repository
@@ -59,7 +63,7 @@ def download(
         hashes = _verified(snapshot, texts, cache)
         weights = [listing[name] for name in weight_files(snapshot, listing, f"{repo}@{commit[:7]}")]
         _check_space(folder, weights)
-        brought = {file.name: _bring(repo, file, snapshot, access) for file in weights}
+        brought = _bring_all(weights, lambda file, stop: _bring(repo, file, snapshot, access, stop))
         return snapshot, hashes | _verified(snapshot, weights, cache, brought)
 
 
@@ -97,13 +101,12 @@ def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[st
         snapshot = folder / "snapshots" / commit
         files = [file for name, file in list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]
         _check_space(folder, files)
-        for file in files:
-            bring = partial(_bring, repo, file, snapshot, access)
-            if file.size > SMALL_BYTES:
-                bring()
-            else:
-                within(SMALL_SECONDS, bring, f"{repo}: {file.name}")
-        _verified(snapshot, files, None)
+
+        def bring(file: RemoteFile, stop: Event) -> FileState | None:
+            work = partial(_bring, repo, file, snapshot, access, stop)
+            return work() if file.size > SMALL_BYTES else within(SMALL_SECONDS, work, f"{repo}: {file.name}")
+
+        _verified(snapshot, files, None, _bring_all(files, bring))
         return commit, snapshot, [file.name for file in files]
 
 
@@ -133,7 +136,29 @@ def _partial(blob: Path) -> Path:
     return blob.with_name(f"{blob.name}.shardmill.incomplete")
 
 
-def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess) -> FileState | None:
+def _bring_all(
+    files: Iterable[RemoteFile], bring: Callable[[RemoteFile, Event], FileState | None]
+) -> dict[str, FileState | None]:
+    """Bring files, several at a time, for a hub may send each at a fraction of what the network carries.
+
+    Raise the first error, or Ctrl-C, at once. The other streams then end at their next bytes and keep what they have.
+
+    Args:
+        files: to be brought.
+        bring: brings one, until an event is set.
+    """
+    stop, pool = Event(), ThreadPoolExecutor(STREAMS)
+    try:
+        coming = {pool.submit(bring, file, stop): file.name for file in files}
+        return {coming[done]: done.result() for done in as_completed(coming)}
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess, stop: Event = NEVER) -> FileState | None:
     """Brings a file into the cache's blobs, resuming what an earlier run left, and links it into the snapshot.
 
     Returns the state of a file that was written here, and was hashed meanwhile to be the hub's; None for any other.
@@ -151,13 +176,13 @@ def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess) -> Fi
     with WeakFileLock(lock):
         if not blob.exists():
             url = hf_hub_url(repo, file.name, revision=snapshot.name, endpoint=access.endpoint)
-            known = _stream(url, blob, file, access)
+            known = _stream(url, blob, file, access, stop)
         if not pointer.exists():
             _create_symlink(str(blob), str(pointer))  # a copy where there are no links
         return file_state(pointer) if known else None
 
 
-def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess) -> bool:
+def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Event) -> bool:
     """Downloads `url` to `blob`, which appears only if its bytes are those of the file's id.
 
     Returns whether its sha256 was found to be the hub's while it was written.
@@ -168,7 +193,7 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess) -> bool:
     if partly.exists() and partly.stat().st_size > file.size:
         partly.unlink()
     with (
-        BoundedFile(partly, file.size) as stream,
+        BoundedFile(partly, file.size, stop) as stream,
         reporting(file.name, partly, file.size),
         understood(access.endpoint),
         _without_pages(file, stream),

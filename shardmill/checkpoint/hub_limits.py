@@ -66,15 +66,17 @@ def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
 class BoundedFile(io.BufferedWriter):
     """A file opened for appending that refuses to grow past `limit` bytes, and hashes what it is given."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Path, limit: int, stop: threading.Event) -> None:
         super().__init__(io.FileIO(path, "ab"))
-        self.path, self.limit = path, limit
+        self.path, self.limit, self.stop = path, limit, stop
         with path.open("rb") as held:  # what an earlier run left
             self._sha256 = hashlib.file_digest(held, "sha256")
         self._hashed = self.tell()
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        """Raises CheckpointError before a byte too many is written."""
+        """Raises CheckpointError before a byte too many is written, InterruptedError once it is to stop."""
+        if self.stop.is_set():
+            raise InterruptedError(f"{self.path.name}: stopped, as another file of the checkpoint can't be had")
         at = self.tell()
         if at + len(content) > self.limit:
             raise CheckpointError(f"{self.path.name}: more than the {self.limit} bytes that the hub lists")
