@@ -88,7 +88,9 @@ def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
         return snapshot / CONFIG
 
 
-def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[str, Path, list[str]]:
+def download_all(
+    repo: str, revision: str | None, access: HubAccess, cache: HashCache | None = None
+) -> tuple[str, Path, list[str]]:
     """A commit with all of its files but the hub's own: the commit, its folder in the hub's cache, the files' names.
 
     A name that can move (a branch, or none for `main`) is taken as it stands now. Every byte is checked against the
@@ -106,7 +108,7 @@ def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[st
             work = partial(_bring, repo, file, snapshot, access, stop)
             return work() if file.size > SMALL_BYTES else within(SMALL_SECONDS, work, f"{repo}: {file.name}")
 
-        _verified(snapshot, files, None, _bring_all(files, bring))
+        _verified(snapshot, files, cache, _bring_all(files, bring))
         return commit, snapshot, [file.name for file in files]
 
 

@@ -17,17 +17,17 @@ import pytest
 from huggingface_hub import ModelCard
 from pipeline import made
 
-from shardmill.checkpoint import hub_listing
+from shardmill.checkpoint import hashing, hub_listing
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.release.leaks import check_leaks
 from shardmill.release.license import License, check_license
 from shardmill.release.model_signature import signed_files
 from shardmill.release.publish import Wish, prepare, upload
-from shardmill.release.pull import Address, address, pull
+from shardmill.release.pull import Address, address, located, pull
 
 from .signed import Keys, model_signing, run
-from .store_hub import StoreHub, running
+from .store_hub import LFS, StoreHub, running
 
 REPO = "acme/tiny-ane"
 WISH = Wish(REPO, license="apache-2.0")
@@ -353,6 +353,25 @@ def test_every_command_takes_the_address_of_a_published_build(build: Path, hub: 
     assert code == 0 and (Path(text.strip()) / "model.json").is_file()
     code, text = run("audit-range", "hf:acme/nowhere", "--prompts", build / "model.json")
     assert code == 1 and "acme/nowhere: no such model" in text
+
+
+def test_a_second_command_reads_no_file_of_a_published_build_again_but_what_has_changed(
+    build: Path, hub: StoreHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of 70 GB would read 70 GB before it loads them, at every start."""
+    monkeypatch.setattr("shardmill.checkpoint.cache.RACY_NS", 0)  # as if it had been pulled a while ago
+    publish(build)
+    target = located(f"hf:{REPO}")
+    located(f"hf:{REPO}")
+    reads: list[str] = []
+    digest = hashing._digest_span
+    monkeypatch.setattr(hashing, "_digest_span", lambda path, span: reads.append(str(path)) or digest(path, span))
+    assert located(f"hf:{REPO}") == target
+    assert [path for path in reads if path.endswith(LFS)] == []
+    weights = next(target.rglob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[::-1])
+    with pytest.raises(ShardmillError, match=weights.name):
+        located(f"hf:{REPO}")
 
 
 def test_a_folder_that_is_in_use_is_left_alone(build: Path, hub: StoreHub, tmp_path: Path) -> None:
