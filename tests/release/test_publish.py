@@ -96,16 +96,45 @@ def test_nothing_published_names_the_machine(build: Path, hub: StoreHub) -> None
             assert word.encode() not in content, (name, word)
 
 
-@pytest.mark.parametrize("told", ["{cwd}/checkpoint", "{home}", "by {host}", "{build}"])
+TOLD = (
+    "{cwd}/checkpoint",
+    "{home}",
+    "by {host}",
+    "{build}",
+    "https://{host}/a",
+    "/data/anna/checkpoint",
+    "anna@cluster",
+    "C:\\\\Users\\\\anna",
+)
+
+
+@pytest.mark.parametrize("told", TOLD)
 def test_what_would_name_the_machine_is_refused(build: Path, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "mac-of-anna")
     monkeypatch.setattr(getpass, "getuser", lambda: "anna")
     text = told.format(cwd=Path.cwd(), home=Path.home(), host="mac-of-anna", build=build)
     (build / "parity/head_0.json").write_text(text)
-    with pytest.raises(ShardmillError, match=r"parity/head_0\.json: names "):
+    with pytest.raises(
+        ShardmillError, match=r"parity/head_0\.json: names .*; give the config a path or a text without it"
+    ):
         check_leaks(build, ["model.json", "parity/head_0.json"])
-    (build / "parity/head_0.json").write_text(f"{Path.cwd()}-elsewhere annabel mac-of-anna-2 of-anna.example")
+    harmless = (
+        "/annabel mac-of-anna-2 of-anna.example anna/tiny https://huggingface.co/anna/tiny pkg:huggingface/anna/a@1"
+    )
+    (build / "parity/head_0.json").write_text(f"{Path.cwd()}-elsewhere {harmless}")
     check_leaks(build, ["model.json", "parity/head_0.json"])
+
+
+@pytest.mark.parametrize(("host", "account"), [("model", "coreml"), ("head", "license"), ("packages", "tiny")])
+def test_names_that_are_words_of_every_build_are_no_leak(
+    build: Path, hub: StoreHub, host: str, account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    monkeypatch.setattr(getpass, "getuser", lambda: account)
+    publish(build)
+    (build / "parity/head_0.json").write_text(f"by me@{host}")
+    with pytest.raises(ShardmillError, match="names this machine"):
+        check_leaks(build, ["parity/head_0.json"])
 
 
 def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: StoreHub, keys: Keys) -> None:
