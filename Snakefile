@@ -20,7 +20,7 @@ if not workflow.configfiles:
 MODELS = sm.checked(config, workflow)
 OF = sm.of(MODELS)  # what holds of the model of a job
 PARTS = sm.parts_of(MODELS)
-TOOLS = sm.tools(workflow)
+TOOLS = sm.tools(MODELS, workflow)
 MB = sm.mem_mb(MODELS, workflow)
 STORE = "build/.store"
 sm.limit_ane(workflow)
@@ -49,7 +49,7 @@ include: "rules/outcome.smk"
 onstart:
     sm.only_build("build")
     sm.demand_room(MODELS, workflow)
-    sm.tell_refused(MODELS)
+    sm.tell_jobs(MODELS)
     sm.go_on(MODELS, workflow)
     sm.start_without_delay(workflow)
 

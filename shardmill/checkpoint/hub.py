@@ -8,16 +8,20 @@ new temporary name and deletes it on failure, so that a killed process would beg
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
+from types import MappingProxyType
 
 from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.file_download import _create_symlink, http_get, repo_folder_name
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 
-from shardmill.checkpoint.cache import HashCache
+from shardmill.checkpoint.cache import RACY_NS, FileState, HashCache, Span, file_state
 from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.hub_errors import explained, understood
 from shardmill.checkpoint.hub_limits import SMALL_BYTES, SMALL_SECONDS, TEXT_BYTES, BoundedFile, use_client, within
@@ -26,6 +30,9 @@ from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.progress import reporting
 from shardmill.errors import CheckpointError
 
+STREAMS = 4  # files that are downloaded at a time
+NEVER = Event()
+WORTH_A_WAIT = 1_000_000_000  # bytes that take longer to hash again than to settle
 CONFIG = "config.json"
 HUB_S_OWN = ".gitattributes"  # the hub writes it into every repository
 
@@ -56,9 +63,8 @@ def download(
         hashes = _verified(snapshot, texts, cache)
         weights = [listing[name] for name in weight_files(snapshot, listing, f"{repo}@{commit[:7]}")]
         _check_space(folder, weights)
-        for file in weights:
-            _bring(repo, file, snapshot, access)
-        return snapshot, hashes | _verified(snapshot, weights, cache)
+        brought = _bring_all(weights, lambda file, stop: _bring(repo, file, snapshot, access, stop))
+        return snapshot, hashes | _verified(snapshot, weights, cache, brought)
 
 
 def _check_small(repo: str, file: RemoteFile) -> None:
@@ -82,7 +88,9 @@ def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
         return snapshot / CONFIG
 
 
-def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[str, Path, list[str]]:
+def download_all(
+    repo: str, revision: str | None, access: HubAccess, cache: HashCache | None = None
+) -> tuple[str, Path, list[str]]:
     """A commit with all of its files but the hub's own: the commit, its folder in the hub's cache, the files' names.
 
     A name that can move (a branch, or none for `main`) is taken as it stands now. Every byte is checked against the
@@ -95,13 +103,12 @@ def download_all(repo: str, revision: str | None, access: HubAccess) -> tuple[st
         snapshot = folder / "snapshots" / commit
         files = [file for name, file in list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]
         _check_space(folder, files)
-        for file in files:
-            bring = partial(_bring, repo, file, snapshot, access)
-            if file.size > SMALL_BYTES:
-                bring()
-            else:
-                within(SMALL_SECONDS, bring, f"{repo}: {file.name}")
-        _verified(snapshot, files, None)
+
+        def bring(file: RemoteFile, stop: Event) -> FileState | None:
+            work = partial(_bring, repo, file, snapshot, access, stop)
+            return work() if file.size > SMALL_BYTES else within(SMALL_SECONDS, work, f"{repo}: {file.name}")
+
+        _verified(snapshot, files, cache, _bring_all(files, bring))
         return commit, snapshot, [file.name for file in files]
 
 
@@ -131,33 +138,64 @@ def _partial(blob: Path) -> Path:
     return blob.with_name(f"{blob.name}.shardmill.incomplete")
 
 
-def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess) -> None:
-    """Brings a file into the cache's blobs, resuming what an earlier run left, and links it into the snapshot."""
+def _bring_all(
+    files: Iterable[RemoteFile], bring: Callable[[RemoteFile, Event], FileState | None]
+) -> dict[str, FileState | None]:
+    """Bring files, several at a time, for a hub may send each at a fraction of what the network carries.
+
+    Raise the first error, or Ctrl-C, at once. The other streams then end at their next bytes and keep what they have.
+
+    Args:
+        files: to be brought.
+        bring: brings one, until an event is set.
+    """
+    stop, pool = Event(), ThreadPoolExecutor(STREAMS)
+    try:
+        coming = {pool.submit(bring, file, stop): file.name for file in files}
+        return {coming[done]: done.result() for done in as_completed(coming)}
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess, stop: Event = NEVER) -> FileState | None:
+    """Brings a file into the cache's blobs, resuming what an earlier run left, and links it into the snapshot.
+
+    Returns the state of a file that was written here, and was hashed meanwhile to be the hub's; None for any other.
+    """
     folder, pointer = snapshot.parents[1], snapshot / file.name
     blob = _blob(folder, file)
     if pointer.is_symlink() and not (pointer.exists() and blob.exists() and pointer.samefile(blob)):
         pointer.unlink()  # it leads anywhere
     if pointer.exists():
-        return
+        return None
+    known = False
     lock = access.cache_dir / ".locks" / folder.name / f"{blob.name}.lock"
     for path in (blob, pointer, lock):
         path.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
         if not blob.exists():
-            _stream(hf_hub_url(repo, file.name, revision=snapshot.name, endpoint=access.endpoint), blob, file, access)
+            url = hf_hub_url(repo, file.name, revision=snapshot.name, endpoint=access.endpoint)
+            known = _stream(url, blob, file, access, stop)
         if not pointer.exists():
             _create_symlink(str(blob), str(pointer))  # a copy where there are no links
+        return file_state(pointer) if known else None
 
 
-def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess) -> None:
-    """Downloads `url` to `blob`, which appears only if its bytes are those of the file's id."""
+def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Event) -> bool:
+    """Downloads `url` to `blob`, which appears only if its bytes are those of the file's id.
+
+    Returns whether its sha256 was found to be the hub's while it was written.
+    """
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
         raise CheckpointError(f"{file.name} has {file.size / 1e9:.0f} GB, more than a hub sends in one piece")
     partly = _partial(blob)
     if partly.exists() and partly.stat().st_size > file.size:
         partly.unlink()
     with (
-        BoundedFile(partly, file.size) as stream,
+        BoundedFile(partly, file.size, stop) as stream,
         reporting(file.name, partly, file.size),
         understood(access.endpoint),
         _without_pages(file, stream),
@@ -170,10 +208,12 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess) -> None:
             expected_size=file.size,
             displayed_filename=file.name,
         )
-    if not _is(file, partly):
+        written = stream.sha256() if file.sha256 else None
+    if (written != file.sha256) if written else not _is(file, partly):
         partly.unlink()
         raise CheckpointError(f"{file.name} arrived damaged (its hash differs) and was removed; run again")
     partly.rename(blob)
+    return written is not None
 
 
 @contextmanager
@@ -197,9 +237,25 @@ def _without_pages(file: RemoteFile, stream: BoundedFile) -> Iterator[None]:
         ) from error
 
 
-def _verified(snapshot: Path, files: list[RemoteFile], cache: HashCache | None) -> dict[str, str]:
-    """sha256 of each file, after comparing its bytes with the hub's sha256 (LFS) or git blob id."""
-    hashes = hash_files([snapshot / file.name for file in files], cache)
+def _verified(
+    snapshot: Path,
+    files: list[RemoteFile],
+    cache: HashCache | None,
+    brought: Mapping[str, FileState | None] = MappingProxyType({}),
+) -> dict[str, str]:
+    """sha256 of each file, after comparing its bytes with the hub's sha256 (LFS) or git blob id.
+
+    Args:
+        snapshot: the folder of the commit.
+        files: to be verified.
+        cache: of hashes.
+        brought: by name, the state of a file that was found to be the hub's while it was written.
+    """
+    fresh = {file: state for file in files if (state := brought.get(file.name)) == file_state(snapshot / file.name)}
+    hashes = hash_files([snapshot / file.name for file in files if file not in fresh], cache)
+    hashes |= {snapshot / file.name: str(file.sha256) for file in fresh}
+    if cache:
+        _remember(fresh, cache)
     for file in files:
         path = snapshot / file.name
         if (hashes[path] != file.sha256) if file.sha256 else not _is(file, path):
@@ -207,6 +263,19 @@ def _verified(snapshot: Path, files: list[RemoteFile], cache: HashCache | None) 
             _blob(snapshot.parents[1], file).unlink(missing_ok=True)  # only the cache's own name, wherever it leads
             raise CheckpointError(f"{path}: not the hub's file (hash differs); removed from the cache, run again")
     return {file.name: hashes[snapshot / file.name] for file in files}
+
+
+def _remember(fresh: Mapping[RemoteFile, FileState | None], cache: HashCache) -> None:
+    """Keep the sha256 of files that were hashed while they were written, of those that have settled since.
+
+    Where hashing them again would take longer than that, they are waited for.
+    """
+    states = {file: state for file, state in fresh.items() if state}
+    last = max((max(state.mtime, state.ctime) for state in states.values()), default=0)
+    if sum(state.size for state in states.values()) >= WORTH_A_WAIT:
+        time.sleep(max(0, last + RACY_NS + 1_000_000 - time.time_ns()) / 1e9)
+    for file, state in states.items():
+        cache.record(state, {Span(0, state.size): str(file.sha256)}, time.time_ns())
 
 
 def _is(file: RemoteFile, path: Path) -> bool:

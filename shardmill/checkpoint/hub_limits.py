@@ -4,6 +4,7 @@ A hub, a mirror or a proxy can ask for an hour's patience, send one byte every f
 Weights take as long as they take and report their progress; everything else is small and ends within `SMALL_SECONDS`.
 """
 
+import hashlib
 import io
 import threading
 from collections.abc import Callable, Iterator
@@ -63,17 +64,32 @@ def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
 
 
 class BoundedFile(io.BufferedWriter):
-    """A file opened for appending that refuses to grow past `limit` bytes."""
+    """A file opened for appending that refuses to grow past `limit` bytes, and hashes what it is given."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Path, limit: int, stop: threading.Event) -> None:
         super().__init__(io.FileIO(path, "ab"))
-        self.path, self.limit = path, limit
+        self.path, self.limit, self.stop = path, limit, stop
+        with path.open("rb") as held:  # what an earlier run left
+            self._sha256 = hashlib.file_digest(held, "sha256")
+        self._hashed = self.tell()
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        """Raises CheckpointError before a byte too many is written."""
-        if self.tell() + len(content) > self.limit:
+        """Raises CheckpointError before a byte too many is written, InterruptedError once it is to stop."""
+        if self.stop.is_set():
+            raise InterruptedError(f"{self.path.name}: stopped, as another file of the checkpoint can't be had")
+        at = self.tell()
+        if at + len(content) > self.limit:
             raise CheckpointError(f"{self.path.name}: more than the {self.limit} bytes that the hub lists")
+        if at == self._hashed:
+            self._sha256.update(content)
+            self._hashed += len(content)
+        else:
+            self._hashed = -1  # some bytes were taken out again
         return super().write(content)
+
+    def sha256(self) -> str | None:
+        """Return the sha256 of all bytes; None where they must be read to be known, as some were taken out again."""
+        return self._sha256.hexdigest() if self._hashed == self.tell() else None
 
 
 def _refuse_long_wait(response: httpx2.Response) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.attest.statement import read_provenance
+from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.evidence.folder import evidence_files
@@ -52,8 +53,13 @@ class Record:
     named_by: str
 
 
-def audit(build: Path) -> Audit:
-    """Looks at every file under a build. Raises ShardmillError where there is none, or no attestation to start from."""
+def audit(build: Path, cache: HashCache | None = None) -> Audit:
+    """Looks at every file under a build. Raises ShardmillError where there is none, or no attestation to start from.
+
+    Args:
+        build: the build's folder.
+        cache: of hashes, for files that did not change since they were hashed; without one, every byte is read.
+    """
     read_manifest(build, COMPLETE)
     known = records(build)
     found = dict(entries(build))
@@ -62,7 +68,9 @@ def audit(build: Path) -> Audit:
     signatures = {path for path in regular if is_signature(path)}
     present = sorted(found.keys() - unchecked - signatures)
     with ThreadPoolExecutor(THREADS) as pool:
-        faults = dict(zip(present, pool.map(lambda path: fault(build, path, found[path], known), present), strict=True))
+        faults = dict(
+            zip(present, pool.map(lambda path: fault(build, path, found[path], known, cache), present), strict=True)
+        )
     absent = set(added(build)["left_out"])
     missing = {path: "missing" for path in known if path not in absent and not _is_at_or_below(path, found)}
     wrong = missing | {path: what for path, what in faults.items() if what}
@@ -149,7 +157,7 @@ def _is_at_or_below(path: str, found: Mapping[str, int]) -> bool:
     return path in found or any(str(folder) in found for folder in PurePosixPath(path).parents)
 
 
-def fault(build: Path, path: str, mode: int, known: Mapping[str, Record]) -> str:
+def fault(build: Path, path: str, mode: int, known: Mapping[str, Record], cache: HashCache | None = None) -> str:
     """What is wrong with what lies at a path; "" for nothing."""
     record = known.get(path)
     fetched = path.startswith(f"{SOURCE}/") and record and stat.S_ISLNK(mode)  # linked where it can't be hard-linked
@@ -158,7 +166,7 @@ def fault(build: Path, path: str, mode: int, known: Mapping[str, Record]) -> str
     if record is None:
         return "not a part of the build: no record names it"
     try:
-        same = hash_file(build / path) == record.sha256
+        same = hash_file(build / path, cache) == record.sha256
     except (ShardmillError, OSError) as error:
         return f"can't be read ({error})"
     return "" if same else f"not the bytes that {record.named_by} names"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from shardmill.config import Config
@@ -27,8 +27,10 @@ KEY = "batch"
 LONGEST = 240  # bytes of a file's name; file systems take 255
 KEPT = 40  # characters of a longer one, of up to four bytes each
 BUILDS = Path("build")
-REFUSED = BUILDS / ".refused.json"
-NONE: Mapping[str, str] = MappingProxyType({})
+TOLD = BUILDS / ".batch.json"
+SPLIT = "split"  # the step whose rule names what it makes, so that models of other parts need another
+TARGETS = "--target-jobs"  # of Snakemake's command for a job: RULE:WILDCARD=VALUE,WILDCARD=VALUE for each
+OF_MODEL = re.compile(r"[:,]model=([^,]+)")
 Of = Callable[..., Callable[[Any], Any]]
 
 
@@ -40,11 +42,15 @@ class Batch:
         models: their configs, settled, by name.
         refused: by config file, what keeps it from being built, in one line.
         listed: whether the models come from a list.
+        files: by model, the config file of the list.
+        rules: by model, what the run of this job calls the rule of its split step.
     """
 
     models: Mapping[str, Config]
     refused: Mapping[str, str] = field(default_factory=dict)
     listed: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def refusals(self) -> dict[str, str]:
@@ -58,6 +64,15 @@ class Batch:
             found["part"] |= {*config.parts}
             found["point"] |= {*config.points}
         return any_of(found[wildcard])
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run leaves for the Snakemakes of its jobs, as attributes of `Batch` have it; nothing if it could not."""
+
+    refused: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
 
 
 def _file_name(path: str) -> str:
@@ -80,56 +95,77 @@ def read_batch(
     content: Mapping[str, Any],
     name: str,
     read: Callable[[Mapping[str, Any], str], Config],
-    known: Mapping[str, str] = NONE,
+    told: Told = Told(),
+    wanted: Collection[str] | None = None,
 ) -> Batch:
-    """The models of a list.
+    """Return the models of a list.
 
     Args:
         content: the batch config's.
         name: what errors begin with.
         read: checks and settles the content of a config, given its file's name; may raise ConfigError.
-        known: by config file, what is refused without another look.
+        told: what the run of this job found out: what is refused is refused without another look.
+        wanted: the only models that are read, if the run told which files they are in; None for all.
 
     Raises:
-        ConfigError: the list itself makes no sense, or no config of it can be built.
+        ConfigError: the list itself makes no sense, or no config that was read can be built.
     """
     models: dict[str, Config] = {}
+    files: dict[str, str] = {}
     refused: dict[str, str] = {}
+    only = None if wanted is None or not told.files.keys() >= {*wanted} else {told.files[model] for model in wanted}
     for file in _files(content, name):
-        if file.as_posix() in known:
-            refused[file.as_posix()] = known[file.as_posix()]
+        if file.as_posix() in told.refused:
+            refused[file.as_posix()] = told.refused[file.as_posix()]
+            continue
+        if only is not None and file.as_posix() not in only:
             continue
         try:
             found = read(read_yaml(file), str(file))
             if found.model in models:
                 raise ConfigError(f"{file}: another config of the batch is called {found.model}, too; rename one")
-            models[found.model] = found
+            models[found.model], files[found.model] = found, file.as_posix()
         except Exception as error:  # whatever a library makes of it: the other models can be built
             unforeseen = "" if isinstance(error, ConfigError) else f"{file}: {type(error).__name__}: "
             refused[file.as_posix()] = unforeseen + one_line(error)
-    if not models:
-        raise ConfigError(next(iter(refused.values())))
-    return Batch(models, refused, listed=True)
+    fresh = [line for file, line in refused.items() if file not in told.refused]
+    if not models and fresh:
+        raise ConfigError(fresh[0])
+    return Batch(models, refused, listed=True, files=files, rules=told.rules)
 
 
-def tell_refused(found: Batch) -> None:
-    """Leaves what a run refuses, as it begins, for the Snakemakes of its jobs, which need not find it out again.
+def tell_jobs(found: Batch) -> None:
+    """Leave what a run found out, as it begins, for the Snakemakes of its jobs, which need not find it out again.
 
     To see that a config can't be built may take transformers, or a hub that does not answer; a job has neither the
-    memory nor the time for that.
+    memory nor the time for that. Nor has it for the configs of a hundred models, of which it needs its own.
     """
     if not found.listed:
         return
+    rules = {model: one.rule for one in alike(found, SPLIT) for model in one.models}
     with contextlib.suppress(OSError):  # a folder that may only be read: jobs look for themselves
-        write_json(REFUSED, dict(found.refused))
+        write_json(TOLD, asdict(Told(dict(found.refused), dict(found.files), rules)))
 
 
-def told_refused() -> Mapping[str, str]:
-    """What the run of this job refuses; nothing where it could not tell."""
+def told() -> Told:
+    """Return what the run of this job left for it; nothing where it could not."""
     try:
-        return {str(file): str(line) for file, line in load_json(REFUSED).items()}
-    except (OSError, ValueError, AttributeError):
-        return NONE
+        content = load_json(TOLD)
+        parts = (content[one.name].items() for one in fields(Told))
+        return Told(*({str(key): str(value) for key, value in part} for part in parts))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return Told()
+
+
+def of_jobs(command: Sequence[str]) -> set[str] | None:
+    """Return the models of the jobs that a Snakemake does, by its command; None where that does not tell.
+
+    Snakemake itself says only after it has read the rules which jobs of them it is to do.
+    """
+    if TARGETS not in command:
+        return None
+    jobs = takewhile(lambda word: not word.startswith("--"), command[[*command].index(TARGETS) + 1 :])
+    return {found[1] for job in jobs if (found := OF_MODEL.search(job))}
 
 
 def _files(content: Mapping[str, Any], name: str) -> list[Path]:
@@ -205,11 +241,11 @@ class Alike:
 
 
 def alike(batch: Batch, rule: str) -> list[Alike]:
-    """The models by their parts; the first rule is called `rule`."""
+    """The models by their parts; the first rule is called `rule`, unless the run of this job calls it otherwise."""
     found: dict[tuple[str, ...], list[str]] = {}
     for model, config in batch.models.items():
         found.setdefault(config.parts, []).append(model)
     return [
-        Alike(f"{rule}_{number}" if number else rule, parts, tuple(models))
+        Alike(batch.rules.get(models[0]) or (f"{rule}_{number}" if number else rule), parts, tuple(models))
         for number, (parts, models) in enumerate(found.items())
     ]

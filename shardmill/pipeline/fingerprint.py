@@ -62,9 +62,15 @@ def model_type(record: Path) -> str:
         FileNotFoundError: nothing was fetched; it names the record, as Snakemake wants to have it.
     """
     try:
-        content = load_json(source_folder(record) / "config.json")
+        return model_type_in(source_folder(record))
     except OSError as error:
         raise FileNotFoundError(errno.ENOENT, f"no checkpoint yet: {error}", str(record)) from error
+
+
+def model_type_in(folder: Path) -> str:
+    """Return the model_type that the config.json in a folder names; empty where it names none. Raise OSError."""
+    try:
+        content = load_json(folder / "config.json")
     except ValueError:
         return ""
     return str(content.get("model_type", "")) if isinstance(content, dict) else ""

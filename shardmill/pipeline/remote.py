@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -263,7 +263,10 @@ def _write(fs: AbstractFileSystem, path: str, content: Path | bytes) -> None:
 
 
 def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
-    """Several at a time; raises the first error."""
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for done in [pool.submit(work, item) for item in items]:
+    """Do work on several items at a time. Raise the first error, after which no other item is begun."""
+    pool = ThreadPoolExecutor(AT_A_TIME)
+    try:
+        for done in as_completed([pool.submit(work, item) for item in items]):
             done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -20,7 +20,7 @@ from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
-from shardmill.pipeline.fingerprint import code_digest
+from shardmill.pipeline.fingerprint import code_digest, model_type_in
 
 if TYPE_CHECKING:
     from shardmill.models.architecture import Architecture, Model
@@ -54,19 +54,20 @@ def settle(config: Config, name: str, store: Path = STORE) -> Config:
         head = replace(config.head, slices=found["slices"])
         return replace(config, topology=found["topology"], experts=found["experts"], head=head)
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
-        settled, architecture = _settled(config, name)
+        settled, architecture, model_type = _settled(config, name)
     chosen: dict[str, Any] = {"buckets": settled.sizes}
     if config.kind != ENCODER:
         chosen = {"topology": settled.ranges, "experts": settled.experts, "slices": settled.slices}
     with contextlib.suppress(OSError):  # a store that may only be read: worked out again the next time
         write_json(kept, chosen)
-        write_json(_kept(settled, store, SIZES), _sizes(settled, architecture))
+        write_json(_kept(settled, store, SIZES), {"model_type": model_type} | _sizes(settled, architecture))
     return settled
 
 
 def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
     """As much of plan.json as memory follows from, of a config that was settled by config.json; OSError of any other.
 
+    With it comes `model_type`, as config.json has it.
     The weights count as two bytes each, for only their files tell whether they are more.
     """
     found: dict[str, Any] = load_json(_kept(config, store, SIZES))
@@ -94,6 +95,10 @@ def describe(config: Config) -> Model:
     Raises:
         CheckpointError: if it can't be had, or holds what can't be built.
     """
+    return _described(config, _config_folder(config))
+
+
+def _described(config: Config, folder: Path) -> Model:
     from shardmill.models import family
     from shardmill.models.described import described
     from shardmill.models.hf_config import load_hf_config
@@ -101,7 +106,7 @@ def describe(config: Config) -> Model:
     from shardmill.topology import as_configured
 
     with quiet_transformers():
-        found = load_hf_config(_config_folder(config))
+        found = load_hf_config(folder)
         model = described(family(found.model_type, config.kind), found, config.length)
     return as_configured(config, model)
 
@@ -117,12 +122,14 @@ def _config_folder(config: Config) -> Path:
     return download_config(config.source.repo, config.source.revision, HubAccess()).parent
 
 
-def _settled(config: Config, name: str) -> tuple[Config, Architecture]:
+def _settled(config: Config, name: str) -> tuple[Config, Architecture, str]:
+    """Return the settled config, the model's architecture, and the model_type as config.json has it."""
     from shardmill.topology import settled
 
     try:
-        architecture = describe(config).architecture
-        return settled(config, architecture), architecture
+        folder = _config_folder(config)
+        architecture = _described(config, folder).architecture
+        return settled(config, architecture), architecture, model_type_in(folder)
     except ShardmillError as error:
         raise ConfigError(f"{name}: {error}") from error
 

@@ -21,11 +21,12 @@ from shardmill.pipeline.batch import (
     any_of,
     is_batch,
     of,
+    of_jobs,
     parts_of,
     read_batch,
-    tell_refused,
+    tell_jobs,
     together,
-    told_refused,
+    told,
 )
 from shardmill.pipeline.configured import (
     benchmark_text,
@@ -45,12 +46,12 @@ from shardmill.pipeline.configured import (
     split_settings,
     task_files,
 )
-from shardmill.pipeline.fingerprint import model_type, needs_family
+from shardmill.pipeline.fingerprint import model_type, model_type_in, needs_family
 from shardmill.pipeline.lock import hold_lock, join_build
 from shardmill.pipeline.origin import default_config, parsed
 from shardmill.pipeline.room import demand_room, mem_mb, too_large
 from shardmill.pipeline.scheduling import go_on, limit_ane, start_without_delay, use_own_solver
-from shardmill.pipeline.settle import settle
+from shardmill.pipeline.settle import expected, settle
 from shardmill.pipeline.step import receipt_of
 from shardmill.pipeline.storage import checkpoint, folder, new_folder
 from shardmill.pipeline.summary import sum_up
@@ -106,7 +107,7 @@ __all__ = [
     "start_without_delay",
     "sum_up",
     "task_files",
-    "tell_refused",
+    "tell_jobs",
     "together",
     "tools",
     "use_own_solver",
@@ -131,9 +132,11 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
 
 
 def _read_batch(config: Mapping[str, Any], name: str, workflow: Any) -> Batch:
-    """The models of a list, for the process that begins a run or for one of its jobs."""
-    known = {} if workflow.is_main_process else told_refused()
-    return read_batch(config, name, partial(_fitting, workflow=workflow), known)
+    """Return the models of a list that the process that begins a run needs, or one of its jobs."""
+    read = partial(_fitting, workflow=workflow)
+    if workflow.is_main_process:
+        return read_batch(config, name, read)
+    return read_batch(config, name, read, told(), of_jobs(sys.argv))
 
 
 def _demand_one_model(contents: Mapping[str, Any]) -> None:
@@ -181,13 +184,14 @@ def file_problems(config: Config) -> list[str]:
     return problems
 
 
-def tools(workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:
+def tools(batch: Batch, workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:
     """What decides each step's result besides its inputs, see `fingerprint.tools`.
 
     It is given to Snakemake as a parameter, so that a change of the library reruns the step, and by it to the job,
     so that what Snakemake recorded and what the store has are the same. Where the model's family counts, it is a
-    function that raises FileNotFoundError, which Snakemake shows as <TBD>, before there is a checkpoint. Where files
-    lie in a storage, this process never sees one: jobs then add what their family decides.
+    function. Only for a checkpoint on the hub whose config.json nothing was settled by is the family not known before
+    the checkpoint is there: the function then raises FileNotFoundError, which Snakemake records as <TBD>. Where files
+    lie in a storage, this process never sees a checkpoint: jobs then add what their family decides.
     """
 
     @cache
@@ -197,9 +201,21 @@ def tools(workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:
     def of_step(name: str) -> Tools | Callable[[Any], Tools]:
         if storage.is_used(workflow) or not needs_family(fingerprint.modules(STEPS[name])):
             return known(name, "")
-        return lambda wildcards: known(name, model_type(Path("build") / wildcards.model / "source.receipt.json"))
+        return lambda wildcards: known(name, _family(batch.models[wildcards.model]))
 
     return {name: of_step(name) for name in STEPS}
+
+
+def _family(config: Config) -> str:
+    """Return a checkpoint's model_type, the same before it was fetched as afterwards if it can be known before.
+
+    Raise FileNotFoundError where only the checkpoint tells, and it is not there yet.
+    """
+    if config.source.path is not None:
+        return model_type_in(Path(config.source.path))
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not settled by config.json, or damaged
+        return str(expected(config)["model_type"])
+    return model_type(Path("build") / config.model / "source.receipt.json")
 
 
 def gate_receipts(config: Config) -> list[str]:

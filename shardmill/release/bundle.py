@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing, sealed, write_json
@@ -51,9 +52,9 @@ def assemble(build: Path, include: Include, license: License | None = None) -> N
     write_json(build / BUNDLE, sealed(content))
 
 
-def check_build(build: Path) -> None:
+def check_build(build: Path, cache: HashCache | None = None) -> None:
     """Raises ShardmillError, naming the first file that is wrong, unless every file of a build is as it was made."""
-    wrong = audit(build).wrong
+    wrong = audit(build, cache).wrong
     if wrong:
         (name, what), *others = wrong
         more = f" (and {len(others)} more)" if others else ""

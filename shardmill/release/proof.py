@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.attest.statement import read_provenance
+from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.added import CARD_RECORD, is_signature
@@ -49,17 +50,18 @@ class Proof:
     wrong: tuple[Fault, ...]
 
 
-def prove(build: Path, keys: Sequence[PublicKey]) -> Proof:
+def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> Proof:
     """Looks at every file, statement and signature of a build.
 
     Args:
         build: the build's folder.
         keys: public keys of those who are believed; without one, signatures are not checked.
+        cache: of hashes, see `audit`.
 
     Raises:
         ShardmillError: there is no build, or no attestation to start from.
     """
-    found = audit(build)
+    found = audit(build, cache)
     rows = [Row(f"{found.checked} files", f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}", _count(found.wrong))]
     wrong = list(found.wrong)
     claims = [] if wrong else [_statements(build), _verdicts(build)]  # of damaged files they would say nothing

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardmill.checkpoint.cache import HashCache, file_state
 from shardmill.errors import ShardmillError
 from shardmill.files import cache_folder, replacing
 from shardmill.release.bundle import check_build
@@ -40,6 +41,8 @@ def address(text: str) -> Address:
 def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()) -> Path:
     """A published build on this machine, every byte of which is as its records say.
 
+    Files that did not change since they were hashed are not read again.
+
     Args:
         where: its address.
         out: the folder to make; one of shardmill's own, named by repository and commit, for None.
@@ -53,24 +56,25 @@ def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()
 
     if out is not None and out.exists() and any(out.iterdir()):
         raise ShardmillError(f"{out}: is not empty; choose another folder")
-    commit, snapshot, names = download_all(where.repo, where.revision, HubAccess())
+    cache = HashCache(_home() / "hashes.sqlite")
+    commit, snapshot, names = download_all(where.repo, where.revision, HubAccess(), cache)
     target = out or _home() / where.repo.replace("/", "--") / commit
     if out is None and target.exists():
         if keys:
-            _believe(target, keys, where, commit)
+            _believe(target, keys, where, commit, cache)
         else:
-            check_build(target)
+            check_build(target, cache)
         return target
     with replacing(target) as fresh:
         for name in names:
-            _place((snapshot / name).resolve(), fresh / name)
-        _believe(fresh, keys, where, commit)
+            _place((snapshot / name).resolve(), fresh / name, cache)
+        _believe(fresh, keys, where, commit, cache)
     return target
 
 
-def _believe(build: Path, keys: Sequence[PublicKey], where: Address, commit: str) -> None:
+def _believe(build: Path, keys: Sequence[PublicKey], where: Address, commit: str, cache: HashCache) -> None:
     """Raises ShardmillError for the first thing that is wrong with what was fetched."""
-    for name, what in prove(build, keys).wrong[:1]:
+    for name, what in prove(build, keys, cache).wrong[:1]:
         raise ShardmillError(f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher")
 
 
@@ -79,13 +83,16 @@ def located(text: str) -> Path:
     return pull(address(text)) if text.startswith(PREFIX) else Path(text)
 
 
-def _place(blob: Path, path: Path) -> None:
+def _place(blob: Path, path: Path, cache: HashCache) -> None:
     """A link to the bytes in the hub's cache, or a copy where there are no hard links."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    before = file_state(blob)
     try:
         os.link(blob, path)
     except OSError:
         shutil.copyfile(blob, path)
+    else:
+        cache.carry(before, file_state(path))
 
 
 def _home() -> Path:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.fetch import fetch
 from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.errors import CheckpointError
@@ -21,9 +22,15 @@ class Case:
         self.cache_dir = tmp_path / "hub"
         self.hub = hub
 
-    def fetch(self, repo: str = REPO, revision: str | None = COMMIT, token: str | None = None) -> dict:
+    def fetch(
+        self,
+        repo: str = REPO,
+        revision: str | None = COMMIT,
+        token: str | None = None,
+        cache: HashCache | None = None,
+    ) -> dict:
         access = HubAccess(self.hub.endpoint, self.cache_dir, token)
-        return fetch(path=None, repo=repo, revision=revision, dest=self.dest, cache=None, access=access)
+        return fetch(path=None, repo=repo, revision=revision, dest=self.dest, cache=cache, access=access)
 
     def refused(self, repo: str = REPO, revision: str | None = COMMIT, token: str | None = None) -> str:
         with pytest.raises(CheckpointError) as caught:

@@ -18,6 +18,7 @@ from listening import listening
 
 REPO = "acme/tiny"
 COMMIT = "c0ffee" + "0" * 34
+PAUSE = 0.05  # seconds between the pieces of a slow answer
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Hub:
     requests: list[Request] = field(default_factory=list)
     drop_after: dict[str, int] = field(default_factory=dict)  # file -> bytes after which one answer breaks off
     stall_after: dict[str, int] = field(default_factory=dict)  # file -> bytes after which the answer hangs
+    rates: dict[str, float] = field(default_factory=dict)  # file -> bytes a second of each of its answers
     served: dict[str, bytes] = field(default_factory=dict)  # file -> other bytes than the listing promises
     etags: dict[str, str] = field(default_factory=dict)  # file -> the ETag that it is answered with
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)  # file -> what its row of the listing says instead
@@ -173,21 +175,23 @@ class _Handler(BaseHTTPRequestHandler):
             return
         drop, stall = self.hub.drop_after.pop(name, None), self.hub.stall_after.pop(name, None)
         limit = drop or stall
-        self._send(body if limit is None else body[:limit])
+        self._send(body if limit is None else body[:limit], self.hub.rates.get(name))
         if limit is not None:
             self.close_connection = True  # the client was promised more
         if stall is not None:
             self.hub.stalled.set()
             self.hub.released.wait(60)
 
-    def _send(self, body: bytes) -> None:
+    def _send(self, body: bytes, rate: float | None = None) -> None:
+        dripping = self.seen.path == self.hub.dripping
+        size = 1 if dripping else int(rate * PAUSE) if rate else max(1, len(body))
         try:
-            pieces = [body] if self.seen.path != self.hub.dripping else [body[i : i + 1] for i in range(len(body))]
-            for piece in pieces:
+            for start in range(0, len(body), size):
+                piece = memoryview(body)[start : start + size]
                 self.wfile.write(piece)
                 self.wfile.flush()
                 self.seen.sent += len(piece)
-                if len(pieces) > 1 and self.hub.released.wait(0.05):
+                if (dripping or rate) and self.hub.released.wait(PAUSE):
                     break
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client was killed

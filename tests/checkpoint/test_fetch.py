@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
+from shardmill.checkpoint import cache, hashing, hub
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.hub_limits import BoundedFile
 
 from .hub_case import CHUNK, Case
-from .hub_server import COMMIT, REPO, Hub
+from .hub_server import COMMIT, REPO, Hub, git_blob_id
 from .samples import index_of, two_file_checkpoint
 
 
@@ -70,26 +73,140 @@ def test_dropped_connection_resumes(case: Case) -> None:
     assert second.sent == len(case.hub.files[name]) - 3 * CHUNK
 
 
-def test_killed_download_resumes_in_a_new_process(case: Case, tmp_path: Path) -> None:
-    """A process killed in the middle of a file leaves what it had; the next run continues from there."""
+WEIGHTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+SLEEP = time.sleep  # which no retry does here
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files as they are read to be hashed, from now on."""
+    reads: list[str] = []
+    digest = hashing._digest_span
+    monkeypatch.setattr(hashing, "_digest_span", lambda path, span: reads.append(path.name) or digest(path, span))
+    return reads
+
+
+def test_weights_are_hashed_while_they_are_written_and_not_read_again(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the connection broke off, or an earlier run left a part of a file."""
+    case.hub.drop_after[WEIGHTS[0]] = 3 * CHUNK + 5
+    blobs = case.cache_dir / "models--acme--tiny/blobs"
+    blobs.mkdir(parents=True)
+    body = case.hub.files[WEIGHTS[1]]
+    (blobs / f"{sha256(body).hexdigest()}.shardmill.incomplete").write_bytes(body[:10])
+    reads = counted_reads(monkeypatch)
+    record = case.fetch()
+    assert {name: record["files"][name]["sha256"] for name in WEIGHTS} == {
+        name: sha256(case.hub.files[name]).hexdigest() for name in WEIGHTS
+    }
+    assert case.hub.downloads(WEIGHTS[1])[0].range == "bytes=10-"
+    assert not {*reads} & {*WEIGHTS}
+
+
+def test_what_was_hashed_while_it_was_written_is_remembered_once_it_has_settled(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps after the fetch find the hashes of large files, for which it waits, and no others."""
+    for module in (hub, cache):
+        monkeypatch.setattr(module, "RACY_NS", 300_000_000)
+    known = cache.HashCache(tmp_path / "hashes.sqlite")
+    case.fetch(cache=known)
+    reads = counted_reads(monkeypatch)
+    weights = case.dest / WEIGHTS[0]
+    hashing.hash_file(weights, known)
+    assert reads == [WEIGHTS[0]]
+    monkeypatch.setattr(hub, "WORTH_A_WAIT", 1)
+    monkeypatch.setattr(time, "sleep", SLEEP)
+    large = Case(tmp_path / "large", case.hub)
+    large.fetch(cache=known)
+    reads.clear()
+    hashing.hash_files([large.dest / name for name in WEIGHTS], known)
+    assert reads == []
+    with (large.dest / WEIGHTS[0]).open("r+b") as file:
+        file.write(b"x")
+    assert hashing.hash_file(large.dest / WEIGHTS[0], known) != sha256(case.hub.files[WEIGHTS[0]]).hexdigest()
+
+
+def test_files_of_a_checkpoint_come_side_by_side(case: Case) -> None:
+    """A hub may send each of them at a fraction of what the network carries: the second comes while the first waits."""
+    case.hub.stall_after[WEIGHTS[0]] = CHUNK
+    thread = Thread(target=case.fetch, daemon=True)
+    thread.start()
+    _wait_for(case.hub.stalled.is_set)
+    _wait_for(
+        lambda: any(request.sent == len(case.hub.files[WEIGHTS[1]]) for request in case.hub.downloads(WEIGHTS[1]))
+    )
+    assert len(case.hub.downloads(WEIGHTS[0])) == 1
+    case.hub.released.set()
+    thread.join(20)
+    assert {name: (case.dest / name).read_bytes() for name in WEIGHTS} == {
+        name: case.hub.files[name] for name in WEIGHTS
+    }
+
+
+def test_the_first_file_that_can_not_be_had_is_the_error_and_ends_the_others(
+    case: Case,
+) -> None:
+    """At once, however long they would take. What they have is kept, and the next run asks for the rest."""
+    good, bad = WEIGHTS
+    case.hub.served[bad] = bytes(len(case.hub.files[bad]))
+    case.hub.rates[good] = 4 * CHUNK
+    blobs = case.cache_dir / "models--acme--tiny/blobs"
+    blobs.mkdir(parents=True)
+    partial = blobs / f"{sha256(case.hub.files[good]).hexdigest()}.shardmill.incomplete"
+    partial.write_bytes(case.hub.files[good][:CHUNK])
+    message = case.refused()
+    assert message.startswith(f"{bad} arrived damaged")
+    held = partial.stat().st_size
+    assert CHUNK <= held < len(case.hub.files[good]) and partial.read_bytes() == case.hub.files[good][:held]
+    case.hub.served.clear()
+    case.hub.rates.clear()
+    case.fetch()
+    assert case.hub.downloads(good)[-1].range == f"bytes={held}-"
+
+
+def test_bytes_that_were_taken_out_again_leave_no_hash(tmp_path: Path) -> None:
+    """A server that ignores the range of a resumed download sends the whole file."""
+    with BoundedFile(tmp_path / "part", 100, Event()) as file:
+        file.write(b"a" * 10)
+        assert file.sha256() == sha256(b"a" * 10).hexdigest()
+        file.truncate(4)
+        file.seek(4)
+        assert file.sha256() is None
+        file.write(b"b" * 6)
+        assert file.sha256() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_download_resumes_in_a_new_process(case: Case, number: signal.Signals) -> None:
+    """A process that ends in the middle of a file leaves what it had; the next run continues from there.
+
+    Ctrl-C ends it though the hub sends nothing that a stream could stop at.
+    """
     name = "model-00001-of-00002.safetensors"
     case.hub.stall_after[name] = 4 * CHUNK
     script = f"""
 from pathlib import Path
 from huggingface_hub import constants
 constants.DOWNLOAD_CHUNK_SIZE = {CHUNK}
+from shardmill import interrupt
 from shardmill.checkpoint.fetch import fetch
+interrupt.ends_this_process("interrupted")
 fetch(path=None, repo={REPO!r}, revision={COMMIT!r}, dest=Path({str(case.dest)!r}), cache=None)
 """
     env = os.environ | {"HF_ENDPOINT": case.hub.endpoint, "HF_HUB_CACHE": str(case.cache_dir)}
     process = subprocess.Popen([sys.executable, "-c", script], env=env, stderr=subprocess.DEVNULL)
     try:
         _wait_for(lambda: case.hub.stalled.is_set() or process.poll() is not None)
-        partial = next((case.cache_dir / "models--acme--tiny" / "blobs").glob("*.shardmill.incomplete"))
+        blobs = case.cache_dir / "models--acme--tiny" / "blobs"
+        partial = blobs / f"{sha256(case.hub.files[name]).hexdigest()}.shardmill.incomplete"
         _wait_for(lambda: partial.stat().st_size == 4 * CHUNK)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(number)
+        code = process.wait(20)
+    assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[number]
     assert not case.dest.exists()
     case.fetch()
     _, resumed = case.hub.downloads(name)
@@ -113,7 +230,9 @@ def test_damaged_file_is_named_removed_and_fetched_anew(case: Case, name: str) -
     message = case.refused()
     assert name in message
     assert "arrived damaged" in message
-    assert not list(case.cache_dir.glob(f"**/{name}")) and not list(case.cache_dir.glob("**/*.incomplete"))
+    assert not list(case.cache_dir.glob(f"**/{name}"))
+    ids = (sha256(right).hexdigest(), git_blob_id(right))
+    assert not [path.name for path in case.cache_dir.glob("*/blobs/*") if path.name.startswith(ids)]
     case.hub.served.clear()
     case.fetch()
     assert (case.dest / name).read_bytes() == right

@@ -40,3 +40,4 @@ def test_a_build_through_slurm_has_the_bytes_of_one_without(
     jobs = cluster.jobs()[before:]
     assert {job.state for job in jobs} == {"COMPLETED"} and {job.node for job in jobs} == set(NODES)
     assert len(jobs) == {"tiny": 7, "demo": 13}[compared_model]  # of 16 steps, and of 42
+    assert "Nothing to be done" in there.run(*TARGETS).stdout

@@ -98,15 +98,50 @@ def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypa
 
     assert read(main=False).refused.keys() == {"bad.yaml"}  # nobody has told it
     begun = read(main=True)
-    assert not Path("build/.refused.json").exists()  # a dry run tells the jobs of another run nothing
-    snakefile.tell_refused(begun)
+    assert not Path("build/.batch.json").exists()  # a dry run tells the jobs of another run nothing
+    snakefile.tell_jobs(begun)
     settled: list[str] = []
     settle = snakefile._settled
     monkeypatch.setattr(snakefile, "_settled", lambda given, name: settled.append(name) or settle(given, name))
-    assert read(main=False) == begun and begun.refused.keys() == {"bad.yaml"}
+    known = read(main=False)
+    assert (known.models, known.refused) == (begun.models, begun.refused) and begun.refused.keys() == {"bad.yaml"}
     assert settled == ["good.yaml"]
-    Path("build/.refused.json").write_text("[")
+    Path("build/.batch.json").write_text("[")
     assert read(main=False) == begun and settled == ["good.yaml", "bad.yaml", "good.yaml"]
+
+
+def test_a_job_reads_the_config_of_its_own_model_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of N models has jobs in proportion to N, and each starts a Snakemake or three."""
+    write("a.yaml", model="a")
+    write("b.yaml", model="b", topology=[[0, 4]])
+    write("c.yaml", model="c", topology=[[0, 9]])
+    for name, result in (("file_problems", []), ("too_large", None)):
+        monkeypatch.setattr(snakefile, name, lambda *_, result=result: result)
+    began, a_job = (SimpleNamespace(configfiles=[], is_main_process=main) for main in (True, False))
+    content = {"batch": ["*.yaml"]}
+    begun = snakefile.checked(content, began)
+    snakefile.tell_jobs(begun)
+    settled: list[str] = []
+    settle = snakefile._settled
+    monkeypatch.setattr(snakefile, "_settled", lambda given, name: settled.append(name) or settle(given, name))
+
+    def read(*jobs: str) -> Batch:
+        settled.clear()
+        monkeypatch.setattr("sys.argv", ["snakemake", "--target-jobs", *jobs, "--allowed-rules", "split"])
+        return snakefile.checked(content, a_job)
+
+    own = read("split_1:model=b")
+    assert (settled, own.models) == (["b.yaml"], {"b": begun.models["b"]})
+    assert [(one.rule, one.models) for one in batch.alike(own, "split")] == [("split_1", ("b",))]
+    assert [one.rule for one in batch.alike(begun, "split")] == ["split", "split_1"]
+    assert read("convert:part=head_0,model=a").models.keys() == {"a"}
+    assert read("residency:model=a,part=head_0", "parity:model=b,part=head_0").models.keys() == {"a", "b"}
+    assert read("refused:config=c.yaml").refusals.keys() == {"c.yaml"} and settled == []
+    write("b.yaml", model="b", contxt=1)
+    with pytest.raises(SystemExit, match=r"b\.yaml: contxt: unknown key"):
+        read("split_1:model=b")
+    Path("build/.batch.json").unlink()
+    assert read("convert:part=head_0,model=a").models.keys() == {"a"} and len(settled) == 3
 
 
 def test_a_refused_config_may_have_a_path_longer_than_a_name(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,28 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(
     else:
         fs.pipe_file(f"{root}/v1/files/{DATA}", content)
     refused_and_healed(shared, tmp_path, caplog, entry(mine).name, "data.bin is " + ("gone" if content is None else ""))
+
+
+def test_after_a_file_that_is_gone_the_rest_is_not_fetched(
+    folder: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry may have hundreds of files, and gigabytes."""
+    fs = fsspec.filesystem("file")
+    fetched: list[str] = []
+
+    def get(self: object, source: str, target: str, **_: object) -> None:
+        fetched.append(source)
+        if source.endswith("0" * 64):
+            raise FileNotFoundError(source)
+        time.sleep(0.02)
+        Path(target).write_bytes(b"")
+
+    monkeypatch.setattr(type(fs), "get_file", get)
+    monkeypatch.setattr(remote, "hash_file", lambda path: f"{int(path.name):064}")
+    files = {f"folder.mlpackage/{i}": f"{i:064}" for i in range(100)}
+    with pytest.raises(remote.Refused, match="0 is gone"):
+        remote.bring(folder, files, {"folder": tmp_path / "folder.mlpackage"}, tmp_path)
+    assert len(fetched) < 50
 
 
 def test_a_refused_entry_leaves_nothing_behind(folder: Remote, tmp_path: Path) -> None:

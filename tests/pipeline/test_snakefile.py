@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import tiny
 from snakemake.iocontainers import Wildcards
 
 from shardmill import config
+from shardmill.checkpoint import hub
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import fingerprint, snakefile
 from shardmill.pipeline.batch import Batch
+from shardmill.pipeline.settle import settle
 from shardmill.pipeline.table import STEPS
 
 from .workflows import IN_BUILD
@@ -180,9 +183,30 @@ def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
     assert len(receipts) == len(set(receipts)) == 4 + 2 * 5 + 11
 
 
+def watched_split(parsed: config.Config) -> Any:
+    """What Snakemake records of what decides the plan, by job."""
+    known = snakefile.tools(Batch({"tiny": parsed}), IN_BUILD)["split"]
+    assert callable(known)
+    return known(job())
+
+
+def test_what_is_recorded_before_there_is_a_checkpoint_holds_afterwards(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the jobs of a finished build would be submitted once more."""
+    hub_s = {"source": {"repo": "a/b", "revision": "0" * 40}, "topology": "auto"}
+    monkeypatch.setattr(hub, "download_config", lambda *_: Path("checkpoint/config.json"))
+    configs = [settle(config.parse(settings | own), "a.yaml") for own in ({}, hub_s)]
+    before = [watched_split(one) for one in configs]
+    assert before == 2 * [fingerprint.tools(STEPS["split"], "phi3")]
+    shutil.copytree("checkpoint", "build/tiny/source")
+    assert [watched_split(one) for one in configs] == before
+
+
 def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: dict[str, Any]) -> None:
-    """Before there is a checkpoint, Snakemake is told so by an error that names an input of the job."""
-    watched = snakefile.tools(IN_BUILD)
+    """Before it is, Snakemake is told so by an error that names an input of the job."""
+    named = config.parse(settings | {"source": {"repo": "a/b", "revision": "0" * 40}})
+    watched = snakefile.tools(Batch({"tiny": named}), IN_BUILD)
     assert set(watched) == set(STEPS)
     assert {name for name, known in watched.items() if callable(known)} == {"split"}
     known = watched["split"]

@@ -312,7 +312,7 @@ def test_a_new_row_is_waited_for_listed_drawn_and_given_memory(
     assert "build/{model}/listen/head_0.json" in snakefile.verdicts(settings)
     assert "build/{model}/listen/head_0.receipt.json" in snakefile.all_receipts(settings)
     assert "listen/{part}.receipt.json" in dag.waits(STEPS, "manifest")
-    assert set(snakefile.tools(IN_BUILD)) == set(STEPS)
+    assert set(snakefile.tools(Batch({}), IN_BUILD)) == set(STEPS)
     drawn = dag.drawn(STEPS, settings)
     assert {("compile", "listen"), ("listen", "model.json")} <= set(edges(drawn))
     assert len(set(places(drawn).values())) == len(drawn)

@@ -17,17 +17,17 @@ import pytest
 from huggingface_hub import ModelCard
 from pipeline import made
 
-from shardmill.checkpoint import hub_listing
+from shardmill.checkpoint import hashing, hub_listing
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.release.leaks import check_leaks
 from shardmill.release.license import License, check_license
 from shardmill.release.model_signature import signed_files
 from shardmill.release.publish import Wish, prepare, upload
-from shardmill.release.pull import Address, address, pull
+from shardmill.release.pull import Address, address, located, pull
 
 from .signed import Keys, model_signing, run
-from .store_hub import StoreHub, running
+from .store_hub import LFS, StoreHub, running
 
 REPO = "acme/tiny-ane"
 WISH = Wish(REPO, license="apache-2.0")
@@ -96,16 +96,45 @@ def test_nothing_published_names_the_machine(build: Path, hub: StoreHub) -> None
             assert word.encode() not in content, (name, word)
 
 
-@pytest.mark.parametrize("told", ["{cwd}/checkpoint", "{home}", "by {host}", "{build}"])
+TOLD = (
+    "{cwd}/checkpoint",
+    "{home}",
+    "by {host}",
+    "{build}",
+    "https://{host}/a",
+    "/data/anna/checkpoint",
+    "anna@cluster",
+    "C:\\\\Users\\\\anna",
+)
+
+
+@pytest.mark.parametrize("told", TOLD)
 def test_what_would_name_the_machine_is_refused(build: Path, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "mac-of-anna")
     monkeypatch.setattr(getpass, "getuser", lambda: "anna")
     text = told.format(cwd=Path.cwd(), home=Path.home(), host="mac-of-anna", build=build)
     (build / "parity/head_0.json").write_text(text)
-    with pytest.raises(ShardmillError, match=r"parity/head_0\.json: names "):
+    with pytest.raises(
+        ShardmillError, match=r"parity/head_0\.json: names .*; give the config a path or a text without it"
+    ):
         check_leaks(build, ["model.json", "parity/head_0.json"])
-    (build / "parity/head_0.json").write_text(f"{Path.cwd()}-elsewhere annabel mac-of-anna-2 of-anna.example")
+    harmless = (
+        "/annabel mac-of-anna-2 of-anna.example anna/tiny https://huggingface.co/anna/tiny pkg:huggingface/anna/a@1"
+    )
+    (build / "parity/head_0.json").write_text(f"{Path.cwd()}-elsewhere {harmless}")
     check_leaks(build, ["model.json", "parity/head_0.json"])
+
+
+@pytest.mark.parametrize(("host", "account"), [("model", "coreml"), ("head", "license"), ("packages", "tiny")])
+def test_names_that_are_words_of_every_build_are_no_leak(
+    build: Path, hub: StoreHub, host: str, account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    monkeypatch.setattr(getpass, "getuser", lambda: account)
+    publish(build)
+    (build / "parity/head_0.json").write_text(f"by me@{host}")
+    with pytest.raises(ShardmillError, match="names this machine"):
+        check_leaks(build, ["parity/head_0.json"])
 
 
 def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: StoreHub, keys: Keys) -> None:
@@ -353,6 +382,25 @@ def test_every_command_takes_the_address_of_a_published_build(build: Path, hub: 
     assert code == 0 and (Path(text.strip()) / "model.json").is_file()
     code, text = run("audit-range", "hf:acme/nowhere", "--prompts", build / "model.json")
     assert code == 1 and "acme/nowhere: no such model" in text
+
+
+def test_a_second_command_reads_no_file_of_a_published_build_again_but_what_has_changed(
+    build: Path, hub: StoreHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of 70 GB would read 70 GB before it loads them, at every start."""
+    monkeypatch.setattr("shardmill.checkpoint.cache.RACY_NS", 0)  # as if it had been pulled a while ago
+    publish(build)
+    target = located(f"hf:{REPO}")
+    located(f"hf:{REPO}")
+    reads: list[str] = []
+    digest = hashing._digest_span
+    monkeypatch.setattr(hashing, "_digest_span", lambda path, span: reads.append(str(path)) or digest(path, span))
+    assert located(f"hf:{REPO}") == target
+    assert [path for path in reads if path.endswith(LFS)] == []
+    weights = next(target.rglob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[::-1])
+    with pytest.raises(ShardmillError, match=weights.name):
+        located(f"hf:{REPO}")
 
 
 def test_a_folder_that_is_in_use_is_left_alone(build: Path, hub: StoreHub, tmp_path: Path) -> None:
