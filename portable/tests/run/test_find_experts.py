@@ -142,7 +142,7 @@ def test_stored_matrices_are_cut_apart_like_others(count: int, monkeypatch: pyte
 def test_int8_matrices_are_multiplied_as_they_are_stored(
     tokens: int, is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against their expansion in float64; 80 tokens are more than a product of one matrix takes in fixed point."""
+    """Against their expansion in float64."""
     monkeypatch.setattr(products, "int8_products_are_fast", lambda: is_fast)
     generator, known = torch.Generator().manual_seed(tokens), constants(SHARED)
     executable = loaded(text(SHARED), known)
