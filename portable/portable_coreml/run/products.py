@@ -77,7 +77,12 @@ class Digits:
 def takes_digits(matrix: StoredMatrix | Tensor) -> bool:
     """Whether a matrix can be multiplied with digits here."""
     stored = isinstance(matrix, StoredMatrix) and matrix.values.dtype == torch.int8 and not matrix.half
-    return stored and int8_products_are_fast() and int8_products_are_exact()
+    return stored and multiplies_in_fixed_point()
+
+
+def multiplies_in_fixed_point() -> bool:
+    """Return whether this processor's int8 products are fast and exact."""
+    return int8_products_are_fast() and int8_products_are_exact()
 
 
 def to_digits(x: Tensor) -> Digits | None:
