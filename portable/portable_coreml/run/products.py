@@ -24,7 +24,7 @@ from portable_coreml.run.lowered import Arg, Const
 from portable_coreml.run.ops import KERNELS, Kernel
 from portable_coreml.run.stored import StoredMatrix
 
-BLOCK = 3 << 17  # elements expanded at a time by each thread: they stay in its core's cache
+BLOCK = 3 << 17  # elements expanded at a time: they stay in a core's cache
 _MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
 TILE = 128  # columns multiplied at a time: the int32 sums of more would take much memory and leave the cache
 _SLOW_STRIDE = 2048  # bytes: rows so far apart, or a multiple of it, share a few sets of the cache if read across
@@ -131,9 +131,13 @@ def int8_products_are_exact() -> bool:
 
 
 def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
-    """The product in float32, a block of rows at a time."""
+    """Return the product in float32, made a block of rows at a time.
+
+    The threads share each block: BLAS adds up the last rows of a block in other ways, so if blocks were larger for
+    more threads, the bits of a result would depend on how many there are.
+    """
     values, scale = matrix.values, matrix.scale
-    count = max(1, BLOCK * torch.get_num_threads() // len(x))
+    count = max(1, BLOCK // len(x))
     scratch = torch.empty_like(values[:count], dtype=torch.float32)
     halves = torch.empty_like(scratch, dtype=torch.float16)
     tokens = (by_fours(x.t()) if steady or x.shape[1] > 1 else x.t()).contiguous()  # [n, in]

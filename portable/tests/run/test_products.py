@@ -138,6 +138,24 @@ def test_zeros_and_the_ends_of_float32() -> None:
     assert float((least.double() - exact(m, x[:, 1:2] * 2.0**-140)).abs().max()) < 2.0**-100
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=["int8 in fp16 mode", "fp16"])
+def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype, columns: int) -> None:
+    """A server chooses it by a stop-watch, and the same seed shall give the same tokens."""
+    generator = torch.Generator().manual_seed(6)
+    values = torch.randint(-128, 128, (5000, 2100), dtype=torch.int8, generator=generator).to(dtype)
+    scale = torch.rand(5000, 1, generator=generator).half().float() if dtype == torch.int8 else None
+    m, x = StoredMatrix(values, scale, half=True), torch.randn(2100, columns, generator=generator)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(products.product(m, x, steady=False))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 def test_many_columns_are_multiplied_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill pass has hundreds, a picture's convolution thousands: their integers shall not all be in memory."""
     if not products.takes_digits(matrix()):
