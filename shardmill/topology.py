@@ -144,7 +144,7 @@ def misfits(config: Config, a: Architecture) -> list[str]:
     ranges, count, width = config.topology, config.head.slices, a.graph.head_dim
     if ranges != "auto" and ranges[-1][1] != a.layers:
         return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
-    if width % STATE_WIDTH_MULTIPLE and any(kind.mixer == "attention" for kind in a.kinds):
+    if width % STATE_WIDTH_MULTIPLE and any(kind.mixer != "conv" for kind in a.kinds):
         return [
             f"head_dim {width}: a key/value state whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the "
             "Neural Engine (rule S8); this model can't be built"

@@ -113,9 +113,11 @@ def test_what_the_model_contradicts_is_named(change: dict[str, Any], asked: dict
 
 
 def test_a_state_that_the_neural_engine_does_not_take_is_refused() -> None:
-    """A model without attention has no such state."""
+    """A model without attention has no such state; ZAYA's convolved attention has one."""
     narrow = replace(PHI, graph=replace(PHI.graph, head_dim=48, conv_taps=3))
-    assert refusal(narrow).startswith("head_dim 48: a key/value state whose width is no multiple of 32")
+    for kinds in (narrow.kinds, (Kind(mixer="cca"),) * 4):
+        line = refusal(replace(narrow, kinds=kinds))
+        assert line.startswith("head_dim 48: a key/value state whose width is no multiple of 32")
     topology.settled(settings(), replace(narrow, kinds=(Kind(mixer="conv"),) * 4))
 
 

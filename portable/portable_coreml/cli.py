@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import sys
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -96,7 +97,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 def _compile(options: argparse.Namespace) -> int:
     if options.bundle.exists():
         raise PortableError(f"{options.bundle}: exists already; remove it, or name another place")
-    compile_model(options.package, options.bundle)
+    options.bundle.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.bundle.parent, prefix=f".{options.bundle.name}.") as folder:
+        compile_model(options.package, Path(folder) / "bundle").rename(options.bundle)  # whole, or not there
     return 0
 
 

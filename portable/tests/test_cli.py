@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from portable_coreml import cli
 from portable_coreml.cli import main
+from portable_coreml.files.bundle import is_bundle
 from portable_coreml.judge.residency_diff import read_report
 
 from tests.conftest import step_inputs
@@ -48,6 +50,27 @@ def test_fp16_is_rounded(attention_package: Path, tmp_path: Path, capsys: pytest
         arguments = ["run", str(attention_package), str(tmp_path / "in.npz"), "--precision", precision]
         assert main(arguments) == 0
         assert capsys.readouterr().out == f"hidden: {dtype} [1, 32, 2, 1]\n"
+
+
+def test_a_compilation_that_is_cut_short_leaves_nothing(
+    attention_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is not told that the bundle exists already."""
+    written, compile_model = list[Path](), cli.compile_model
+
+    def cut_short(source: Path, destination: Path) -> Path:
+        written.append(compile_model(source, destination))
+        raise KeyboardInterrupt
+
+    arguments = ["compile", str(attention_package), str(tmp_path / "new" / "m.mlmodelc")]
+    monkeypatch.setattr(cli, "compile_model", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert written and list((tmp_path / "new").iterdir()) == []
+    monkeypatch.setattr(cli, "compile_model", compile_model)
+    assert main(arguments) == 0
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["m.mlmodelc"]
+    assert is_bundle(tmp_path / "new" / "m.mlmodelc")
 
 
 REFUSED = {

@@ -1,7 +1,7 @@
 """Canonical packages: the same program gives the same bytes in every process, on every machine.
 
 coremltools writes a conversion date, random identifiers into the manifest, and protobuf maps in the order of a hash
-seed. Here the date goes, the identifiers are derived from the content, and maps are sorted.
+seed. Here the date goes, the identifiers are derived from the files' paths in the package, and maps are sorted.
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ class PartWeights(Mapping[str, Tensor]):
             self.tensors[tensor.path].append(tensor)
 
     def __getitem__(self, path: str) -> Tensor:
-        """Raises CheckpointError for a weight that fp16, the dtype of every program, can't hold."""
+        """Return a constant. Raises CheckpointError for a weight that fp16, the dtype of every program, can't hold."""
         blocks = [block(tensor, self.source).float() for tensor in self.tensors[path]]
         for tensor, values in zip(self.tensors[path], blocks, strict=True):
-            if float(values.abs().max()) > FP16_MAX:
+            if not float(values.abs().max()) <= FP16_MAX:  # nor is NaN
                 raise CheckpointError(f"{tensor.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
         return assembled(blocks, self.shapes[path])
 

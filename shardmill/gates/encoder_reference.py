@@ -5,7 +5,8 @@ As in gates/reference.py nothing here knows a family, weights come from a callab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ CLASSES = {
     CLASSIFY: "AutoModelForSequenceClassification",
     EMBED: "AutoModel",
 }
+BATCH = 256  # tokens that go through a layer at once: more would take memory, and gain little
 SHORT = 16  # tokens of a text that is classified as a whole: so that the reference has several of them
 
 
@@ -66,7 +68,7 @@ class EncoderReference:
             return self._forward(torch.split(places, [len(text) for text in texts]), weights)
 
     def _forward(self, texts: Sequence[Tensor], weights: Weights) -> list[Tensor]:
-        """One pass for each text; a layer's weights are read for each of them anew."""
+        """Return what comes out for each text. A layer's weights are read anew for each batch of texts."""
         hooks = []
         for index, layer in enumerate(self.layers):
 
@@ -79,7 +81,7 @@ class EncoderReference:
 
             hooks += [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
         try:
-            found = [self._output(self.model(input_ids=text[None])) for text in texts]
+            found = [out for batch in _batches(texts) for out in self._outputs(self.model(input_ids=batch))]
         finally:
             for hook in hooks:
                 hook.remove()
@@ -95,10 +97,16 @@ class EncoderReference:
                     value = loaded(f"{name}.{key}" if name else key, self.origins, weights)
                     setattr(module, key, nn.Parameter(value, requires_grad=False))
 
-    def _output(self, result: Any) -> Tensor:
-        """[n, labels or d], or [1, labels]."""
-        out: Tensor = result.logits if "logits" in result else result.last_hidden_state[0]
-        return out.reshape(-1, out.shape[-1])
+    def _outputs(self, result: Any) -> Iterator[Tensor]:
+        """Yield for each text of a batch [n, labels or d], or [1, labels]."""
+        out: Tensor = result.logits if "logits" in result else result.last_hidden_state
+        yield from (each.reshape(-1, each.shape[-1]) for each in out)
+
+
+def _batches(texts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield texts [texts, n]: neighbours of equal length, of BATCH tokens at most or one by itself."""
+    for length, alike in groupby(texts, len):
+        yield from torch.stack(list(alike)).split(max(1, BATCH // length))
 
 
 def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:

@@ -16,11 +16,13 @@ from portable_coreml.files.model import pick_function
 from portable_coreml.program import Op
 from torch import Tensor
 
+from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement
 from shardmill.runtime.functions import located
 
 # Scores that are closer than this share of the largest are as good as equal to an engine that rounds so.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}
+LEAST = 32  # tokens that a program is judged by
 FEW = 0.01  # of all choices: of a sound router no more are close calls in fp32
 
 
@@ -103,17 +105,26 @@ class Compared:
         return self.close & ~self.same
 
     def decided(self, wrong: Tensor) -> int:
-        """How many tokens come before the first with a call that fell otherwise.
+        """Return how many tokens come before the first with a call that fell otherwise.
 
-        From there on the two models run on different values, and neither is wrong. All tokens where many calls are
-        close, or where none comes before.
+        From there on the two models run on different values, and neither is wrong. All tokens if many calls are close,
+        or if none comes before.
 
         Args:
             wrong: whether what comes out for a token differs, [n]. An expert on the edge fell otherwise only then.
+
+        Raises:
+            GateError: if some come before, but too few to judge a program by.
         """
         tokens = torch.nonzero(self.fell.any(dim=0) | (self.edge.any(dim=0) & wrong))
         few = float(self.close.float().mean()) <= FEW
-        return int(tokens[0]) or len(wrong) if len(tokens) and few else len(wrong)
+        count = int(tokens[0]) or len(wrong) if len(tokens) and few else len(wrong)
+        if count < min(LEAST, len(wrong)):
+            raise GateError(
+                f"a close call of experts fell otherwise at token {count}: of {len(wrong)} tokens only those before it "
+                f"can be compared, and fewer than {LEAST} say too little; name another text in `parity.text`"
+            )
+        return count
 
     def before(self, count: int) -> Compared:
         """The choices of the first tokens, so many."""

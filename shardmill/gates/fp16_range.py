@@ -7,6 +7,7 @@ have, too. The values with which the host hides slots (the attention mask) are n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -71,15 +72,19 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
         steps = cut(len(tokens) - len(tokens) % width, [width])
     functions = [_function(program, width) for program in programs]
     audits = [RangeAudit(function, MASKS) for function in functions]
+    starts = []
     for program, seen in zip(programs, audits, strict=True):
         program.around = partial(trace, seen)
-    starts = []
-    for step in steps:
-        starts.append(step.tokens[0])
-        shared = engine.host.arrays(step.positions, step.positions)
-        for seen in audits:
-            seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS if name in shared})
-        engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)
+    try:
+        for step in steps:
+            starts.append(step.tokens[0])
+            shared = engine.host.arrays(step.positions, step.positions)
+            for seen in audits:
+                seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS if name in shared})
+            engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)
+    finally:
+        for program in programs:
+            program.around = nullcontext
     found: list[Row] = []
     for program, function, seen in zip(programs, functions, audits, strict=True):
         layers = layer_of(function)

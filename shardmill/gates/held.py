@@ -6,6 +6,7 @@ A tensor is in memory only while it is used, so a part of any size takes the mem
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,14 @@ class HeldWeights(ABC):
             prefix: begins the checkpoint's names where transformers' begin with "model.".
         """
         self.part, self.name, self.prefix = part, name, prefix
+        self._by_tensor: dict[str, list[Constant]] = {}  # by the tensor that they are made from
+        self._divisors: dict[tuple[str, int | None], Constant] = {}  # by the matrix whose magnitude they hold
+        self._blocks = Counter(tensor.path for tensor in part.tensors)  # of each constant, how many
+        for tensor in part.tensors:
+            if tensor.source.magnitude == "only":
+                self._divisors.setdefault((tensor.source.tensor, tensor.source.index), tensor)
+            else:
+                self._by_tensor.setdefault(tensor.source.tensor, []).append(tensor)
         self.last: tuple[str, Tensor] | None = None  # experts that share a constant ask for it one after the other
         self.kept: tuple[str, Stored] | None = None
 
@@ -58,7 +67,7 @@ class HeldWeights(ABC):
     def made_of(self, name: str) -> list[Constant]:
         """The blocks that are made of a checkpoint's tensor, by transformers' name of it."""
         tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
-        return [held for held in self.part.tensors if held.source.tensor == tensor and held.source.magnitude != "only"]
+        return self._by_tensor.get(tensor, [])
 
     def fill(self, found: Tensor, name: str) -> None:
         """Writes what is held of a checkpoint's tensor to its place there: maybe only some experts."""
@@ -113,7 +122,7 @@ class HeldWeights(ABC):
             return self.kept[1]
         self.kept = None  # one at a time
         found = self.stored(path)
-        if sum(tensor.path == path for tensor in self.part.tensors) > 1:
+        if self._blocks[path] > 1:
             self.kept = path, found
         return found
 
@@ -121,13 +130,7 @@ class HeldWeights(ABC):
         """What a block was divided by, which another constant holds."""
         if not tensor.source.magnitude:
             return 1.0
-        same = (tensor.source.tensor, tensor.source.index)
-        held = next(
-            one
-            for one in self.part.tensors
-            if one.source.magnitude == "only" and (one.source.tensor, one.source.index) == same
-        )
-        return float(self.block(held)[0])
+        return float(self.block(self._divisors[tensor.source.tensor, tensor.source.index])[0])
 
     def values(self, path: str) -> Tensor:
         """A constant in fp32."""

@@ -75,7 +75,7 @@ class Reference:
         self.carry, self.origins = carry, origins(self.model, read_tensors(source))
         for module in self.model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
-                module.forward = _at_length(module.forward, context)
+                module.forward = at_length(module.forward, context)
 
     @property
     def final_norm(self) -> str:
@@ -274,11 +274,17 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def _at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
-    """A rotary module's forward as it is for a sequence of `context` tokens, of which a test may feed fewer."""
+def at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
+    """Return a rotary module's forward as it is for a sequence of `context` tokens, if fewer are fed too.
+
+    The last position of the sequence is added to the positions fed, since only the largest of them decides
+    transformers' factors (dynamic_rope_update, longrope_frequency_update). Tables of the whole context would take most
+    of a layer's time if that is long.
+    """
 
     def longer(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        tables = forward(x, torch.arange(context)[None], *args, **kwargs)
-        return tuple(table[:, position_ids[0]] for table in tables)
+        last = torch.tensor([[context - 1]], dtype=position_ids.dtype)
+        tables = forward(x, torch.cat([position_ids[:1], last], dim=1), *args, **kwargs)
+        return tuple(table[:, :-1] for table in tables)
 
     return longer

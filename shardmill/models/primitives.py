@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shardmill.errors import CheckpointError
+
 # Below this magnitude RMSNorm divides by the constant instead of the largest element, so that a token of zeros is safe.
 NORM_FLOOR = 2.0**-4
 GELU_RANGE = 10.0
@@ -23,6 +25,7 @@ ERF_LOGIT = (1.595769, 1.816705, -0.04123294, -1.727702, 3.106274, -2.615562, 0.
 # How far RMSNorm's root of epsilon may be off in fp16. That of 1e-5 is off by 3e-5 and shows nowhere; that of 1e-6 is
 # off by 4e-4, which made the logits of Gemma 3 270M's first token wrong by 1e-4: it has branches as small as epsilon.
 EPS_TOLERANCE = 1e-4
+FACTOR_TOLERANCE = 1e-3  # how far a product of two fp16 numbers may be off
 
 
 class RMSNorm(nn.Module):
@@ -124,15 +127,20 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def fp16_factors(value: float, tolerance: float = 0.0) -> tuple[float, ...]:
-    """`value` alone if fp16 holds it to within a relative tolerance; else two numbers that fp16 holds exactly.
+    """Return `value` alone if fp16 holds it to within a relative tolerance, else two numbers that fp16 holds exactly.
 
-    The product of the two is `value` to a few parts in 10^6.
+    The product of the two is `value` to a few parts in 10^6, and for values under 10^-7 to one in a thousand.
+
+    Raises:
+        CheckpointError: for a value so small or so large that no such product comes near it.
     """
     if abs(float(np.float16(value)) - value) <= tolerance * value:
         return (value,)
     first = 1 + np.arange(1024) / 1024  # every fp16 number in [1, 2)
     second = (value / first).astype(np.float16).astype(np.float64)
     best = int(np.argmin(np.abs(first * second - value)))
+    if not abs(first[best] * second[best] - value) <= FACTOR_TOLERANCE * abs(value):
+        raise CheckpointError(f"a factor of {value:g}: no product of two fp16 numbers comes near it")
     return float(first[best]), float(second[best])
 
 

@@ -121,6 +121,8 @@ def test_weights_that_fp16_cannot_hold_are_refused_by_name(
     part = rewritten(head_part(checkpoint, 0, 32), checkpoint, tmp_path / "source", "F32", value)
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight\[0:32\]: .* 65504"):
         convert_stamped(part, tmp_path / "source", quantization, tmp_path / "p.mlpackage", cache)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight\[0:32\]: .* 65504"):
+        weights.PartWeights(part, tmp_path / "source")["lm_head.weight"]  # as plain conversion reads it
 
 
 def test_a_checkpoint_cut_short_is_refused(checkpoint: Path, cache: Path, tmp_path: Path) -> None:

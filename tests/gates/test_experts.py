@@ -11,6 +11,7 @@ import tiny
 import torch
 from models import tiny_families
 
+from shardmill.errors import GateError
 from shardmill.gates import experts, measurement, thresholds
 from shardmill.gates.experts import Choices
 
@@ -118,6 +119,19 @@ def test_an_expert_on_the_edge_of_sharing_a_softmax_may_end_the_comparison() -> 
     wrong[50:] = True  # what was wrong before it is no excuse
     assert found.decided(wrong) == 120
     assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(wrong) == 200
+
+
+@pytest.mark.parametrize(("at", "tokens"), [(1, 200), (31, 200), (10, 16)])
+def test_a_close_call_that_leaves_few_tokens_is_refused(at: int, tokens: int) -> None:
+    """A program that is right for one token is not known to be right."""
+    scores = torch.tensor([9.0, 1.0, 0.0]).repeat(8, tokens, 1)
+    scores[0, at] = torch.tensor([1.0, 1.0, 0.0])
+    chosen = torch.tensor([1.0, 0.0, 0.0]).repeat(8, tokens, 1)
+    truths = [torch.zeros(tokens, 1, dtype=torch.long) for _ in range(8)]
+    truths[0][at] = 1
+    found = experts.compared(Choices(chosen, scores), truths, "fp32")
+    with pytest.raises(GateError, match=rf"at token {at}: of {tokens} tokens .* fewer than 32 .* another text"):
+        found.decided(torch.zeros(tokens, dtype=torch.bool))
 
 
 def test_something_is_always_compared() -> None:

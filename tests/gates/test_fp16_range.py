@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def engine(built: tiny.Build) -> Engine:
         pytest.skip("looks inside the portable engine, which does not run on a Mac")
     with machine.load_programs_as("fp16"):
         return Engine(in_place(built.plan, built.packages, built.table), Path("/"))
+
+
+def test_the_engine_is_not_watched_afterwards(engine: Engine, built: tiny.Build) -> None:
+    """Watched passes are interpreted, which is slow; a pass that fails leaves nobody watching either."""
+    audit(engine, built.text[:4])
+    assert [program.around for program in engine.programs] == [nullcontext] * len(engine.programs)
+    with pytest.raises(IndexError):
+        audit(engine, [10**6] * 4)
+    assert [program.around for program in engine.programs] == [nullcontext] * len(engine.programs)
 
 
 def test_a_sound_model_stays_in_fp16(engine: Engine, built: tiny.Build) -> None:

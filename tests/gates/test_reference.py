@@ -9,9 +9,10 @@ import pytest
 import tiny
 import torch
 from convert.small import write_family
+from models.tiny_families import tiny_model
 from torch import Tensor
 
-from shardmill.gates.reference import HEAD_ROWS, Reference, Weights, checkpoint_weights
+from shardmill.gates.reference import HEAD_ROWS, Reference, Weights, at_length, checkpoint_weights
 
 from . import judged
 
@@ -151,6 +152,24 @@ def test_the_context_decides_the_factors_however_little_is_fed(built: tiny.Build
     assert not torch.allclose(short[-1], whole[-1, :8], rtol=1e-3)
     alone = run(Reference(long.source, tiny.CONTEXT // 2), long.source, few)
     torch.testing.assert_close(alone["hidden"], short, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("context", [64, 128, 129, 4096])
+@pytest.mark.parametrize("model_type", ["phi3", "llama", "gpt_oss", "hunyuan_v1_dense", "gemma3_text"])
+def test_rotary_rows_are_those_of_the_whole_context_s_table(model_type: str, context: int) -> None:
+    """LongRoPE before and after its original length, llama3, YaRN and dynamic; without making the whole table."""
+    rotary = tiny_model(model_type).model.rotary_emb
+    whole, fed, positions = rotary.forward, list[int](), torch.tensor([[0, 1, 2, 40, 41, 7]])
+
+    def counted(x: Tensor, position_ids: Tensor, *args: Any) -> Any:
+        fed.append(position_ids.shape[1])
+        return whole(x, position_ids, *args)
+
+    layer_type = ("full_attention",) if model_type == "gemma3_text" else ()
+    expected = [table[:, positions[0]] for table in whole(torch.zeros(1), torch.arange(context)[None], *layer_type)]
+    found = at_length(counted, context)(torch.zeros(1), positions, *layer_type)
+    assert fed == [7]
+    assert len(found) == 2 and all(map(torch.equal, found, expected))
 
 
 def test_weights_may_be_others(built: tiny.Build) -> None:

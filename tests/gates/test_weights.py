@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from shardmill.gates.rounding import weight_steps
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
 from shardmill.models.calls import FIXED, Calls
+from shardmill.plan import Constant
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,28 @@ def test_a_package_of_another_part_does_not_hold_it(built: tiny.Build) -> None:
     own = PackageWeights(built.packages["layers_02_03"], built.parts["layers_02_03"])
     with pytest.raises(GateError, match=r"layers_02_03\.mlpackage does not hold model\.layers\.3\."):
         own("model.layers.3.input_layernorm.weight")
+
+
+class Counted(tuple[Constant, ...]):
+    """A part's tensors; says how often somebody went through them."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Constant]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_a_part_s_tensors_are_not_searched_for_every_name(built: tiny.Build) -> None:
+    """A layer has thousands if it has many experts, and each of them is asked for."""
+    part = replace(built.parts["layers_02_03"], tensors=Counted(built.parts["layers_02_03"].tensors))
+    stored = PackageWeights(built.packages["layers_02_03"], part)
+    assert isinstance(part.tensors, Counted)
+    known, names = part.tensors.times, [f"model.{path}" for path in part.shapes]
+    for name in names:
+        stored(name)
+        assert len(stored.made_of(name)) == 1
+    assert len(names) > 5 and part.tensors.times == known
 
 
 def test_a_package_is_read_one_tensor_at_a_time(built: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:

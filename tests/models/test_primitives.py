@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm, apply_rotary_pos_emb, eager_attention_forward
 
+from shardmill.errors import CheckpointError
 from shardmill.models.primitives import (
     RMSNorm,
     attend,
@@ -283,6 +284,14 @@ def test_fp16_factors_hold_any_number_far_better_than_the_gate_asks(mantissa: fl
     assert 1 <= len(factors) <= 2
     assert all(float(np.float16(f)) == f for f in factors)
     assert abs(np.prod(np.array(factors, np.float64)) / value - 1) < 1e-5
+
+
+@pytest.mark.parametrize("value", [5e-8, 1e-8, -1e-8, 2e5])
+def test_a_factor_that_fp16_can_t_make_is_refused(value: float) -> None:
+    """A product with 0 in its place would be 0, and nobody would be told."""
+    with pytest.raises(CheckpointError, match=f"a factor of {value:g}: no product of two fp16 numbers"):
+        fp16_factors(value)
+    assert abs(np.prod(fp16_factors(6e-8)) / 6e-8 - 1) < 1e-3
 
 
 @settings(max_examples=100, deadline=None)

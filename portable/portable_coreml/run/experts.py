@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from portable_coreml.run.lowered import Step, call_kernel, kernel_values
-from portable_coreml.run.products import DIGITS, product, takes_digits, to_digits
+from portable_coreml.run.products import BLOCK, DIGITS, product, takes_digits, to_digits
 from portable_coreml.run.stored import StoredMatrix
 
 LARGEST = 1e9  # of a first product: what is made of two of them, and a third power, is finite in float32
-HALF_MAX, INT8_MAX = 65504.0, 128.0
+INT8_MAX = 128.0
 Matrix = StoredMatrix | Tensor
 
 
@@ -134,8 +134,13 @@ def height(matrix: Matrix) -> int:
 
 
 def reach(matrix: Matrix) -> float:
-    """A bound of the product with a column of ones. No weight file has to be read for it."""
-    if isinstance(matrix, Tensor):
-        return float(matrix.abs().sum(1).max())
-    largest = HALF_MAX if matrix.scale is None else INT8_MAX * float(matrix.scale.abs().max())
-    return matrix.values.shape[1] * largest
+    """Return a bound of the product with a column whose numbers are at most 1 in magnitude.
+
+    An int8 matrix is bounded by its scales, and not read. A matrix of fp16 numbers is read once, since any of them
+    may be 65504: bounded by that, inputs of magnitude 4 and more would be taken for a cause of infinities.
+    """
+    if isinstance(matrix, StoredMatrix) and matrix.scale is not None:
+        return matrix.values.shape[1] * INT8_MAX * float(matrix.scale.abs().max())
+    values = matrix if isinstance(matrix, Tensor) else matrix.values
+    sums = [rows.float().abs().sum(1).max() for rows in values.split(max(1, BLOCK // values.shape[1]))]
+    return float(torch.stack(sums).max())  # NaN if there is a NaN

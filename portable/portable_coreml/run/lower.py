@@ -20,7 +20,7 @@ from portable_coreml.errors import ProgramError, UnsupportedOp
 from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
 from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate, mentions
 from portable_coreml.run.ops import KERNELS, Kernel, Param
-from portable_coreml.run.products import WEIGHTS, by_columns, output_axis, product_kernel
+from portable_coreml.run.products import WEIGHTS, by_columns, multiplies_in_fixed_point, output_axis, product_kernel
 from portable_coreml.run.stored import StoredMatrix, is_compressed, stored_matrix
 from portable_coreml.run.wide import WIDE
 
@@ -48,6 +48,7 @@ class _Lowering:
     def __init__(self, load: Loader, half: bool) -> None:
         self.load = load
         self.half = half
+        self.fixed_point = not half and multiplies_in_fixed_point()
 
     def block(self, block: Block, inputs: Sequence[Named], outer: Scope) -> Lowered:
         scope: Scope = dict(outer)
@@ -76,7 +77,7 @@ class _Lowering:
             return self._control(op, scope)
         if op.kind in _STATE_OPS:
             return self._state(op, scope)
-        if is_compressed(op.kind, self._literals(op, scope)):
+        if is_compressed(op.kind, self._literals(op, scope), self.fixed_point):
             scope[op.outputs[0].name] = op
             return None
         return self._kernel_step(op, scope)
@@ -124,7 +125,7 @@ class _Lowering:
         source = scope[name]
         if isinstance(source, (Op, Value)):
             literals = self._literals(source, scope) if isinstance(source, Op) else {}
-            stored = stored_matrix(source, literals, out, self.load, self.half)
+            stored = stored_matrix(source, literals, out, self.load, self.half, self.fixed_point)
             if stored is not None:
                 return stored
         dense = self._tensor(name, scope, f"the weight of {op.kind} '{op.name}'") if op.kind != "matmul" else None

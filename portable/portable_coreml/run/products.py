@@ -24,9 +24,10 @@ from portable_coreml.run.lowered import Arg, Const
 from portable_coreml.run.ops import KERNELS, Kernel
 from portable_coreml.run.stored import StoredMatrix
 
-BLOCK = 3 << 17  # elements expanded at a time by each thread: they stay in its core's cache
+BLOCK = 3 << 17  # elements expanded at a time: they stay in a core's cache
 _MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
-MOST_COLUMNS = 64  # with more, expanding the matrix costs little, and the integers would take much memory
+TILE = 128  # columns multiplied at a time: the int32 sums of more would take much memory and leave the cache
+_SLOW_STRIDE = 2048  # bytes: rows so far apart, or a multiple of it, share a few sets of the cache if read across
 _POINT = 30  # bits after the binary point of an input's integer
 _LEAST = -90  # exponent of an input column, at least: below it lies nothing that a program computes with
 DIGITS = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])  # what each of an integer's bytes counts for
@@ -55,8 +56,8 @@ def by_fours(tokens: Tensor) -> Tensor:
 
 
 def _stored_product(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
-    """The same with a stored matrix; in fixed point, up to MOST_COLUMNS columns, it is steady in any case."""
-    digits = to_digits(x) if x.shape[1] <= MOST_COLUMNS and takes_digits(matrix) else None
+    """Return the product with a stored matrix; in fixed point it is steady in any case."""
+    digits = to_digits(x) if takes_digits(matrix) else None
     return _blockwise(matrix, x, steady) if digits is None else _digit_product(matrix, digits)
 
 
@@ -76,7 +77,12 @@ class Digits:
 def takes_digits(matrix: StoredMatrix | Tensor) -> bool:
     """Whether a matrix can be multiplied with digits here."""
     stored = isinstance(matrix, StoredMatrix) and matrix.values.dtype == torch.int8 and not matrix.half
-    return stored and int8_products_are_fast() and int8_products_are_exact()
+    return stored and multiplies_in_fixed_point()
+
+
+def multiplies_in_fixed_point() -> bool:
+    """Return whether this processor's int8 products are fast and exact."""
+    return int8_products_are_fast() and int8_products_are_exact()
 
 
 def to_digits(x: Tensor) -> Digits | None:
@@ -92,13 +98,21 @@ def to_digits(x: Tensor) -> Digits | None:
 
 
 def _digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
-    """The product in integers, [out, n] in float32."""
+    """Return the product in integers, [out, n] in float32, made a tile of columns at a time."""
     assert matrix.scale is not None
-    integers = digits.integers
-    digits_side_by_side = integers.flatten().view(torch.int8).view(len(integers), -1)  # [in, 4 n]
-    sums = torch._int_mm(matrix.values, digits_side_by_side)  # [out, 4 n]
-    whole = torch.mv(sums.to(torch.float32).view(-1, 4), DIGITS).view(-1, integers.shape[1])  # [out, n]
+    tiles = [_digit_sums(matrix.values, tile) for tile in digits.integers.split(TILE, dim=1)]
+    whole = tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=1)
     return whole.mul_(torch.exp2(digits.exponent)).mul_(matrix.scale)
+
+
+def _digit_sums(values: Tensor, integers: Tensor) -> Tensor:
+    """Return int8 values [out, in] @ integers [in, n] whose bytes are digits: [out, n] in float32."""
+    digits = integers.flatten().view(torch.int8).view(len(integers), -1)  # [in, 4 n]
+    if integers.shape[1] == 1 and len(integers) % _SLOW_STRIDE:  # a third faster for one token
+        sums = torch._int_mm(digits.t(), values.t()).t().contiguous()
+    else:
+        sums = torch._int_mm(values, digits)  # [out, 4 n]
+    return torch.mv(sums.to(torch.float32).view(-1, 4), DIGITS).view(-1, integers.shape[1])
 
 
 @cache
@@ -117,9 +131,13 @@ def int8_products_are_exact() -> bool:
 
 
 def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
-    """The product in float32, a block of rows at a time."""
+    """Return the product in float32, made a block of rows at a time.
+
+    The threads share each block: BLAS adds up the last rows of a block in other ways, so if blocks were larger for
+    more threads, the bits of a result would depend on how many there are.
+    """
     values, scale = matrix.values, matrix.scale
-    count = max(1, BLOCK * torch.get_num_threads() // len(x))
+    count = max(1, BLOCK // len(x))
     scratch = torch.empty_like(values[:count], dtype=torch.float32)
     halves = torch.empty_like(scratch, dtype=torch.float16)
     tokens = (by_fours(x.t()) if steady or x.shape[1] > 1 else x.t()).contiguous()  # [n, in]

@@ -109,7 +109,7 @@ def _cat(axis: int, *parts: Tensor) -> Tensor:
 
 def _split(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
     sizes = tuple(part.shape[values["axis"]] for part in results)
-    return torch.split, (args["x"], Const(sizes), Const(values["axis"]))
+    return torch.split_with_sizes, (args["x"], Const(sizes), Const(values["axis"]))  # what torch.split calls
 
 
 def _matmul(plain: Callable[..., Tensor], transposed: Callable[..., Tensor]) -> _Chooser:

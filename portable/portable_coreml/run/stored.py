@@ -19,6 +19,9 @@ from torch import Tensor
 from portable_coreml.program import Op, TensorType, Value
 
 LARGE = 1 << 22  # elements; a smaller matrix is multiplied faster in float32, above all in fp16 mode
+# Elements of an integer matrix that is multiplied in fixed point: with one token it takes as long as in float32, with
+# four half as long, and a quarter of the memory.
+LARGE_IN_FIXED_POINT = 1 << 20
 SCALED = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
 LOOKED_UP = "constexpr_lut_to_dense"
 _INTEGERS = frozenset({"int4", "int8"})
@@ -39,33 +42,43 @@ class StoredMatrix:
     half: bool
 
 
-def is_compressed(kind: str, literals: _Literals) -> bool:
-    """Whether an operation of that kind, given its arguments that are literals, may be left for a product to expand."""
+def is_compressed(kind: str, literals: _Literals, fixed_point: bool) -> bool:
+    """Return whether a product may be left to expand an operation's result.
+
+    Args:
+        kind: the operation's.
+        literals: its arguments that are literals.
+        fixed_point: whether int8 matrices are multiplied in fixed point.
+    """
     if kind == LOOKED_UP:
         return "shape" not in literals and _is_large(literals.get("indices"), _INDICES)
-    return kind in SCALED and _is_large(literals.get(SCALED[kind]), _INTEGERS)
+    return kind in SCALED and _is_large(literals.get(SCALED[kind]), _INTEGERS, fixed_point)
 
 
-def _is_large(literal: Value | None, dtypes: Collection[str]) -> bool:
-    """Whether a literal of one of the types is a large matrix; axes of size 1 may follow the first two."""
+def _is_large(literal: Value | None, dtypes: Collection[str], fixed_point: bool = False) -> bool:
+    """Return whether a literal of one of the types is a large matrix; axes of size 1 may follow the first two."""
     if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype not in dtypes:
         return False
     sizes = [size or 0 for size in literal.type.shape]
-    return len(sizes) > 1 and prod(sizes) >= LARGE and prod(sizes[2:]) == 1
+    least = min(LARGE, LARGE_IN_FIXED_POINT) if fixed_point else LARGE
+    return len(sizes) > 1 and prod(sizes) >= least and prod(sizes[2:]) == 1
 
 
-def stored_matrix(source: Op | Value, literals: _Literals, out: int, load: _Load, half: bool) -> StoredMatrix | None:
-    """A literal in fp16, or an operation that expands a matrix (`literals`: its arguments), as it is stored.
+def stored_matrix(
+    source: Op | Value, literals: _Literals, out: int, load: _Load, half: bool, fixed_point: bool
+) -> StoredMatrix | None:
+    """Return a literal in fp16, or an operation that expands a matrix (`literals`: its arguments), as it is stored.
 
-    `out` is the output channels' axis. None where it is no large matrix, or has a zero point or scales of another axis.
+    `out` is the output channels' axis, `fixed_point` as in `is_compressed`. None if it is no large matrix, or has a
+    zero point or scales of another axis.
     """
     if isinstance(source, Value):
         return StoredMatrix(_matrix(load(source), out), None, False) if _is_large(source, {"fp16"}) else None
     if source.kind == LOOKED_UP:
-        dense = _looked_up(literals, load) if is_compressed(source.kind, literals) else None
+        dense = _looked_up(literals, load) if is_compressed(source.kind, literals, fixed_point) else None
         return None if dense is None else StoredMatrix(_matrix(dense, out), None, False)
     data, scale = literals.get(SCALED.get(source.kind, "")), literals.get("scale")
-    if data is None or scale is None or not _is_large(data, _INTEGERS) or _is_shifted(literals, load):
+    if data is None or scale is None or not _is_large(data, _INTEGERS, fixed_point) or _is_shifted(literals, load):
         return None
     values, factors, declared = load(data), load(scale), source.outputs[0].type
     if not _is_per_channel(values.shape, factors, literals.get("axis"), out, load):

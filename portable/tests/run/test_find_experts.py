@@ -137,12 +137,22 @@ def test_stored_matrices_are_cut_apart_like_others(count: int, monkeypatch: pyte
     torch.testing.assert_close(y, formula(wide, inputs["x"], inputs["w"]), rtol=1e-4, atol=1e-4)
 
 
+def test_fp16_experts_are_skipped_for_inputs_of_any_ordinary_size() -> None:
+    """Their bound is what their numbers add up to, as that of a palette's are; one that is NaN bounds nothing."""
+    values = torch.randn(9, 4096, generator=torch.Generator().manual_seed(1)).half()
+    bound = experts.reach(StoredMatrix(values, None, False))
+    assert bound == pytest.approx(float(values.double().abs().sum(1).max()), rel=1e-6)
+    assert 1000 * bound < experts.LARGEST
+    values[3, 7] = float("nan")
+    assert not experts.reach(StoredMatrix(values, None, False)) < INF
+
+
 @pytest.mark.parametrize("is_fast", [True, False], ids=["fixed point", "in blocks"])
 @pytest.mark.parametrize("tokens", [1, 9, 80])
 def test_int8_matrices_are_multiplied_as_they_are_stored(
     tokens: int, is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against their expansion in float64; 80 tokens are more than a product of one matrix takes in fixed point."""
+    """Against their expansion in float64."""
     monkeypatch.setattr(products, "int8_products_are_fast", lambda: is_fast)
     generator, known = torch.Generator().manual_seed(tokens), constants(SHARED)
     executable = loaded(text(SHARED), known)

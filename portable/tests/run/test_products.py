@@ -100,6 +100,22 @@ def test_an_fp16_matrix_is_multiplied_as_it_is() -> None:
     assert error(found, values.double() @ x.double()) < 2e-6
 
 
+@pytest.mark.parametrize("size", [640, 2048])
+def test_one_token_has_the_bits_that_it_has_among_others(size: int) -> None:
+    """Though its digits are multiplied the other way round, unless the rows' distance makes that slow."""
+    if not products.takes_digits(matrix()):
+        pytest.skip("this processor has no fast and exact int8 products")
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randint(-128, 128, (OUT, size), dtype=torch.int8, generator=generator)
+    m, x = (
+        StoredMatrix(values, torch.rand(OUT, 1, generator=generator), False),
+        torch.randn(size, 3, generator=generator),
+    )
+    found = products.product(m, x[:, :1], steady=False)
+    assert torch.equal(found, products.product(m, x, steady=False)[:, :1])
+    assert error(found, exact(m, x[:, :1])) < 2e-6
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_what_is_not_finite_stays_so(value: float) -> None:
     x = columns(3)
@@ -122,10 +138,40 @@ def test_zeros_and_the_ends_of_float32() -> None:
     assert float((least.double() - exact(m, x[:, 1:2] * 2.0**-140)).abs().max()) < 2.0**-100
 
 
-def test_many_columns_take_no_memory_for_integers() -> None:
-    """A picture's convolution may have thousands."""
-    m, x = matrix(), columns(1).expand(-1, products.MOST_COLUMNS + 1).contiguous()
-    assert error(products.product(m, x, steady=False), exact(m, x)) < 2e-6
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=["int8 in fp16 mode", "fp16"])
+def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype, columns: int) -> None:
+    """A server chooses it by a stop-watch, and the same seed shall give the same tokens."""
+    generator = torch.Generator().manual_seed(6)
+    values = torch.randint(-128, 128, (5000, 2100), dtype=torch.int8, generator=generator).to(dtype)
+    scale = torch.rand(5000, 1, generator=generator).half().float() if dtype == torch.int8 else None
+    m, x = StoredMatrix(values, scale, half=True), torch.randn(2100, columns, generator=generator)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(products.product(m, x, steady=False))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_many_columns_are_multiplied_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill pass has hundreds, a picture's convolution thousands: their integers shall not all be in memory."""
+    if not products.takes_digits(matrix()):
+        pytest.skip("this processor has no fast and exact int8 products")
+    m, x = matrix(), columns(5).repeat(1, 53)
+    widths, int_mm = list[int](), torch._int_mm
+
+    def observed(values: Tensor, digits: Tensor) -> Tensor:
+        widths.append(digits.shape[1] // 4)
+        return int_mm(values, digits)
+
+    monkeypatch.setattr(torch, "_int_mm", observed)
+    found = products.product(m, x, steady=False)
+    assert widths == [128, 128, 9]
+    assert error(found, exact(m, x)) < 2e-6
+    assert torch.equal(found, products.product(m, x[:, :5], steady=False).repeat(1, 53))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no int8 products that saturate")

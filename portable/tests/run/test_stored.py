@@ -11,7 +11,7 @@ import portable_coreml
 import pytest
 import torch
 from portable_coreml.files.bundle import compile_model
-from portable_coreml.run import stored
+from portable_coreml.run import products, stored
 from portable_coreml.run.lowered import Const
 from portable_coreml.run.stored import StoredMatrix
 
@@ -214,6 +214,21 @@ def test_a_weight_of_two_products_is_held_once(build_program: Build, tmp_path: P
     first, second = (value for value in constants if isinstance(value, torch.Tensor) and value.dim() > 1)
     assert first.shape == second.shape == (IN, IN, 1, 1)
     assert first.data_ptr() == second.data_ptr()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_smaller_integer_matrices_stay_if_they_are_multiplied_in_fixed_point(
+    precision: str, fast: bool, build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp16 mode, and on processors without fast int8 products, they are multiplied faster in float32."""
+    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", OUT * IN)
+    monkeypatch.setattr(products, "int8_products_are_fast", lambda: fast)
+    fixed_point = fast and products.int8_products_are_exact()
+    model = loaded(built(build_program, linear, ROWS, tmp_path / "m.mlpackage"), precision)
+    assert len(stored_matrices(model)) == (fixed_point and precision == "fp32")
+    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", OUT * IN + 1)
+    assert not stored_matrices(loaded(tmp_path / "m.mlpackage", precision))
 
 
 def test_small_matrices_are_expanded(build_program: Build, tmp_path: Path) -> None:
