@@ -32,7 +32,8 @@ def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str,
     if files is None:
         return None
     names = {path: stored(name, path) for name, path in outputs.items()}
-    recorded = {name: _described(names[path], files) for name, path in outputs.items()}
+    hashes = {path: file.sha256 for path, file in files.items()}
+    recorded = {name: _described(names[path], hashes) for name, path in outputs.items()}
     with TemporaryDirectory(prefix="shardmill-why-") as folder:
         small = {file: Path(folder) / file for file in names.values() if file in files and file.endswith(".json")}
         remote.bring(shared, {file: files[file] for file in small}, small, Path(folder))

@@ -1,7 +1,7 @@
 """A store that machines share: what one of them made, the others take from a bucket or a folder with a URL.
 
     <URL>/v1/files/<sha256>         the bytes of a file, once for all entries that have it
-    <URL>/v1/entries/<key>.json     the files of an entry by their sha256, written when all of them are there
+    <URL>/v1/entries/<key>.json     the files of an entry by their sha256, and their sizes, written when all are there
 
 So an entry appears whole or not at all, and whoever takes it can check every byte. A file system that writes whole
 objects only (S3 and its like) never shows half a file; in a folder each file appears by a rename. Where anything is
@@ -27,12 +27,13 @@ from shardmill.files import dumps, parse_json, replacing, sealed
 from shardmill.printable import one_line, printable
 
 if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+    from fsspec import AbstractFileSystem, Callback
 
 URL, MODE = "SHARDMILL_REMOTE_STORE", "SHARDMILL_REMOTE_STORE_MODE"
 READ, READ_WRITE = "read", "read-write"
 FORM = "v1"  # of what is stored there; another form would lie beside it
 AT_A_TIME = 8  # files
+ENTRY_BYTES = 64_000_000  # of an entry's list of files; 100,000 of them have 20 MB
 LONGEST, LONGEST_PATH = 255, 1024  # bytes of a file's name, and of its path in an entry
 WITH_USERS = ("sftp", "ssh", "ftp")  # protocols whose URLs name a user; elsewhere it may be a token
 ALSO = {"s3a": "s3"}
@@ -110,8 +111,16 @@ def check(remote: Remote) -> None:
         raise ShardmillError(f"{URL}: {why(error)}") from error
 
 
-def find(remote: Remote, key: str) -> dict[str, str] | None:
-    """An entry's files: path -> sha256; None if there is no such entry.
+@dataclass(frozen=True)
+class Listed:
+    """A file of an entry: its sha256, and its bytes, which an entry of before does not tell."""
+
+    sha256: str
+    size: int | None
+
+
+def find(remote: Remote, key: str) -> dict[str, Listed] | None:
+    """Return an entry's files by their paths in it; None if there is no such entry.
 
     Raises:
         Refused: what lies there is damaged, or another's.
@@ -119,13 +128,15 @@ def find(remote: Remote, key: str) -> dict[str, str] | None:
     fs, root = _opened(remote)
     name = f"{root}/entries/{key}.json"
     try:
-        content = fs.cat_file(name)
+        content = fs.cat_file(name, start=0, end=ENTRY_BYTES)
     except FileNotFoundError:
         return None
+    if len(content) == ENTRY_BYTES:
+        raise Refused(f"{name} is longer than any list of files")
     return _listed(name, key, content)
 
 
-def bring(remote: Remote, files: Mapping[str, str], made: Mapping[str, Path], pool: Path) -> None:
+def bring(remote: Remote, files: Mapping[str, Listed], made: Mapping[str, Path], pool: Path) -> None:
     """Writes an entry's files to where a step would have made them.
 
     Args:
@@ -141,12 +152,12 @@ def bring(remote: Remote, files: Mapping[str, str], made: Mapping[str, Path], po
     targets = _targets(files, made)
 
     def get(target: Path) -> None:
-        sha256 = targets[target]
+        sha256 = targets[target].sha256
         target.parent.mkdir(parents=True, exist_ok=True)
         if _is_here(pool / sha256, target, sha256):
             return
         try:
-            fs.get_file(f"{root}/files/{sha256}", str(target))
+            fs.get_file(f"{root}/files/{sha256}", str(target), callback=_bound(target.name, targets[target].size))
         except FileNotFoundError as error:
             raise Refused(f"{target.name} is gone from it") from error
         if hash_file(target) != sha256:
@@ -173,7 +184,8 @@ def keep(remote: Remote, key: str, entry: Path, files: Mapping[str, str], anew: 
             _write(fs, target, source)
 
     _each(put, {sha256: path for path, sha256 in files.items()}.values())  # the same bytes once
-    text = dumps(sealed({"key": key, "files": dict(files)})).encode()
+    sizes = {sha256: (entry / path).stat().st_size for path, sha256 in files.items()}
+    text = dumps(sealed({"key": key, "files": dict(files), "sizes": sizes})).encode()
     _write(fs, f"{root}/entries/{key}.json", text)
 
 
@@ -191,12 +203,40 @@ def _opened(remote: Remote) -> tuple[AbstractFileSystem, str]:
     return fs, f"{root.rstrip('/')}/{FORM}"
 
 
-def _listed(name: str, key: str, text: bytes) -> dict[str, str]:
-    """Path in the entry -> sha256, of what is stored under its name. Raises Refused."""
+def _bound(name: str, size: int | None) -> Callback:
+    """Return what a file system tells of a transfer: it ends with Refused once there is more of a file than listed."""
+    from fsspec import Callback
+
+    class Bound(Callback):  # type: ignore[misc]
+        def set_size(self, size_there: int | None) -> None:
+            self._check(size_there or 0)
+
+        def absolute_update(self, value: int) -> None:
+            self.value = value
+            self._check(value)
+
+        def relative_update(self, inc: int = 1) -> None:
+            self.absolute_update(self.value + inc)
+
+        def _check(self, held: int) -> None:
+            if size is not None and held > size:
+                raise Refused(f"{name} has more than the {size} bytes that are listed")
+
+    return Bound()
+
+
+def _listed(name: str, key: str, text: bytes) -> dict[str, Listed]:
+    """Return the files of what is stored under its name by their paths in the entry. Raise Refused."""
     try:
         content = parse_json(text)
-        files, whole = dict(content["files"]), sealed(content) == content
-        whole = whole and all(SHA256.fullmatch(sha256) for sha256 in files.values())
+        sizes, whole = content.get("sizes"), sealed(content) == content
+        files = {
+            path: Listed(sha256, None if sizes is None else sizes[sha256]) for path, sha256 in content["files"].items()
+        }
+        whole = whole and all(SHA256.fullmatch(file.sha256) for file in files.values())
+        whole = whole and all(
+            file.size is None or (type(file.size) is int and file.size >= 0) for file in files.values()
+        )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Refused(f"{name} is damaged") from error
     if not whole:
@@ -206,15 +246,15 @@ def _listed(name: str, key: str, text: bytes) -> dict[str, str]:
     return files
 
 
-def _targets(files: Mapping[str, str], made: Mapping[str, Path]) -> dict[Path, str]:
-    """Path to write to -> sha256. Raises Refused where an entry has other outputs, or files outside of them."""
+def _targets(files: Mapping[str, Listed], made: Mapping[str, Path]) -> dict[Path, Listed]:
+    """The files by the paths to write them to. Raises Refused where an entry has other outputs, or files outside of them."""
     known = {path.name: path for path in made.values()}
     found = {}
-    for file, sha256 in files.items():
+    for file, listed in files.items():
         first, *inner = PurePosixPath(file).parts or ("",)
         if first not in known or ".." in inner or not _can_be(file):
             raise Refused(f"{printable(file)} is no output of this step")
-        found[known[first].joinpath(*inner)] = sha256
+        found[known[first].joinpath(*inner)] = listed
     both = next((path.name for path in found if not found.keys().isdisjoint(path.parents)), None)
     if both is not None:
         raise Refused(f"{printable(both)} is in a folder that is a file, too")

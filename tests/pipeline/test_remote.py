@@ -123,6 +123,8 @@ MANIFESTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda text: files(text, **{"folder.mlpackage": DATA}),
         "data.bin is in a folder that is a file, too",
     ),
+    "a size that is none": (lambda text: changed(text, sizes={DATA: -1}), "is damaged"),
+    "a size less": (lambda text: changed(text, sizes={}), "is damaged"),
     "an output less": (lambda text: files(text, **{"file.json": None}), "file.json is not in it"),
 }
 
@@ -152,7 +154,11 @@ def refused_and_healed(shared: Remote, tmp_path: Path, caplog: pytest.LogCapture
     assert outcome.hashes() == there.hashes()
 
 
-@pytest.mark.parametrize("content", [b"\x00\x02", b"\x00", b"", None], ids=["changed", "truncated", "empty", "gone"])
+@pytest.mark.parametrize(
+    "content",
+    [b"\x00\x02", b"\x00", b"", bytes(1 << 16), None],
+    ids=["changed", "truncated", "empty", "longer", "gone"],
+)
 def test_a_file_that_is_not_what_it_should_be_is_refused(
     content: bytes | None, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,10 +189,42 @@ def test_after_a_file_that_is_gone_the_rest_is_not_fetched(
 
     monkeypatch.setattr(type(fs), "get_file", get)
     monkeypatch.setattr(remote, "hash_file", lambda path: f"{int(path.name):064}")
-    files = {f"folder.mlpackage/{i}": f"{i:064}" for i in range(100)}
+    files = {f"folder.mlpackage/{i}": remote.Listed(f"{i:064}", 0) for i in range(100)}
     with pytest.raises(remote.Refused, match="0 is gone"):
         remote.bring(folder, files, {"folder": tmp_path / "folder.mlpackage"}, tmp_path)
     assert len(fetched) < 50
+
+
+def test_a_store_that_sends_more_than_it_lists_fills_no_disk(url: str, tmp_path: Path) -> None:
+    """It is stopped at the size that the entry has of a file, and the hash is not waited for."""
+    shared = Remote(url)
+    mine, here = machine(tmp_path / "a", shared)
+    here.perform(mine)
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.pipe_file(f"{root}/v1/files/{DATA}", bytes(1 << 16))
+    listed = remote.find(shared, entry(mine).name)
+    assert listed is not None and listed["folder.mlpackage/deep/data.bin"] == remote.Listed(DATA, 2)
+    with pytest.raises(remote.Refused, match="data.bin has more than the 2 bytes that are listed"):
+        remote.bring(shared, listed, dict.fromkeys(("folder", "file"), tmp_path / "folder.mlpackage"), tmp_path)
+
+
+def test_a_list_without_end_is_not_read(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Remote(url)
+    mine, here = machine(tmp_path / "a", shared)
+    here.perform(mine)
+    monkeypatch.setattr(remote, "ENTRY_BYTES", 100)
+    with pytest.raises(remote.Refused, match="longer than any list of files"):
+        remote.find(shared, entry(mine).name)
+
+
+def test_an_entry_of_before_has_no_sizes_and_is_taken(folder: Remote, tmp_path: Path) -> None:
+    mine, here = machine(tmp_path / "a", folder)
+    here.perform(mine)
+    manifest = tmp_path / f"remote/v1/entries/{entry(mine).name}.json"
+    content = parse_json(manifest.read_bytes())
+    manifest.write_text(dumps(sealed({"key": content["key"], "files": content["files"]})))
+    theirs, there = machine(tmp_path / "b", folder)
+    assert there.perform(theirs, never) is False
 
 
 def test_a_refused_entry_leaves_nothing_behind(folder: Remote, tmp_path: Path) -> None:
