@@ -22,7 +22,7 @@ from torch import Tensor
 from portable_coreml import compute_plan
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError, InputError, PortableError, first_line
-from portable_coreml.files.blob import resolve, weight_loader
+from portable_coreml.files.blob import WeightLoader, resolve
 from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.features import Signature, to_tensor
 from portable_coreml.files.load import load_model
@@ -101,8 +101,8 @@ class MLModelProxy:
         self._model = asset.model() if asset is not None else load_model(Path(path))
         function, description = pick_function(self._model, function_name)
         check_loadable(self._model, function, description)
-        loader = weight_loader(self._model.model_dir)
-        self._executable = Executable(function, loader, _settings["precision"])
+        loader = WeightLoader(self._model.model_dir)
+        self._executable = Executable(function, loader, _settings["precision"], loader.place)
         self._signature = Signature(function, description, self._executable.inputs, self._executable.half)
         self._types = declared_types(function)
         self._load_ns = time.perf_counter_ns() - start

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,9 @@ class WeightFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise ProgramError(f"weight file {path.name} is missing: {path}")
-        self.path = path
-        self.size = path.stat().st_size
+        self.path, status = path, path.stat()
+        self.size = status.st_size
+        self.identity = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
     @cached_property
     def _reader(self) -> Any:
@@ -96,21 +96,33 @@ class WeightFile:
         return number, size, start
 
 
-def weight_loader(model_dir: Path) -> Callable[[Value], np.ndarray]:
-    """A function from a tensor literal to its array, whether immediate or in a weight file below `model_dir`."""
-    files: dict[str, WeightFile] = {}
+class WeightLoader:
+    """Gives the arrays of a model's tensor literals, whether immediate or in a weight file below `model_dir`."""
 
-    def load(value: Value) -> np.ndarray:
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._files: dict[str, WeightFile] = {}
+
+    def __call__(self, value: Value) -> np.ndarray:
+        """Return a literal's array. Raises ProgramError for one that is no tensor, or that its file does not hold."""
         if isinstance(value.data, np.ndarray):
             return value.data
         if not isinstance(value.data, Blob) or not isinstance(value.type, TensorType):
             raise ProgramError("a literal that is not a tensor is used as one")
-        path = resolve(value.data.path, model_dir)
-        if str(path) not in files:
-            files[str(path)] = WeightFile(path)
-        return files[str(path)].read(value.data.offset, value.type)
+        return self._file(value.data).read(value.data.offset, value.type)
 
-    return load
+    def place(self, value: Value) -> tuple[int, ...] | None:
+        """Return where a literal's array is: the file, which may have several names, and the offset.
+
+        None for a literal that is not in a weight file.
+        """
+        return (*self._file(value.data).identity, value.data.offset) if isinstance(value.data, Blob) else None
+
+    def _file(self, blob: Blob) -> WeightFile:
+        path = resolve(blob.path, self._model_dir)
+        if str(path) not in self._files:
+            self._files[str(path)] = WeightFile(path)
+        return self._files[str(path)]
 
 
 def resolve(path: str, model_dir: Path) -> Path:

@@ -23,7 +23,7 @@ from portable_coreml.run import observe
 from portable_coreml.run.codegen import Line, compile_lines
 from portable_coreml.run.find_experts import skip_unchosen
 from portable_coreml.run.fuse import MaskedWrite, find_masked_writes, masked_write_lines
-from portable_coreml.run.lower import Loader, lower_function
+from portable_coreml.run.lower import Loader, Placer, lower_function, nowhere
 from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate, kernel_values, settle, used, value_of
 from portable_coreml.run.specialise import specialise
 
@@ -36,14 +36,22 @@ _Plan = Callable[..., tuple[Tensor, ...]]
 class Executable:
     """One function of a program at one precision."""
 
-    def __init__(self, function: Function, load: Loader, precision: str) -> None:
+    def __init__(self, function: Function, load: Loader, precision: str, place: Placer = nowhere) -> None:
+        """Lowers the function.
+
+        Args:
+            function: what to run.
+            load: gives a tensor literal's array.
+            precision: "fp32" or "fp16".
+            place: where a literal's array is; functions that expand the same one share the result.
+        """
         self.half = precision == "fp16"
         self.function = function
         self.inputs = tuple(item for item in function.inputs if not isinstance(item.type, StateType))
         self.states = {item.name: item.type.wrapped for item in function.inputs if isinstance(item.type, StateType)}
         self.outputs = function.block.outputs
         with torch.inference_mode():
-            self.lowered = lower_function(function, load, self.half)
+            self.lowered = lower_function(function, load, self.half, place)
             self.quick = self.lowered if self.half else skip_unchosen(self.lowered)
         self._plans: OrderedDict[tuple[torch.Size, ...], _Plan] = OrderedDict()
         self._lock = threading.Lock()

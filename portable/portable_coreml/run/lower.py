@@ -3,13 +3,17 @@
 Everything that does not depend on the inputs happens here, once per loaded model: weights are read and dequantised,
 plain arguments become Python values, operations on constants are computed. Only the large matrices of products stay as
 they are stored (stored.py). What remains runs in program order.
+
+What a weight file's arrays are expanded to is shared by all loaded functions that expand the same: a program may have
+one function for each width of a pass, all with the same weights.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -26,7 +30,10 @@ from portable_coreml.run.wide import WIDE
 
 _CONTROL = frozenset({"cond", "while_loop"})
 _STATE_OPS = frozenset({"read_state", "write_state"})
+_EXPANDING = frozenset(kind for kind in KERNELS if kind.startswith("constexpr_"))
+_SHARED: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # what is expanded, while some function has it
 Loader = Callable[[Value], np.ndarray]
+Placer = Callable[[Value], Hashable]  # tells a literal in a weight file from all others; None for one that is not there
 _Known = Ref | Const | Value | Op  # what a name stands for; a Value or Op is a constant that nobody has asked for yet
 Scope = dict[str, _Known]
 
@@ -37,16 +44,30 @@ def to_held(array: np.ndarray, dtype: str) -> Tensor:
     return torch.from_numpy(np.array(source)).to(BY_NAME[dtype].torch)
 
 
-def lower_function(function: Function, load: Loader, half: bool) -> Lowered:
-    """Steps of a function. `half`: results declared fp16 are rounded to fp16, folded constants included."""
-    return _Lowering(load, half).block(function.block, function.inputs, {})
+def nowhere(value: Value) -> None:
+    """Return None: of literals whose place is not known nothing is shared."""
+    return None
+
+
+def lower_function(function: Function, load: Loader, half: bool, place: Placer = nowhere) -> Lowered:
+    """Return the steps of a function.
+
+    Args:
+        function: what to lower.
+        load: gives a tensor literal's array.
+        half: whether results declared fp16 are rounded to fp16, folded constants included.
+        place: where a literal's array is.
+    """
+    return _Lowering(load, half, place).block(function.block, function.inputs, {})
 
 
 class _Lowering:
     """State of one pass over a function: the loader and what is known of every name seen so far."""
 
-    def __init__(self, load: Loader, half: bool) -> None:
+    def __init__(self, load: Loader, half: bool, place: Placer) -> None:
         self.load = load
+        self.place = place
+        self.keys: dict[str, Hashable] = {}  # of shared tensors, by the names of the constants
         self.half = half
         self.fixed_point = not half and multiplies_in_fixed_point()
 
@@ -80,7 +101,37 @@ class _Lowering:
         if is_compressed(op.kind, self._literals(op, scope), self.fixed_point):
             scope[op.outputs[0].name] = op
             return None
-        return self._kernel_step(op, scope)
+        return self._kernel_step(op, scope) if op.kind not in _EXPANDING else self._expanded(op, scope)
+
+    def _expanded(self, op: Op, scope: Scope) -> Step | None:
+        """Expand a compressed constant, or take what another function has expanded."""
+        key, name = self._key(op, scope), op.outputs[0].name
+        known = None if key is None else _SHARED.get(key)
+        if known is not None:
+            scope[name] = Const(known)
+        elif (step := self._kernel_step(op, scope)) is not None:
+            return step
+        self._share(name, key, scope)
+        return None
+
+    def _key(self, op: Op, scope: Scope) -> Hashable:
+        """Return what decides the result of an operation whose arguments are literals; None for any other."""
+        literals = self._literals(op, scope)
+        decided = len(literals) == len(given(op)) and any(self.place(value) for value in literals.values())
+        arguments = tuple((name, self._content(value)) for name, value in sorted(literals.items()))
+        return (op.kind, op.outputs[0].type, self.half, arguments) if decided else None
+
+    def _content(self, value: Value) -> Hashable:
+        """Return what tells a literal from all others."""
+        place = self.place(value)
+        return value.type, self.load(value).tobytes() if place is None else place
+
+    def _share(self, name: str, key: Hashable, scope: Scope) -> None:
+        """Let other functions have the tensor that a name stands for; they may already."""
+        found = scope[name]
+        if key is not None and isinstance(found, Const) and isinstance(found.value, Tensor):
+            _SHARED[key] = found.value
+            self.keys[name] = key
 
     def _kernel_step(self, op: Op, scope: Scope) -> Step | None:
         """The step of a kernel, or None if its result is a constant, which `scope` then knows."""
@@ -133,6 +184,9 @@ class _Lowering:
             return None
         matrix = by_columns(dense.value)
         scope[name] = Const(matrix)
+        key = self.keys.get(name)
+        if key is not None and _SHARED.get(key) is dense.value:
+            self._share(name, key, scope)  # so that other functions need not rearrange it either
         return matrix
 
     def _literals(self, op: Op, scope: Scope) -> dict[str, Value]:
@@ -175,9 +229,13 @@ class _Lowering:
                 raise UnsupportedOp(f"{where}: only tensors are supported")
             if found.type.dtype == "string":
                 raise ProgramError(f"{where} is a string, not a tensor")
-            made = Const(to_held(self.load(found), found.type.dtype))
+            place = self.place(found)
+            key = None if place is None else ("const", found.type, place)
+            known = None if key is None else _SHARED.get(key)
+            made = Const(to_held(self.load(found), found.type.dtype) if known is None else known)
             if isinstance(binding, str):
                 scope[binding] = made
+                self._share(binding, key, scope)
             return made
         return found
 
@@ -196,7 +254,7 @@ class _Lowering:
             raise ProgramError(f"{where} refers to '{binding}', which is not defined before it")
         found = scope[binding]
         if isinstance(found, Op):
-            self._kernel_step(found, scope)  # expands it
+            self._expanded(found, scope)
             found = scope[binding]
         assert not isinstance(found, Op)
         return found

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 import portable_coreml
 import pytest
@@ -214,6 +215,43 @@ def test_a_weight_of_two_products_is_held_once(build_program: Build, tmp_path: P
     first, second = (value for value in constants if isinstance(value, torch.Tensor) and value.dim() > 1)
     assert first.shape == second.shape == (IN, IN, 1, 1)
     assert first.data_ptr() == second.data_ptr()
+
+
+def matrices(model: Any) -> list[torch.Tensor]:
+    """The matrices that a model has expanded, in order."""
+    constants = (arg.value for step in model.__proxy__._executable.lowered.steps for arg in step.args)
+    return [value for value in constants if isinstance(value, torch.Tensor) and value.dim() > 1]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_functions_of_one_program_share_what_they_expand(
+    compressed: bool, build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program has one for each width of a pass, and their weights would be in memory as many times."""
+    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", stored.LARGE)
+
+    def half(x: Any, mb: Any) -> Any:
+        weight = np.random.default_rng(1).standard_normal((OUT, IN, 1, 1)).astype(np.float16)
+        return mb.cast(x=mb.conv(x=mb.cast(x=x, dtype="fp16"), weight=weight), dtype="fp32")
+
+    program, descriptor = conv if compressed else half, ct.utils.MultiFunctionDescriptor()
+    for i, name in enumerate(("one", "four")):
+        package = built(build_program, program, (1, IN, 1 + 3 * i, 1), tmp_path / f"{name}.mlpackage")
+        descriptor.add_function(str(package), src_function_name="main", target_function_name=name)
+    descriptor.default_function_name = "one"
+    both = tmp_path / "both.mlpackage"
+    ct.utils.save_multifunction(descriptor, str(both))
+    one, four = (ct.models.MLModel(str(both), function_name=name) for name in ("one", "four"))
+    ((mine,), (theirs,), (alone,)) = matrices(one), matrices(four), matrices(loaded(package, "fp32"))
+    assert mine.data_ptr() == theirs.data_ptr() != alone.data_ptr()
+    assert torch.equal(mine, alone)
+    x = np.random.default_rng(2).standard_normal((1, IN, 4, 1)).astype(np.float32)
+    (expected,), (found,) = (model.predict({"x": x}).values() for model in (loaded(package, "fp32"), four))
+    np.testing.assert_array_equal(found, expected)
+    if compressed:  # rounded, in fp16 mode
+        portable_coreml.install("fp16")
+        ((rounded,),) = (matrices(ct.models.MLModel(str(both), function_name="one")),)
+        assert rounded.data_ptr() != mine.data_ptr()
 
 
 @pytest.mark.parametrize("fast", [True, False])
