@@ -157,7 +157,10 @@ def bring(remote: Remote, files: Mapping[str, Listed], made: Mapping[str, Path],
         if _is_here(pool / sha256, target, sha256):
             return
         try:
-            fs.get_file(f"{root}/files/{sha256}", str(target), callback=_bound(target.name, targets[target].size))
+            bound = _bound(target.name, targets[target].size)
+            if getattr(fs, "local_file", False):  # a local file system copies without a word
+                bound.set_size(fs.size(f"{root}/files/{sha256}"))
+            fs.get_file(f"{root}/files/{sha256}", str(target), callback=bound)
         except FileNotFoundError as error:
             raise Refused(f"{target.name} is gone from it") from error
         if hash_file(target) != sha256:
@@ -247,7 +250,7 @@ def _listed(name: str, key: str, text: bytes) -> dict[str, Listed]:
 
 
 def _targets(files: Mapping[str, Listed], made: Mapping[str, Path]) -> dict[Path, Listed]:
-    """The files by the paths to write them to. Raises Refused where an entry has other outputs, or files outside of them."""
+    """Return the files by the paths to write them to. Raise Refused if an entry has files outside of the outputs."""
     known = {path.name: path for path in made.values()}
     found = {}
     for file, listed in files.items():

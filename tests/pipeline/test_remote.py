@@ -155,12 +155,18 @@ def refused_and_healed(shared: Remote, tmp_path: Path, caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"\x00\x02", b"\x00", b"", bytes(1 << 16), None],
+    ("content", "told"),
+    [
+        (b"\x00\x02", "data.bin is "),
+        (b"\x00", "data.bin is "),
+        (b"", "data.bin is "),
+        (bytes(1 << 16), "data.bin has more than the 2 bytes that are listed"),
+        (None, "data.bin is gone"),
+    ],
     ids=["changed", "truncated", "empty", "longer", "gone"],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(
-    content: bytes | None, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    content: bytes | None, told: str, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = Remote(url)
     mine, here = machine(tmp_path / "a", shared)
@@ -170,7 +176,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(
         fs.rm_file(f"{root}/v1/files/{DATA}")
     else:
         fs.pipe_file(f"{root}/v1/files/{DATA}", content)
-    refused_and_healed(shared, tmp_path, caplog, entry(mine).name, "data.bin is " + ("gone" if content is None else ""))
+    refused_and_healed(shared, tmp_path, caplog, entry(mine).name, told)
 
 
 def test_after_a_file_that_is_gone_the_rest_is_not_fetched(
@@ -188,6 +194,7 @@ def test_after_a_file_that_is_gone_the_rest_is_not_fetched(
         Path(target).write_bytes(b"")
 
     monkeypatch.setattr(type(fs), "get_file", get)
+    monkeypatch.setattr(type(fs), "size", lambda self, source: 0)
     monkeypatch.setattr(remote, "hash_file", lambda path: f"{int(path.name):064}")
     files = {f"folder.mlpackage/{i}": remote.Listed(f"{i:064}", 0) for i in range(100)}
     with pytest.raises(remote.Refused, match="0 is gone"):
@@ -205,7 +212,7 @@ def test_a_store_that_sends_more_than_it_lists_fills_no_disk(url: str, tmp_path:
     listed = remote.find(shared, entry(mine).name)
     assert listed is not None and listed["folder.mlpackage/deep/data.bin"] == remote.Listed(DATA, 2)
     with pytest.raises(remote.Refused, match="data.bin has more than the 2 bytes that are listed"):
-        remote.bring(shared, listed, dict.fromkeys(("folder", "file"), tmp_path / "folder.mlpackage"), tmp_path)
+        remote.bring(shared, listed, {name: tmp_path / name for name in ("folder.mlpackage", "file.json")}, tmp_path)
 
 
 def test_a_list_without_end_is_not_read(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

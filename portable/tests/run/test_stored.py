@@ -218,8 +218,8 @@ def test_a_weight_of_two_products_is_held_once(build_program: Build, tmp_path: P
 
 
 def matrices(model: Any) -> list[torch.Tensor]:
-    """The matrices that a model has expanded, in order."""
-    constants = (arg.value for step in model.__proxy__._executable.lowered.steps for arg in step.args)
+    """Return the matrices that a model has expanded, in order."""
+    constants = (getattr(arg, "value", None) for step in model.__proxy__._executable.lowered.steps for arg in step.args)
     return [value for value in constants if isinstance(value, torch.Tensor) and value.dim() > 1]
 
 
