@@ -106,7 +106,7 @@ class EncoderReference:
 def _batches(texts: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield texts [texts, n]: neighbours of equal length, of BATCH tokens at most or one by itself."""
     for length, alike in groupby(texts, len):
-        yield from torch.stack(list(alike)).split(max(1, BATCH // length))
+        yield from torch.split(torch.stack(list(alike)), max(1, BATCH // length))
 
 
 def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:

@@ -142,5 +142,5 @@ def reach(matrix: Matrix) -> float:
     if isinstance(matrix, StoredMatrix) and matrix.scale is not None:
         return matrix.values.shape[1] * INT8_MAX * float(matrix.scale.abs().max())
     values = matrix if isinstance(matrix, Tensor) else matrix.values
-    sums = [rows.float().abs().sum(1).max() for rows in values.split(max(1, BLOCK // values.shape[1]))]
+    sums = [rows.float().abs().sum(1).max() for rows in torch.split(values, max(1, BLOCK // values.shape[1]))]
     return float(torch.stack(sums).max())  # NaN if there is a NaN

@@ -100,7 +100,7 @@ def to_digits(x: Tensor) -> Digits | None:
 def _digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
     """Return the product in integers, [out, n] in float32, made a tile of columns at a time."""
     assert matrix.scale is not None
-    tiles = [_digit_sums(matrix.values, tile) for tile in digits.integers.split(TILE, dim=1)]
+    tiles = [_digit_sums(matrix.values, tile) for tile in torch.split(digits.integers, TILE, dim=1)]
     whole = tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=1)
     return whole.mul_(torch.exp2(digits.exponent)).mul_(matrix.scale)
 
