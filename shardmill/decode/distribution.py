@@ -14,8 +14,8 @@ from shardmill.decode.errors import DecodeError
 
 Probabilities = NDArray[np.float64]
 SEEDS = 2**64
-_STEP = 4  # the nucleus is looked for among tokens up to so many times less likely, then so many times more
-_ROUNDING = 1e-9  # far more than sums of probabilities are off
+_BINS, _TRAILING = 4096, 46  # 64 bins for each power of two, as 6 bits of the fraction lead
+_ROUNDING = 1e-9  # far more than the sums of probabilities are off by
 _PENALTY = 1000  # far past any use; much more, or less, would make logits infinite
 
 
@@ -73,9 +73,15 @@ class Sampling:
         return self.temperature == 0
 
 
-def adjust(row: NDArray[np.floating], seen: NDArray[np.bool_], sampling: Sampling) -> Probabilities:
-    """Logits [V] after bias and repetition penalty. `seen` [V]: which tokens the text already holds."""
-    logits = row.astype(np.float64)
+def adjust(
+    row: NDArray[np.floating], seen: NDArray[np.bool_], sampling: Sampling, out: Probabilities | None = None
+) -> Probabilities:
+    """Return logits [V] after bias and repetition penalty, in `out` if it is given.
+
+    `seen` [V] is true for the tokens that the text already has.
+    """
+    logits = np.empty(len(row)) if out is None else out
+    logits[:] = row
     for token, bias in sampling.logit_bias.items():
         logits[token] += bias
     if sampling.repetition_penalty != 1:
@@ -85,15 +91,15 @@ def adjust(row: NDArray[np.floating], seen: NDArray[np.bool_], sampling: Samplin
     return logits
 
 
-def probabilities(logits: Probabilities, sampling: Sampling) -> Probabilities:
-    """Return the distribution [V] of adjusted `logits` [V]; one-hot when greedy.
+def probabilities(logits: Probabilities, sampling: Sampling, out: Probabilities | None = None) -> Probabilities:
+    """Return the distribution [V] of adjusted `logits` [V], in `out` if it is given; one-hot if greedy.
 
-    All is computed in one array: for a large vocabulary, memory for a new one takes longer than what is computed.
+    Each step works in place: for a large vocabulary, a new array takes longer than the computation.
     """
     if sampling.greedy:
         one_hot: Probabilities = np.eye(1, len(logits), int(np.argmax(logits)))[0]
         return one_hot
-    probs: Probabilities = logits - logits.max()
+    probs: Probabilities = np.subtract(logits, logits.max(), out=out)
     with np.errstate(over="ignore"):  # a temperature near 0 leaves the likeliest token alone
         probs /= sampling.temperature
     np.exp(probs, out=probs)
@@ -110,18 +116,22 @@ def probabilities(logits: Probabilities, sampling: Sampling) -> Probabilities:
 def nucleus(probs: Probabilities, top_p: float) -> NDArray[np.bool_]:
     """Return the mask [V] of the smallest set of likeliest tokens whose mass reaches `top_p`.
 
-    Only likely tokens are sorted, and only by value: sorting a large vocabulary by token takes tens of milliseconds.
+    Sorting a large vocabulary takes tens of milliseconds. So tokens are put into bins by the leading bits of their
+    probabilities, and only the bin in which the mass reaches `top_p` is sorted.
     """
-    least, rest = probs.max() / _STEP, (1 - top_p) / 2  # less than `rest` is the mass of all tokens below rest / V
-    while (likely := probs[probs >= least]).sum() < top_p + _ROUNDING:
-        if not least * len(probs) > rest:
-            likely = probs
-            break
-        least /= _STEP
-    ordered = -np.sort(-likely)
-    mass = np.cumsum(ordered)
-    count = 1 + int(np.count_nonzero(mass[:-1] < top_p))
-    return _down_to(probs, ordered[count - 1], count)
+    bins = probs.view(np.int64) >> _TRAILING  # the bits of positive numbers are ordered as the numbers are
+    bins -= bins.max() - (_BINS - 1)
+    np.maximum(bins, 0, out=bins)  # the least likely tokens share a bin
+    mass = np.bincount(bins, weights=probs, minlength=_BINS)[::-1].cumsum()  # of the likeliest bins
+    last = min(int(np.searchsorted(mass, top_p)), _BINS - 1)
+    before = mass[last - 1] if last else np.float64(0)
+    ordered = -np.sort(-probs[bins == _BINS - 1 - last])
+    sums, count = before + np.cumsum(ordered), int(np.count_nonzero(bins > _BINS - 1 - last))
+    if np.abs(np.append(sums, before) - top_p).min() < _ROUNDING:  # the order of the additions decides
+        ordered = -np.sort(-probs)
+        sums, count = np.cumsum(ordered), 0
+    further = int(np.count_nonzero(sums[:-1] < top_p))
+    return _down_to(probs, ordered[further], count + further + 1)
 
 
 def draw(probs: Probabilities, uniform: float) -> int:

@@ -43,7 +43,7 @@ class Sampler:
         self._constraint = constraint
         self._seen = np.zeros(vocab, dtype=np.bool_)
         self._seen[list(prompt)] = True
-        self._waits = np.empty(vocab)  # kept, as new memory takes longer than the numbers that go there
+        self._waits, self._logits = np.empty((2, vocab))  # kept, since new arrays take longer than their numbers
         self._index = 0
 
     @property
@@ -87,7 +87,7 @@ class Sampler:
         return self._emit(self._reject(probabilities(logits, self._sampling), drafted, drawn_from))
 
     def _adjusted(self, row: Logits) -> Probabilities:
-        logits = adjust(row, self._seen, self._sampling)
+        logits = adjust(row, self._seen, self._sampling, self._logits)
         if self._constraint is not None:
             logits[~self._constraint.allowed()] = -np.inf
         return logits
@@ -98,11 +98,11 @@ class Sampler:
         return int(np.argmax(self._race(logits)))
 
     def _race(self, logits: Probabilities) -> Probabilities:
-        """Return how fast each token is [V], valid until the next call; the fastest is drawn."""
+        """Return how fast each token is [V], valid until the next call; the fastest is drawn. `logits` are spent."""
         waits = self._waits
         _generator(self._sampling.seed, self._index, _RACE).standard_exponential(out=waits)
         np.maximum(waits, np.finfo(np.float64).tiny, out=waits)
-        return np.divide(probabilities(logits, self._sampling), waits, out=waits)
+        return np.divide(probabilities(logits, self._sampling, logits), waits, out=waits)
 
     def _reject(self, probs: Probabilities, drafted: int, drawn_from: Probabilities) -> int:
         keep, redraw = uniforms(self._sampling.seed, self._index, 0, 2)
