@@ -76,6 +76,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_heap() -> None:
+    """Keep the garbage collector from what earlier files left, which each conversion of coremltools would search."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests bring a hub of their own, whatever this shell says of the real one."""

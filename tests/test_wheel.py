@@ -176,6 +176,7 @@ def test_the_library_in_it_has_the_clone_s_keys(site: Path, tmp_path: Path) -> N
     assert of_wheel.split(", ", 1)[1] == of_clone.split(", ", 1)[1]
 
 
+@pytest.mark.slow
 def test_a_folder_that_init_made_is_ready(site: Path, ready: Path) -> None:
     done = run(site, ready, "-m", "snakemake", "--cores", "1", "build/demo/parts/head_0.json")
     assert done.returncode == 0, done.stderr
@@ -204,6 +205,7 @@ use rule * from shardmill
 """
 
 
+@pytest.mark.slow
 def test_another_workflow_uses_it_as_a_module(site: Path, tmp_path: Path) -> None:
     """From a folder that holds a config and nothing else; so does what snakedeploy writes."""
     (tmp_path / "config").mkdir()

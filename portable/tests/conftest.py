@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ GOLDENS = next(
     (path for up in Path(__file__).resolve().parents if (path := up / "shared/goldens/apple-compiled").is_dir()),
     Path("shared/goldens/apple-compiled"),
 )  # bundles that Apple's compiler made, beside the repository where there are any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_heap() -> None:
+    """Keep the garbage collector from what earlier files left, which each conversion of coremltools would search."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

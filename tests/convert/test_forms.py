@@ -124,6 +124,7 @@ def test_encoders_are_plain_coremltools_byte_for_byte(tmp_path: Path) -> None:
     assert files(stamped) == files(plain)
 
 
+@pytest.mark.slow
 def test_routers_of_experts_stay_in_fp16(tmp_path: Path) -> None:
     """They choose among experts; a form would be refused, and the rule of thumb leaves them alone."""
     source = tiny_families.write_tiny(EXPERTS, tmp_path / "checkpoint")

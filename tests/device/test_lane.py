@@ -77,6 +77,7 @@ def test_numbers_that_are_wrong_are_a_line(kit: Path, fault: str, words: str) ->
         assert found["pass.T=1"]["status"] == "wrong"
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_points_it_goes_on_and_comes_to_the_same(kit: Path) -> None:
     chance, env = random.Random(14), environment(kit, HERE / "fake")
     for _ in range(10):

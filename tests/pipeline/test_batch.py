@@ -255,6 +255,7 @@ def test_a_page_of_an_earlier_run_hides_no_failure_of_this_one(
 
 
 @pytest.mark.pipeline
+@pytest.mark.slow
 def test_one_model_stops_no_other(tmp_path: Path) -> None:
     """Two models of one checkpoint, one of other parts, weights that are cut short, and a config that is refused."""
     checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)

@@ -229,6 +229,7 @@ def test_a_wrong_config_is_one_line_and_no_work(finished: Project, tmp_path: Pat
     assert not (project.folder / "build").exists()
 
 
+@pytest.mark.slow
 def test_snakemakes_own_report_shows_the_page_the_figures_and_the_verdicts(finished: Project, tmp_path: Path) -> None:
     project = copied(finished, tmp_path / "project")
     shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")

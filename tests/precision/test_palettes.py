@@ -98,6 +98,7 @@ print(hashlib.sha256(found.codes.numpy().tobytes() + found.lut.numpy().tobytes()
 """
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     told = [
         subprocess.run([sys.executable, "-c", THREADS, count], capture_output=True, text=True, check=True).stdout
