@@ -126,13 +126,14 @@ def threads() -> int | None:
 
 
 def cores() -> int:
-    """Cores that this process was given: a scheduler may give a job fewer than the machine has.
+    """Return how many cores this process may use: a scheduler or a container may give it fewer than the machine has.
 
-    Slurm need not keep a job to its CPUs; then only a variable tells how many they are.
+    Slurm need not bind a job to its CPUs; then only an environment variable has their number. The quota of a container
+    limits CPU time, and leaves all cores visible.
     """
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    here = _reachable_cores()
-    return min(here, int(given)) if given.isdecimal() and int(given) else here
+    asked = [int(given)] if given.isdecimal() and int(given) else []
+    return min([_reachable_cores(), *asked, *_cpu_quotas()])
 
 
 def _reachable_cores() -> int:
@@ -143,24 +144,42 @@ def _reachable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def _cpu_quotas() -> Iterator[int]:
+    """Yield the CPU quotas of this process' control groups, in whole cores, rounded up."""
+    for file in _group_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
+        with suppress(OSError, ValueError):  # there is no such file, or it contains "max"
+            numbers = file.read_text().split()
+            if file.name == "cpu.cfs_quota_us":
+                numbers += file.with_name("cpu.cfs_period_us").read_text().split()
+            quota, period = map(int, numbers)
+            if quota > 0 and period > 0:  # -1 stands for no limit
+                yield -(-quota // period)
+
+
 def memory_bytes() -> int:
     """Memory that processes may take here: the machine's or, where less, what their container or slice was given."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in _memory_limits():
+    for file in _group_files("memory", "memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # there is none, or it says "max"
             found.append(int(file.read_text()))
     return min(found)
 
 
-def _memory_limits() -> Iterator[Path]:
-    """Where Linux keeps the limits of this process' control group and of those around it, in either version."""
+def _group_files(controller: str, unified: str, legacy: str) -> Iterator[Path]:
+    """Yield where Linux keeps a limit of this process' control group and of the groups around it.
+
+    Args:
+        controller: its name in version 1, and the name of its folder.
+        unified: the file's name in version 2.
+        legacy: the file's name in version 1.
+    """
     try:
         lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
         return
     for _, controllers, own in (line.split(":", 2) for line in lines):
-        folder, name = (GROUPS, "memory.max") if not controllers else (GROUPS / "memory", "memory.limit_in_bytes")
-        if controllers in ("", "memory"):
+        folder, name = (GROUPS / controller, legacy) if controllers else (GROUPS, unified)
+        if not controllers or controller in controllers.split(","):
             group = PurePosixPath(own.lstrip("/"))
             yield from (folder / each / name for each in (group, *group.parents))
 

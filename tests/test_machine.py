@@ -147,6 +147,43 @@ def test_where_slurm_binds_nothing_a_variable_tells(monkeypatch: pytest.MonkeyPa
     assert machine.cores() == asked
 
 
+@pytest.mark.parametrize(
+    ("own", "limits", "expected"),
+    [
+        ("0::/", {}, 64),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/", {"cpu.max": "400000 100000"}, 4),
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "1000 100000"}, 1),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}, 3),
+        ("3:cpu,cpuacct:/job\n0::/", {"cpu/job/cpu.cfs_quota_us": "200000", "cpu/job/cpu.cfs_period_us": "50000"}, 4),
+        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "200000"}, 64),
+        ("3:memory:/", {"cpu/cpu.cfs_quota_us": "1", "cpu/cpu.cfs_period_us": "1"}, 64),
+        (None, {"cpu.max": "1 1"}, 64),
+    ],
+)
+def test_cores_are_what_a_container_was_given(
+    own: str | None, limits: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota limits CPU time and hides no core: with a thread for each of 64, a pod of 4 CPUs stands still."""
+    control_groups(own, limits, tmp_path, monkeypatch)
+    monkeypatch.setattr(machine, "_reachable_cores", lambda: 64)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    assert machine.cores() == expected
+
+
+def control_groups(own: str | None, limits: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the process control groups: /proc/self/cgroup and the files of the groups."""
+    if own is not None:
+        (tmp_path / "own").write_text(f"{own}\n")
+    for name, limit in limits.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(f"{limit}\n")
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
+
+
 ALL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -168,13 +205,7 @@ ALL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 def test_memory_is_what_a_container_was_given(
     own: str | None, limits: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if own is not None:
-        (tmp_path / "own").write_text(f"{own}\n")
-    for name, limit in limits.items():
-        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "groups" / name).write_text(f"{limit}\n")
-    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
+    control_groups(own, limits, tmp_path, monkeypatch)
     assert machine.memory_bytes() == expected
 
 

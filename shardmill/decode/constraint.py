@@ -118,7 +118,7 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise DecodeError("JSON schemas need llguidance: pip install 'shardmill[grammar]'") from error
+        raise DecodeError("JSON schemas need llguidance; in a clone: pip install -e '.[grammar]'") from error
     return llguidance
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -54,8 +55,9 @@ class Batch:
 
     @property
     def refusals(self) -> dict[str, str]:
-        """The same by names that can be a file's."""
-        return {_file_name(file): line for file, line in self.refused.items()}
+        """Return the rejections by names that a file can have, each a different one."""
+        taken = Counter(map(_file_name, self.refused))
+        return {_file_name(file, taken[_file_name(file)] > 1): line for file, line in self.refused.items()}
 
     def names(self, wildcard: str) -> str:
         """A regular expression for what a wildcard stands for: "model", "part" or "point"."""
@@ -75,10 +77,10 @@ class Told:
     rules: Mapping[str, str] = field(default_factory=dict)
 
 
-def _file_name(path: str) -> str:
-    """A path as a name that a file can have, with room for `.log` after it."""
+def _file_name(path: str, taken: bool = False) -> str:
+    """Return a path as a name that a file can have, with room for `.log`; with a digest if the name alone is taken."""
     name = re.sub(r"[^\w.-]", "_", path)
-    return name if len(os.fsencode(name)) <= LONGEST else f"{digest(path)[:16]}_{name[-KEPT:]}"
+    return f"{digest(path)[:16]}_{name[-KEPT:]}" if taken or len(os.fsencode(name)) > LONGEST else name
 
 
 def any_of(names: Iterable[str]) -> str:

@@ -75,7 +75,12 @@ def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
             place(entry / recorded[name]["file"], path, recorded[name])
     except (FileNotFoundError, ShardmillError, KeyError, TypeError, AttributeError) as error:
         log.warning("damaged entry %s: %s", entry.name[:12], error)
-        drop(entry)
+        try:
+            drop(entry)
+        except PermissionError as refused:
+            raise ShardmillError(
+                f"{entry}: damaged, and this store may only be read; ask its owner to remove it, or use your own store"
+            ) from refused
         return False
     return True
 

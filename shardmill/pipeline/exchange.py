@@ -43,10 +43,9 @@ def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Ans
     if 0 <= (ago := time.time() - _written(mark)) < PAUSE:
         log.info("remote store: not asked, as it was silent %.0f s ago", ago)
         return Answer.SILENT
-    began, answered = time.monotonic(), False
+    began = time.monotonic()
     try:
         files = remote.find(shared, key)
-        answered = True
         if files is None:
             return Answer.NONE
         fill(lambda made: remote.bring(shared, files, made, pool))
@@ -55,12 +54,21 @@ def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Ans
         return Answer.REFUSED
     except Exception as error:  # whatever a file system raises: the work can be done here
         log.warning("remote store: entry %s can't be had: %s; made here instead", key[:12], remote.why(error))
-        if not answered and time.monotonic() - began > LONG:
+        if time.monotonic() - began > LONG and _is_timeout(error):
             with contextlib.suppress(OSError):  # another user's store
                 mark.touch()
         return Answer.SILENT
     log.info("taken from the remote store")
     return Answer.TAKEN
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, is a timeout; each library has its own class for that."""
+    while error is not None:
+        if isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _written(file: Path) -> float:

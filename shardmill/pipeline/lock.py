@@ -9,6 +9,7 @@ and in its environment, which its jobs inherit: one that begins after another bu
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import uuid
@@ -20,6 +21,7 @@ from typing import TextIO
 from shardmill.errors import ShardmillError
 from shardmill.files import write_text
 
+WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 RUN, MARK = "SHARDMILL_RUN", ".run"  # the variable and the file that say which build is the last
 
 _held: list[TextIO] = []  # open until the process ends
@@ -49,7 +51,7 @@ def join_build(build: str) -> None:
     every executor hands on the environment.
     """
     jobs = _opened(build, ".jobs.lock")
-    fcntl.flock(jobs, fcntl.LOCK_SH)
+    _flock(jobs, fcntl.LOCK_SH)
     own, mark = os.environ.get(RUN), Path(build) / MARK
     if own and mark.is_file() and mark.read_text() != own:
         jobs.close()
@@ -67,7 +69,7 @@ def using_store(store: Path) -> Iterator[None]:
             raise
         lock = (store / ".lock").open()
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        _flock(lock, fcntl.LOCK_SH)
         yield
 
 
@@ -93,7 +95,20 @@ def _opened(build: str, name: str) -> TextIO:
 
 def _locks(file: TextIO, kind: int) -> bool:
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        _flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _flock(file: TextIO, kind: int) -> None:
+    """Lock a file. Raise ShardmillError if its file system has no locks, as Lustre has none unless asked for them."""
+    try:
+        fcntl.flock(file, kind)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        raise ShardmillError(
+            f"{file.name}: its file system has no locks ({error.strerror}); mount it with them (Lustre: -o flock), or "
+            "build on another disk; docs/cluster.md says more"
+        ) from error

@@ -105,7 +105,7 @@ def check(remote: Remote) -> None:
     try:
         _opened(remote)
     except ImportError as error:
-        extra = "pip install 'shardmill[s3]'" if remote.protocol == "s3" else str(error)
+        extra = "pip install -e '.[s3]' in a clone" if remote.protocol == "s3" else str(error)
         raise ShardmillError(f"{URL}: {remote.protocol} needs a package that is not installed: {extra}") from error
     except Exception as error:  # whatever a file system makes of its settings
         raise ShardmillError(f"{URL}: {why(error)}") from error

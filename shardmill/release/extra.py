@@ -17,5 +17,5 @@ def signing_libraries() -> Iterator[None]:
         yield
     except ImportError as error:
         if str(error.name).partition(".")[0] in MODULES:
-            raise ShardmillError(f"{error.name} is not installed; pip install 'shardmill[sign]'") from error
+            raise ShardmillError(f"{error.name} is not installed; in a clone: pip install -e '.[sign]'") from error
         raise

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from programs import skip_or_fail
 
 from . import slurm
 
@@ -15,6 +16,6 @@ from . import slurm
 def cluster() -> Iterator[slurm.Cluster]:
     reason = slurm.missing()
     if reason:
-        pytest.skip(reason)
+        skip_or_fail(reason)
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm.raised(Path(folder)) as up:
         yield up  # in a folder with a short name: that of a socket may have 107 bytes

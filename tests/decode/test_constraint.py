@@ -145,5 +145,5 @@ def test_an_impossible_schema_is_named() -> None:
 
 def test_without_the_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    with pytest.raises(DecodeError, match="pip install 'shardmill\\[grammar\\]'"):
+    with pytest.raises(DecodeError, match="in a clone: pip install -e '.\\[grammar\\]'"):
         schema()

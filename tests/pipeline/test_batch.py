@@ -153,6 +153,12 @@ def test_a_refused_config_may_have_a_path_longer_than_a_name(tmp_path: Path) -> 
         (tmp_path / f"{name}.log").touch()
 
 
+def test_paths_that_are_one_file_name_are_told_apart() -> None:
+    found = Batch({}, {"a/b.yaml": "first", "a_b.yaml": "second", "c.yaml": "third"})
+    assert sorted(found.refusals.values()) == ["first", "second", "third"]
+    assert found.refusals["c.yaml"] == "third" and all("/" not in name for name in found.refusals)
+
+
 def test_what_nobody_foresaw_stops_no_other_model(folder: Path) -> None:
     for name in ("a", "b"):
         write(f"models/{name}.yaml", model=name)

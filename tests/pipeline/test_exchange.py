@@ -55,6 +55,21 @@ def test_who_waited_in_vain_spares_the_others(
     assert len(asked) == 4
 
 
+def test_a_download_that_stands_still_is_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that has the entry and sends nothing holds up each job of a build for as long."""
+
+    class ReadTimeoutError(Exception):
+        """As botocore calls it."""
+
+    def stands_still(work: object) -> None:
+        raise OSError("no bytes") from ReadTimeoutError()
+
+    monkeypatch.setattr(remote, "find", lambda *_: {"file": "a" * 64})
+    monkeypatch.setattr(exchange, "LONG", -1.0)
+    assert exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), stands_still) is exchange.Answer.SILENT
+    assert (tmp_path / exchange.MARK).exists()
+
+
 def test_a_download_that_breaks_off_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it took: the store answers, and the next job may be luckier."""
 

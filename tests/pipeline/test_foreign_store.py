@@ -12,6 +12,8 @@ import pytest
 from stored import Outcome
 from unprivileged import unprivileged
 
+from shardmill.errors import ShardmillError
+from shardmill.pipeline.entry import restored
 from shardmill.pipeline.store import Store
 
 AGAIN = """
@@ -44,6 +46,24 @@ def foreign(tmp_path: Path) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             path.chmod(0o755)
+
+
+def test_what_is_damaged_there_is_named_with_the_remedy(
+    foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk rots without a new time of change, so only the bytes tell, after the entry was believed."""
+    (damaged,) = (foreign / "build/.store").rglob("data.bin")
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"rotten")
+    store = foreign / "build/.store"
+    key = damaged.relative_to(store).parts[0]
+
+    def refused(path: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "rename", refused)  # root, which may run the tests, may rename it
+    with pytest.raises(ShardmillError, match=f"{key}: damaged, and this store may only be read; ask its owner"):
+        restored(store / key, {"folder": tmp_path / "folder.mlpackage", "file": tmp_path / "file.json"})
 
 
 def again(checkout: Path, **params: object) -> subprocess.CompletedProcess[str]:

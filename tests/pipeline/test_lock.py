@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +130,22 @@ def test_locks_are_taken_as_nfs_grants_them(tmp_path: Path, monkeypatch: pytest.
         pass
     lock.hold_store(tmp_path / "store")
     assert asked == {os.O_RDONLY, os.O_WRONLY}
+
+
+@pytest.mark.parametrize(
+    "take", [lock.hold_lock, lock.join_build, lambda folder: lock.using_store(Path(folder)).__enter__()]
+)
+def test_a_file_system_without_locks_is_named(
+    take: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre answers so unless it is mounted with -o flock."""
+
+    def flock(file: TextIO, kind: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    with pytest.raises(ShardmillError, match=r"lock: its file system has no locks .* \(Lustre: -o flock\)"):
+        take(str(tmp_path))
 
 
 def test_what_is_no_file_locks_nothing(tmp_path: Path) -> None:

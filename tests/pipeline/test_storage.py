@@ -12,6 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import tiny
+from programs import skip_or_fail
 
 from shardmill.errors import GateError
 from shardmill.pipeline import storage
@@ -134,7 +135,7 @@ def s3(_: Path) -> Iterator[tuple[str, ...]]:
 def fs(folder: Path) -> Iterator[tuple[str, ...]]:
     """A folder that is mounted everywhere, but that no job is to work in."""
     if not shutil.which("rsync"):
-        pytest.skip("the plugin copies by rsync, which is not installed")
+        skip_or_fail("the plugin copies by rsync, which is not installed")
     yield "fs", str(folder), f"file://{folder}"
 
 

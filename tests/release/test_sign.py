@@ -300,5 +300,5 @@ def test_without_the_libraries_one_line_tells(build: Path, keys: Keys, monkeypat
     code, text = run("sign", build, "--key", keys.private)
     assert (code, text.strip()) == (
         1,
-        "shardmill: securesystemslib.signer is not installed; pip install 'shardmill[sign]'",
+        "shardmill: securesystemslib.signer is not installed; in a clone: pip install -e '.[sign]'",
     )
