@@ -55,7 +55,7 @@ class Runner:
             noise: the amplitude of random numbers in the columns that the text does not fill.
 
         Returns:
-            One row for each token, or for the first token of each text if the task is "classify", text after text.
+            One row for each token, or one row for each text if the model classifies whole texts; text after text.
         """
         return self.passes([[rows] for rows in texts], noise)
 
