@@ -1,7 +1,7 @@
-"""Turns logits into the distribution that a token is drawn from.
+"""Turns logits into the distribution of the next token.
 
-Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as transformers applies them.
-Temperature 0 is greedy: the filters then change nothing and the adjusted argmax is taken.
+Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as in transformers. Temperature 0 is greedy:
+the filters then change nothing and the argmax of the adjusted logits is chosen.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from shardmill.decode.errors import DecodeError
 
 Probabilities = NDArray[np.float64]
 SEEDS = 2**64
-_STEP = 4  # the nucleus is looked for among tokens up to so many times less likely, then so many times more
-_ROUNDING = 1e-9  # far more than sums of probabilities are off
-_PENALTY = 1000  # far past any use; much more, or less, would make logits infinite
+_STEP = 4  # the nucleus is searched among tokens up to this factor less likely than the best, then it widens
+_ROUNDING = 1e-9  # far larger than the rounding error of a sum of probabilities
+_PENALTY = 1000  # far beyond any use; a much larger or smaller value would make logits infinite
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Sampling:
     """How tokens are chosen; the defaults are greedy and change nothing.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest token.
+        temperature: divides the logits; 0 chooses the likeliest token.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the likeliest.
         repetition_penalty: divides positive and multiplies negative logits of tokens already in the text.
-        seed: the same seed gives the same tokens, whatever drafts, unless drafts are themselves drawn at random.
+        seed: the same seed gives the same tokens for any drafts, unless drafts are themselves drawn at random.
         logit_bias: token -> value added to its logit.
         accept_top_p: LOSSY, off by default: also accept a drafted token that lies in the model's top-p nucleus.
     """
@@ -69,12 +69,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
+        """Return whether the likeliest token is always chosen."""
         return self.temperature == 0
 
 
 def adjust(row: NDArray[np.floating], seen: NDArray[np.bool_], sampling: Sampling) -> Probabilities:
-    """Logits [V] after bias and repetition penalty. `seen` [V]: which tokens the text already holds."""
+    """Return logits [V] after bias and repetition penalty. `seen` [V] marks the tokens that the text contains."""
     logits = row.astype(np.float64)
     for token, bias in sampling.logit_bias.items():
         logits[token] += bias
@@ -88,13 +88,13 @@ def adjust(row: NDArray[np.floating], seen: NDArray[np.bool_], sampling: Samplin
 def probabilities(logits: Probabilities, sampling: Sampling) -> Probabilities:
     """Return the distribution [V] of adjusted `logits` [V]; one-hot when greedy.
 
-    All is computed in one array: for a large vocabulary, memory for a new one takes longer than what is computed.
+    All steps use one array: for a large vocabulary, allocating a new one takes longer than the computation.
     """
     if sampling.greedy:
         one_hot: Probabilities = np.eye(1, len(logits), int(np.argmax(logits)))[0]
         return one_hot
     probs: Probabilities = logits - logits.max()
-    with np.errstate(over="ignore"):  # a temperature near 0 leaves the likeliest token alone
+    with np.errstate(over="ignore"):  # a temperature near 0 leaves only the likeliest token
         probs /= sampling.temperature
     np.exp(probs, out=probs)
     probs /= probs.sum()
@@ -112,7 +112,7 @@ def nucleus(probs: Probabilities, top_p: float) -> NDArray[np.bool_]:
 
     Only likely tokens are sorted, and only by value: sorting a large vocabulary by token takes tens of milliseconds.
     """
-    least, rest = probs.max() / _STEP, (1 - top_p) / 2  # less than `rest` is the mass of all tokens below rest / V
+    least, rest = probs.max() / _STEP, (1 - top_p) / 2  # all tokens below rest / V together have a mass below `rest`
     while (likely := probs[probs >= least]).sum() < top_p + _ROUNDING:
         if not least * len(probs) > rest:
             likely = probs
@@ -125,14 +125,14 @@ def nucleus(probs: Probabilities, top_p: float) -> NDArray[np.bool_]:
 
 
 def draw(probs: Probabilities, uniform: float) -> int:
-    """Token at `uniform` in [0, 1) of the cumulative distribution of `probs`, which need not sum to 1."""
+    """Return the token at `uniform` in [0, 1) of the cumulative distribution of `probs`, whose sum need not be 1."""
     cumulative = np.cumsum(probs)
     index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return min(index, int(np.flatnonzero(probs)[-1]))  # rounding may point past the last possible token
+    return min(index, int(np.flatnonzero(probs)[-1]))  # rounding may lead past the last possible token
 
 
 def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
+    """Return the log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
     logits = row.astype(np.float64)
     logits -= logits.max()
     logs = logits - np.log(np.exp(logits).sum())
@@ -142,20 +142,20 @@ def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[
 
 
 def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Return the mask [V] of the `count` largest values, all if there are no more; of equal ones the first."""
+    """Return the mask [V] of the `count` largest values, or of all if there are fewer; ties go to the first."""
     if count >= len(values):
         return np.ones(len(values), dtype=np.bool_)
     return _down_to(values, np.partition(values, -count)[-count], count)
 
 
 def _down_to(values: NDArray[np.float64], least: np.float64, count: int) -> NDArray[np.bool_]:
-    """Return the mask [V] of the `count` largest values, of which `least` is the smallest; of equal ones the first."""
+    """Return the mask [V] of the `count` largest values, whose smallest is `least`; ties go to the first."""
     mask: NDArray[np.bool_] = values > least
     mask[np.flatnonzero(values == least)[: count - np.count_nonzero(mask)]] = True
     return mask
 
 
 def _keep(probs: Probabilities, mask: NDArray[np.bool_]) -> None:
-    """Set all of `probs` [V] but those of `mask` to 0, and scale what is left to a sum of 1."""
+    """Set all entries of `probs` [V] outside `mask` to 0, and scale the rest to a sum of 1."""
     probs *= mask
     probs /= probs.sum()
