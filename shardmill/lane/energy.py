@@ -15,7 +15,7 @@ from shardmill.lane.job import Refused
 
 COMMAND = ("powermetrics", "--samplers", "cpu_power,gpu_power,ane_power", "-i", "100", "-f", "plist")
 CONSUMERS = ("cpu_energy", "gpu_energy", "ane_energy")  # millijoules in one sample
-ROOT_ONLY = f"powermetrics tells it to root only: sudo {sys.executable} measure.py, and what is measured already stays"
+ROOT_ONLY = f"powermetrics is for root only: sudo {sys.executable} measure.py, which keeps finished measurements"
 
 
 @contextmanager

@@ -87,29 +87,29 @@ def holds_encoder(build: Path) -> bool:
 def faults(content: Any, kinds: Keys) -> Iterator[str]:
     """Yield the reasons why parsed JSON is not a manifest of this FORMAT."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        yield f"it does not say format {FORMAT}"
+        yield f"its format is not {FORMAT}"
         return
     wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
     if wrong:
-        yield f"{wrong[0]} is not there or not of its type"
+        yield f"{wrong[0]} is missing or has the wrong type"
         return
     missing = [key for key in DISTANCES[MARK in kinds] if key not in content]
     if missing:
-        yield f"{missing[0]} is not there"
+        yield f"{missing[0]} is missing"
         return
     schema_says = _breaks_schema(content, [*kinds])
     if schema_says:
         yield schema_says
         return
     if not _ascend(content):
-        yield "contexts are not numbers of slots that ascend to context"
+        yield "contexts are not ascending numbers of slots below context"
     yield from (
         f"inputs of {part['name']} do not fit {key}" for part in content["parts"] for key in _misfits(content, part)
     )
     if not _follow(content["parts"]):
         yield f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers"
     if not all(_names_files(entry) for entry in entries(content)):
-        yield "an entry does not say where its file lies"
+        yield "an entry has no valid path or no valid hashes"
 
 
 def _breaks_schema(content: Mapping[str, Any], keys: Sequence[str]) -> str:
