@@ -119,6 +119,9 @@ def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
 
 
 def passages(tokens: Sequence[int], bucket: int, task: str) -> list[list[int]]:
-    """Return the texts on which a bucket's program is compared: the tokens in pieces that fill the bucket."""
+    """Return the texts on which a bucket's program is compared: the tokens in pieces of equal length.
+
+    A piece fills the bucket, or is short if texts are classified as a whole. The last piece may be shorter.
+    """
     size = min(bucket, SHORT) if task == CLASSIFY else bucket
     return [list(tokens[at : at + size]) for at in range(0, len(tokens), size)]
