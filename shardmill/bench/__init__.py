@@ -1,1 +1,1 @@
-"""How fast a built model is: measured through its server, one request at a time, every drafter against T = 1."""
+"""Speed of a built model, measured through its server: one request at a time, every drafter against T = 1."""

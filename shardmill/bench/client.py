@@ -1,7 +1,7 @@
-"""Sends requests to a running server and reads what each took from the server's own figures.
+"""Sends requests to a running server and reads their costs from the server's own figures.
 
-Requests are greedy and private: a drafter that learns keeps nothing of one for the next, so asking a prompt again makes
-it no easier.
+Requests are greedy and private: a drafter that learns keeps nothing between requests, so repeating a prompt does not
+make it easier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import httpx2
 from shardmill.bench.server import Server
 from shardmill.errors import ShardmillError
 
-Joules = Callable[[], float]  # used since some moment
+Joules = Callable[[], float]  # joules used since some moment
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Answer:
 
     Attributes:
         drafted, accepted, pass_seconds: per decode pass; the seconds are the engine's.
-        verified_again: rows that the exactness guard ran once more alone.
-        cached: prompt tokens that were held from the request before.
-        decode_seconds: from the end of the prefill, which gives the first token, to the last one.
-        wall_seconds, joules: of the whole request, as seen from here; no joules without a meter.
+        verified_again: rows that the exactness guard ran again alone.
+        cached: prompt tokens that were reused from the previous request's KV cache.
+        decode_seconds: from the end of the prefill, which gives the first token, to the last token.
+        wall_seconds, joules: of the whole request, measured by the client; joules needs a meter.
     """
 
     tokens: tuple[int, ...]
@@ -48,26 +48,26 @@ class Answer:
 
     @property
     def decoded(self) -> int:
-        """Number of tokens from decoding; the first token comes from the prefill."""
+        """Return the number of tokens from decoding; the first token comes from the prefill."""
         return len(self.tokens) - 1
 
     @property
     def seconds_per_token(self) -> float:
-        """Seconds per decoded token."""
+        """Return the seconds per decoded token."""
         return self.decode_seconds / self.decoded
 
 
 class Client:
-    """Asks one server, one request at a time."""
+    """A client of one server that sends one request at a time."""
 
     def __init__(self, model: str, http: httpx2.Client, joules: Joules | None = None) -> None:
         self._model, self._http, self._joules = model, http, joules
 
     def ask(self, prompt: tuple[int, ...], new_tokens: int, drafter: str) -> Answer:
-        """Asks for the model's continuation.
+        """Request the model's continuation of a prompt.
 
         Raises:
-            ShardmillError: the server refuses or is gone.
+            ShardmillError: the server refuses the request or is gone.
         """
         body = self._body(prompt, new_tokens, drafter)
         before, start = self._joules and self._joules(), time.perf_counter()
@@ -76,9 +76,9 @@ class Client:
         return answer(content, seconds, None if before is None or after is None else after - before)
 
     def margin(self, prompt: tuple[int, ...], at: int) -> float | None:
-        """Return how close the two best logits are at a token of the answer to `prompt` at T = 1, counted from 0.
+        """Return how close the two best logits are at token `at`, from 0 on, of the answer to `prompt` at T = 1.
 
-        None where the server tells them apart by no text.
+        Return None if both tokens have the same text: the server then lists only one.
         """
         body = self._body(prompt, at + 1, "none") | {"logprobs": 2}
         (choice,) = self._post("/v1/completions", body)["choices"]
@@ -86,7 +86,7 @@ class Client:
         return best[1] - best[0] if len(best) > 1 else None
 
     def forget(self, prompt: tuple[int, ...]) -> None:
-        """Makes the server drop everything that `prompt` could reuse."""
+        """Make the server drop everything that `prompt` could reuse."""
         self.ask((1,) if prompt[0] == 0 else (0,), 1, "none")
 
     def _body(self, prompt: tuple[int, ...], new_tokens: int, drafter: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Client:
         try:
             response = self._http.post(path, json=body)
         except httpx2.HTTPError as error:
-            raise ShardmillError(f"the server is gone: {error}; look for memory, and run it by hand") from error
+            raise ShardmillError(f"the server is gone: {error}; check memory, and run it by hand") from error
         content: dict[str, Any] = response.json()
         if response.is_error:
             raise ShardmillError(f"the server refused a request: {content['error']['message']}")
@@ -110,7 +110,7 @@ class Client:
 
 
 def answer(content: dict[str, Any], seconds: float, joules: float | None) -> Answer:
-    """Reads an answer from its JSON."""
+    """Build an Answer from the server's JSON."""
     figures, usage = content["shardmill"], content["usage"]
     return Answer(
         tokens=tuple(figures["tokens"]),
@@ -131,6 +131,6 @@ def answer(content: dict[str, Any], seconds: float, joules: float | None) -> Ans
 
 @contextmanager
 def connected(server: Server, joules: Joules | None = None) -> Iterator[Client]:
-    """A client of `server`; it waits as long as an answer takes, and uses no proxy."""
+    """Yield a client of `server`; it waits for an answer without a timeout, and uses no proxy."""
     with httpx2.Client(base_url=server.url, timeout=None, trust_env=False) as http:
         yield Client(server.model, http, joules)

@@ -1,4 +1,4 @@
-"""What figures were measured under: the engine, the machine and the packages, without which they say nothing."""
+"""The conditions of a measurement: the engine, the machine and the packages. Figures mean nothing without them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from shardmill import machine
 
 PACKAGES = ("coremltools", "numpy", "shardmill", "torch")
-Say = Callable[[str], None]  # takes lines that tell how far a benchmark is
+Say = Callable[[str], None]  # receives lines about a benchmark's progress
 
 
 def conditions(precision: str, threads: int | None) -> dict[str, Any]:
-    """What speed.json says of them.
+    """Return the conditions for speed.json.
 
     Args:
-        precision: the portable engine's.
-        threads: with which the portable engine computed; none for Core ML, which has no choice of either.
+        precision: the portable engine's precision.
+        threads: number of the portable engine's threads; None for Core ML, whose precision and threads are fixed.
     """
     computed = {"threads": threads, "precision": precision} if threads else {}
     return {

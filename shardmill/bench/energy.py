@@ -1,7 +1,7 @@
-"""Measures the energy of the whole chip where the platform reports it to this process, and otherwise says why not.
+"""Measures the energy of the whole chip if the platform reports it to this process, and otherwise gives the reason.
 
 Linux counts it in the processor (RAPL, Documentation/power/powercap/powercap.rst of the kernel); macOS reports it
-through `powermetrics`. Both report it to root only. The figures include whatever else the machine does meanwhile.
+through `powermetrics`. Both report it to root only. The figures include all other work of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class Meter:
-    """`joules` counts up; if it is None, `reason` says why."""
+    """A counter of joules, or None with the `reason`."""
 
     joules: Joules | None
     reason: str = ""
@@ -30,18 +30,18 @@ class Meter:
 
 @contextmanager
 def meter() -> Iterator[Meter]:
-    """The machine's meter."""
+    """Yield the machine's meter."""
     if platform.system() != "Darwin":
         yield rapl(POWERCAP)
     elif os.geteuid() != 0 or shutil.which(COMMAND[0]) is None:
-        yield Meter(None, "powermetrics tells it to root only: run the same command with sudo")
+        yield Meter(None, "powermetrics reports energy to root only: run the same command with sudo")
     else:
         with powermetrics(COMMAND) as joules:
             yield Meter(joules)
 
 
 def rapl(root: Path) -> Meter:
-    """The counters of all processor packages under `root`."""
+    """Return a meter of all processor packages under `root`."""
     packages = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
     if not packages:
         return Meter(None, "this machine has no energy counter that the system shows (RAPL)")
@@ -52,7 +52,7 @@ def rapl(root: Path) -> Meter:
 
 
 class Counters:
-    """Joules that the packages have used since this was created. A counter wraps around at its range."""
+    """A counter of the joules used by the packages since its creation. The kernel's counters wrap around."""
 
     def __init__(self, packages: Sequence[Path]) -> None:
         self._packages = packages
@@ -61,7 +61,7 @@ class Counters:
         self._sum = 0
 
     def __call__(self) -> float:
-        """Joules so far."""
+        """Return the joules so far."""
         now = self._read()
         for value, last, size in zip(now, self._last, self._ranges, strict=True):
             self._sum += value - last if value >= last else value - last + size
@@ -78,6 +78,6 @@ def _number(file: Path) -> int:
 
 @contextmanager
 def powermetrics(command: Sequence[str]) -> Iterator[Joules]:
-    """Sums the samples of a running `command`."""
+    """Sum the samples of a running `command`."""
     with counted(command) as millijoules:
         yield lambda: millijoules() / 1e3

@@ -1,7 +1,7 @@
 """Turns single answers into the figures of a group: medians of ratios within pairs, sums over passes.
 
 A pair is a T = 1 answer and, right after it, a drafted one to the same prompt, so that a slow moment of the machine
-hits both.
+affects both.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class Pair:
     drafter: str
     plain: Answer
     drafted: Answer
-    margin: float | None = None  # between the two best logits of the first token that differs; None if none does
+    margin: float | None = None  # between the two best logits at the first different token; None without one
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """The answer to a prompt of which the server held nothing."""
+    """The answer to a prompt that the server had not cached."""
 
     prompt: Prompt
     answer: Answer
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompt tokens per second."""
+        """Return the prompt tokens per second."""
         return len(self.prompt.tokens) / self.answer.prefill_seconds
 
 
 def row(pairs: Sequence[Pair], replays: Sequence[Replay]) -> Json:
-    """The figures of one drafter on one group of prompts; `replays` are of the same drafter and prompts."""
+    """Return the figures of one drafter on one group of prompts; `replays` have the same drafter and prompts."""
     drafted = [pair.drafted for pair in pairs]
     ratios = [pair.plain.seconds_per_token / pair.drafted.seconds_per_token for pair in pairs]
     return {
@@ -71,9 +71,9 @@ def row(pairs: Sequence[Pair], replays: Sequence[Replay]) -> Json:
 
 
 def differences(pairs: Sequence[Pair]) -> list[Json]:
-    """Return the prompts whose drafted answer differs from the one at T = 1, and the first token that does.
+    """Return the prompts whose drafted answer differs from the answer at T = 1, each with the first different token.
 
-    With the token goes how close the two best logits were there at T = 1, None where it is not known.
+    The margin is the distance between the two best logits at that token at T = 1, None if unknown.
     """
     found = {
         (pair.prompt.name, agreement(pair.drafted.tokens, pair.plain.tokens)): pair.margin
@@ -84,7 +84,7 @@ def differences(pairs: Sequence[Pair]) -> list[Json]:
 
 
 def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:
-    """How drafts fared: [accepted, drafted] per draft position, their sums, and tokens per pass."""
+    """Return the acceptance of drafts: [accepted, drafted] per draft position, their sums, and tokens per pass."""
     passes = list(chain.from_iterable(zip(run.accepted, run.drafted, strict=True) for run in runs))
     accepted, drafted = sum(a for a, _ in passes), sum(d for _, d in passes)
     longest = max((d for _, d in passes), default=0)
@@ -98,13 +98,13 @@ def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:
 
 
 def millijoules(answers: Sequence[Answer]) -> float | None:
-    """Energy of the whole chip per token; None if no meter ran, or if it did not move, as no computation is free."""
+    """Return the energy of the whole chip per token; None without a meter, or if the meter did not move."""
     used = [answer.joules for answer in answers if answer.joules is not None]
     return 1e3 * sum(used) / sum(len(answer.tokens) for answer in answers) if sum(used) else None
 
 
 def pass_seconds(pairs: Sequence[Pair], widths: Sequence[int]) -> dict[str, float]:
-    """Median time of a decode pass by its width; a draft takes the narrowest that holds it and the pending token."""
+    """Return the median time of a decode pass by width; a pass takes the narrowest width that fits its tokens."""
     found: dict[int, list[float]] = {}
     for run in chain.from_iterable((pair.plain, pair.drafted) for pair in pairs):
         for drafted, seconds in zip(run.drafted, run.pass_seconds, strict=True):

@@ -1,4 +1,4 @@
-"""Lets a server end with the process that started it, however that ends."""
+"""Lets a server end with the process that started it, even if that process is killed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import threading
 
 
 def follow_parent() -> None:
-    """Ends this process in order once its standard input closes, as it does when the parent is gone.
+    """End this process in order when its standard input closes, as it does when the parent is gone.
 
-    Called in the server's process: bench/server.py names it in the command that starts one.
+    It is called in the server's process: bench/server.py names it in the command that starts one.
     """
 
     def wait() -> None:

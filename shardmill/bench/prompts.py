@@ -1,4 +1,4 @@
-"""What the model is asked to continue: one dense code text tiled to several lengths, and prompts of several tasks.
+"""Prompts of a benchmark: one dense code text tiled to several lengths, and prompts of several tasks.
 
 Tiled text repeats itself, which is the best case for drafts of repeated text; the tasks are the other cases.
 """
@@ -17,7 +17,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens to continue, and the group whose figures they count for: a prompt length or a task's name."""
+    """Tokens to continue, and the group of their figures: a prompt length or a task's name."""
 
     group: int | str
     name: str
@@ -25,15 +25,15 @@ class Prompt:
 
 
 def tile(tokens: Sequence[int], length: int) -> tuple[int, ...]:
-    """The text repeated and cut to `length` tokens."""
+    """Return the text repeated and cut to `length` tokens."""
     return tuple((list(tokens) * (length // len(tokens) + 1))[:length])
 
 
 def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
-    """Makes a prompt per length.
+    """Return one prompt per length.
 
     Raises:
-        ShardmillError: the text can't be read or holds no token.
+        ShardmillError: the text can't be read or contains no token.
     """
     tokens = encode(read(text))
     if not tokens:
@@ -42,7 +42,7 @@ def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
 
 
 def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> list[Prompt]:
-    """Reads at most `count` prompts of each task, in the order of their file names, without the last line break.
+    """Read at most `count` prompts of each task, in the order of their file names, without the last line break.
 
     Raises:
         ShardmillError: a task has no file.
@@ -59,15 +59,15 @@ def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> 
 
 
 def files(folder: Path, task: str) -> list[Path]:
-    """A task's prompts."""
+    """Return the paths of a task's prompts."""
     return sorted((folder / task).glob("*.txt"))
 
 
 def read(path: Path) -> str:
-    """Reads a text file.
+    """Read a text file.
 
     Raises:
-        ShardmillError: it can't be read.
+        ShardmillError: the file can't be read.
     """
     try:
         return regular.read_text(path)
@@ -78,7 +78,7 @@ def read(path: Path) -> str:
 
 
 def fitting(prompts: Iterable[Prompt], room: int) -> tuple[list[Prompt], dict[int | str, str]]:
-    """Returns the prompts that fit into the context, and for each group of the others the reason why not."""
+    """Return the prompts that fit into the context, and the reason for each group with a prompt that does not."""
     kept, refused = [], {}
     for prompt in prompts:
         if len(prompt.tokens) <= room:

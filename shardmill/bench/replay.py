@@ -1,7 +1,7 @@
-"""How many drafts would be accepted if a known output came again and every pass drafted all it may: an upper bound.
+"""Upper bound of acceptance: a known output is replayed, and every pass drafts the most tokens.
 
-Live decoding accepts fewer: the width control drafts less where that would lose time, and on an engine whose rows
-differ with the width of a pass the text itself may change. A fresh drafter replays; one that is resident may have
+Live decoding accepts fewer: the width control drafts less if drafting would lose time, and on an engine whose rows
+differ with the width of a pass the text itself may change. The replay uses a fresh drafter; a resident one may have
 learned which of its proposals to trust. So the two are never mixed.
 """
 
@@ -23,12 +23,12 @@ class Replay:
 
     @property
     def decoded(self) -> int:
-        """Tokens from passes: each gives what it accepted and one more."""
+        """Return the number of tokens from passes: each gives its accepted drafts and one more."""
         return sum(self.accepted) + len(self.accepted)
 
 
 def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
-    """Replays a whole request; see `replay_output`."""
+    """Replay a whole request; see `replay_output`."""
     drafter.reset(prompt)
     found = replay_output(drafter, prompt, output, most)
     drafter.finish()
@@ -36,7 +36,7 @@ def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most:
 
 
 def replay_output(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
-    """Replays `output`, whose first token the prefill gives, with at most `most` drafts a pass."""
+    """Replay `output`, whose first token comes from the prefill, with at most `most` drafts a pass."""
     drafter.observe(output[:1], 0)
     context = [*prompt, output[0]]
     drafted, accepted = [], []

@@ -1,4 +1,4 @@
-"""benchmark/speed.json of an encoder: sentences per second on this machine, and what a pass of each bucket takes."""
+"""benchmark/speed.json of an encoder: sentences per second on this machine, and the time of a pass of each bucket."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.threads import fastest_threads
 
 Json = dict[str, Any]
-WARM = 3  # passes of which the quickest counts: the first plans the program
+WARM = 3  # passes; the fastest counts, as the first plans the program
 
 
 def benchmark(build: Path, settings: Benchmark, precision: str, say: Say) -> Json:
-    """speed.json's content.
+    """Return the content of speed.json.
 
     Args:
         build: the folder of a finished build.
-        settings: the config's `benchmark`: its text, of which each line is a sentence, and how often to measure.
-        precision: the portable engine's; Core ML has no choice.
-        say: takes lines that tell how far it is.
+        settings: the config's `benchmark`: its text, with one sentence per line, and the number of repetitions.
+        precision: the portable engine's precision; ignored on Core ML.
+        say: receives lines about the progress.
 
     Raises:
-        ShardmillError: a text without a sentence.
+        ShardmillError: the text has no sentence that fits.
     """
     began = time.perf_counter()
     encoder = runtime.load(build, precision)
@@ -64,15 +64,15 @@ def benchmark(build: Path, settings: Benchmark, precision: str, say: Say) -> Jso
 
 
 def _pass_row(encoder: runtime.Encoder, bucket: int, repetitions: int) -> Json:
-    """What a full pass of a bucket takes."""
+    """Measure a full pass of a bucket."""
     tokens = [0] * bucket
-    encoder.run(tokens, bucket)  # plans it
+    encoder.run(tokens, bucket)  # plans the pass
     took = [_timed(lambda: encoder.run(tokens, bucket)) for _ in range(repetitions)]
     return {"bucket": bucket, "ms": 1e3 * median(took), "tokens_per_second": bucket / median(took)}
 
 
 def _sentence_row(encoder: runtime.Encoder, texts: Sequence[Sequence[int]], settings: Benchmark, energy: Meter) -> Json:
-    """How many sentences go through in a second, as many as fit in each pass; and each by itself."""
+    """Measure the sentences per second, with full passes and with one sentence a pass."""
     lengths = [len(text) for text in texts]
     passes = [[texts[i] for i in together] for together in packed(lengths, encoder.longest)]
     before = energy.joules() if energy.joules else 0.0
@@ -91,7 +91,7 @@ def _sentence_row(encoder: runtime.Encoder, texts: Sequence[Sequence[int]], sett
 
 
 def _rates(run: Callable[[], object], count: int, repetitions: int) -> Json:
-    """How many a second."""
+    """Return the median and the range of the number per second."""
     rates = [count / _timed(run) for _ in range(repetitions)]
     return {"per_second": median(rates), "range": [min(rates), max(rates)]}
 

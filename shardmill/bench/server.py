@@ -1,4 +1,4 @@
-"""`shardmill serve` as a process of its own, from its start to its end."""
+"""Runs `shardmill serve` in a separate process, from its start to its end."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Server:
     """A server that is ready.
 
     Attributes:
-        model: the name of the model it serves.
+        model: the name of the served model.
         url: its address without a path.
-        threads: how many its engine computes with, if it has a choice.
-        ready_seconds: how long the process took to get ready.
+        threads: number of the engine's threads, if it can choose.
+        ready_seconds: time from the start of the process until it was ready.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Server:
 
 
 def command(build: Path, draft: Path | None, precision: str, guard_margin: float = 0.0) -> list[str]:
-    """The command that starts the server of a build on a free port of this machine."""
+    """Return the command that starts the server of a build on a free port of this machine."""
     more = ["--draft-build", str(draft)] if draft else []
     more += ["--guard-margin", str(guard_margin)] if guard_margin else []
     options = ["--port", "0", "--drafter", "none", "--precision", precision, *more]
@@ -53,10 +53,10 @@ def command(build: Path, draft: Path | None, precision: str, guard_margin: float
 
 @contextmanager
 def running(arguments: Sequence[str]) -> Iterator[Server]:
-    """Runs the server that a command starts: ready inside the block, gone after it.
+    """Run the server that a command starts: ready inside the block, gone after it.
 
     Raises:
-        ShardmillError: it ended before it was ready.
+        ShardmillError: the server ended before it was ready.
     """
     environment = {name: value for name, value in os.environ.items() if name != "SHARDMILL_API_KEY"}
     with tempfile.TemporaryFile("w+") as complaints:
@@ -71,14 +71,14 @@ def running(arguments: Sequence[str]) -> Iterator[Server]:
             try:
                 yield server
             except ShardmillError:
-                sys.stderr.write(_said(complaints))  # what the error's one line leaves out
+                sys.stderr.write(_said(complaints))  # the error itself has only the last line
                 raise
         finally:
             _end(process)
 
 
 def _greeting(process: subprocess.Popen[str], complaints: IO[str]) -> re.Match[str]:
-    """The line that says where the server listens."""
+    """Return the line with the server's address."""
     assert process.stdout is not None
     for line in process.stdout:
         if found := GREETING.match(line):

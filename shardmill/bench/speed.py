@@ -1,7 +1,7 @@
 """benchmark/speed.json: a built model's speed on this machine, through its resident server.
 
 Every drafter is measured against T = 1 in pairs, on one text tiled to several lengths and on the prompts of several
-tasks. What could not be measured is listed with the reason.
+tasks. Anything that could not be measured is listed with the reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest, verify_width
 
 log = logging.getLogger(__name__)
-START_TOKENS = 16  # of the answer by which the first request is compared with later ones
+START_TOKENS = 16  # of the answer in which the first request is compared with later ones
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked: prompts per length and per task, those without room by group, and a prompt for the start."""
+    """The prompts per length and per task, the groups without room, and a prompt for the start."""
 
     sweep: list[Prompt]
     tasks: list[Prompt]
@@ -50,16 +50,18 @@ def benchmark(
     say: Say = log.info,
     guard_margin: float = 0.0,
 ) -> Json:
-    """speed.json's content.
+    """Return the content of speed.json.
 
     Args:
-        draft: the build of a draft model, to measure that too.
-        precision: the portable engine's; Core ML has no choice.
-        say: takes lines that tell how far it is.
+        build: the folder of a finished build.
+        settings: the config's `benchmark`.
+        draft: the build of a draft model, to measure it as a drafter.
+        precision: the portable engine's precision; ignored on Core ML.
+        say: receives lines about the progress.
         guard_margin: see `Settings.guard_margin`.
 
     Raises:
-        ShardmillError: a text or a server that is not there.
+        ShardmillError: a text is missing, or the server can't be started.
     """
     manifest = read_manifest(build)
     asked = questions(build, manifest, settings)
@@ -84,7 +86,7 @@ def benchmark(
 
 
 def questions(build: Path, manifest: Mapping[str, Any], settings: Benchmark) -> Questions:
-    """The prompts, as tokens of the model; the last pass may be padded, so the context needs room for that too."""
+    """Return the prompts as the model's tokens; the last pass may be padded, so the context needs room for that too."""
     tokenizer = load_tokenizer(build, manifest)
 
     def encode(text: str) -> list[int]:
@@ -101,7 +103,7 @@ def questions(build: Path, manifest: Mapping[str, Any], settings: Benchmark) -> 
 
 
 def first_and_later(client: Client, prompt: Prompt, repetitions: int) -> Json:
-    """Seconds of the first request to a fresh server, and the median of the same request asked later."""
+    """Return the seconds of the first request to a fresh server, and the median of the same request later."""
     first, *later = (_cold(client, prompt) for _ in range(1 + repetitions))
     return {
         "first_request_seconds": first,
@@ -112,7 +114,7 @@ def first_and_later(client: Client, prompt: Prompt, repetitions: int) -> Json:
 
 
 def _cold(client: Client, prompt: Prompt) -> float:
-    """Seconds of a request whose prompt the server does not hold; it forgets the prompt afterwards."""
+    """Return the seconds of a request whose prompt is not cached; the server drops the prompt afterwards."""
     seconds = client.ask(prompt.tokens, START_TOKENS, "none").wall_seconds
     client.forget(prompt.tokens)
     return seconds
@@ -121,7 +123,7 @@ def _cold(client: Client, prompt: Prompt) -> float:
 def take(
     client: Client, prompts: Sequence[Prompt], drafters: Sequence[str], settings: Benchmark, say: Say
 ) -> tuple[list[Pair], list[Prefill]]:
-    """Takes all answers, repetition by repetition, so that those to one prompt are spread over the whole run."""
+    """Collect all answers, repetition by repetition, so that a prompt's answers are spread over the whole run."""
     pairs, prefills = [], []
     for repetition in range(settings.repetitions):
         say(f"repetition {repetition + 1} of {settings.repetitions}: {len(prompts)} prompts, {len(drafters)} drafters")
@@ -136,7 +138,7 @@ def take(
 
 
 def _margin(client: Client, prompt: Prompt, plain: Answer, drafted: Answer) -> float | None:
-    """Return how close the two best logits were at the first token that drafting changed, None if it changed none."""
+    """Return how close the two best logits were at the first token that drafting changed; None if it changed none."""
     same = agreement(drafted.tokens, plain.tokens)
     if plain.tokens == drafted.tokens or same == len(plain.tokens):
         return None
@@ -146,13 +148,13 @@ def _margin(client: Client, prompt: Prompt, plain: Answer, drafted: Answer) -> f
 def summary(
     pairs: Sequence[Pair], prefills: Sequence[Prefill], asked: Questions, widths: Sequence[int], wide: int
 ) -> Json:
-    """The figures of all answers that were decoded: a text that ends with its first token was not.
+    """Return the figures of all decoded answers; a text that ends with its first token has no decoding.
 
     Args:
         pairs: the answers.
         prefills: the prompts alone.
-        asked: what was asked.
-        widths: of decode passes.
+        asked: the prompts.
+        widths: the widths of decode passes.
         wide: the most tokens of a prompt's pass.
     """
     pairs = [pair for pair in pairs if min(pair.plain.decoded, pair.drafted.decoded) > 0]
@@ -168,14 +170,14 @@ def summary(
 
 
 def prefill_row(length: int | str, pairs: Sequence[Pair], prefills: Sequence[Prefill], wide: int) -> Json:
-    """Prefill of one prompt length in passes of at most `wide` tokens, beside decoding at T = 1."""
+    """Return the prefill speed of one prompt length in passes of at most `wide` tokens, beside decoding at T = 1."""
     speed = median(prefill.tokens_per_second for prefill in prefills if prefill.prompt.group == length)
     plain = median(pair.plain.seconds_per_token for pair in pairs if pair.prompt.group == length)
     return {"prompt_tokens": length, "width": wide, "tokens_per_second": speed, "over_decode": speed * plain}
 
 
 def rows(key: str, prompts: Iterable[Prompt], pairs: Sequence[Pair], widest: int) -> Iterator[Json]:
-    """A row per group and drafter; `key` names the group."""
+    """Yield a row per group and drafter; `key` names the group."""
     for group in dict.fromkeys(prompt.group for prompt in prompts):
         for drafter in dict.fromkeys(pair.drafter for pair in pairs):
             same = [pair for pair in pairs if (pair.prompt.group, pair.drafter) == (group, drafter)]
@@ -190,13 +192,13 @@ def rows(key: str, prompts: Iterable[Prompt], pairs: Sequence[Pair], widest: int
 
 
 def unseen(seconds: Mapping[str, float], widths: Sequence[int]) -> list[Json]:
-    """The widths that no decode pass had, with the reason."""
+    """Return the widths that no decode pass had, with the reason."""
     reason = "no draft was worth verifying, so no pass had this width"
     return [{"kind": "width", "what": str(w), "reason": reason} for w in widths if str(w) not in seconds]
 
 
 def not_run(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path | None) -> list[Json]:
-    """What was not measured: its kind, its name and the reason."""
+    """Return everything that was not measured: its kind, its name and the reason."""
     found = [("prompt", group, reason) for group, reason in asked.refused.items()]
     ended = dict.fromkeys(p.prompt.group for p in pairs if min(p.plain.decoded, p.drafted.decoded) == 0)
     found += [("prompt", group, "the model ended a text with its first token") for group in ended]
@@ -207,5 +209,5 @@ def not_run(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path 
     if energy.joules is None:
         found += [("energy", "energy per token", energy.reason)]
     elif not any(answer.joules for pair in pairs for answer in (pair.plain, pair.drafted)):
-        found += [("energy", "energy per token", "the machine's meter stood still: see whether it works by itself")]
+        found += [("energy", "energy per token", "the machine's meter stood still: check whether it works by itself")]
     return [{"kind": kind, "what": str(what), "reason": reason} for kind, what, reason in found]

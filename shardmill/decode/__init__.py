@@ -1,7 +1,7 @@
 """Decoding over an engine: sessions, drafters, acceptance, width control, sampling.
 
-Knows nothing of Core ML files and imports nothing else of shardmill: all it asks for is an `Engine`
-(engine.py).
+The package needs only an `Engine` (engine.py). It does not depend on Core ML files, and imports nothing else of
+shardmill.
 """
 
 from shardmill.decode.constraint import Constraint, GrammarTokenizer, JsonSchema

@@ -1,6 +1,6 @@
-"""Keeps output within a grammar: tokens that may not follow are masked, and drafts are cut where they leave it.
+"""Constrained output: tokens that a grammar forbids are masked, and drafts are cut before them.
 
-JSON schemas go through llguidance (https://github.com/guidance-ai/llguidance), an optional dependency.
+JSON schemas are compiled by llguidance (https://github.com/guidance-ai/llguidance), an optional dependency.
 """
 
 import json
@@ -14,30 +14,30 @@ from shardmill.decode.errors import DecodeError
 
 
 class Constraint(Protocol):
-    """A grammar and how far the output has come in it."""
+    """A grammar and the position of the output in it."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Mask [V] of the tokens that may come next."""
+        """Return the mask [V] of the tokens that may come next."""
 
     def advance(self, token: int) -> None:
-        """Records that the output grew by `token`."""
+        """Record that `token` was appended to the output."""
 
     def valid_prefix(self, draft: Sequence[int]) -> int:
-        """How many tokens of `draft` may follow, one after the other."""
+        """Return how many tokens of `draft` the grammar allows, one after the other."""
 
     def forced(self) -> Sequence[int]:
-        """The next tokens, as far as the grammar leaves only one choice: free drafts."""
+        """Return the next tokens, up to the first that the grammar leaves open: free drafts."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing may follow."""
+        """Return whether the output is complete, so that no token may follow."""
 
 
 class GrammarTokenizer:
     """A tokenizer in the form that grammars need.
 
-    Making one takes seconds for a large vocabulary, so it is made once per model. Any number of grammars may share it,
-    in any threads.
+    Building one takes seconds for a large vocabulary, so it is built once per model. Any number of grammars may share
+    it, in any threads.
 
     Args:
         tokenizer: the contents of the model's tokenizer.json.
@@ -45,7 +45,7 @@ class GrammarTokenizer:
         eos: token that ends the output.
 
     Raises:
-        DecodeError: llguidance is not installed, or it cannot work with the tokenizer.
+        DecodeError: llguidance is not installed, or it does not support the tokenizer.
     """
 
     def __init__(self, tokenizer: str, *, vocab: int, eos: int) -> None:
@@ -53,20 +53,20 @@ class GrammarTokenizer:
         self.vocab = vocab
         try:
             self.prepared = llguidance.LLTokenizer(tokenizer, n_vocab=vocab, eos_token=eos)
-        except Exception as error:  # the library raises what it likes
+        except Exception as error:  # llguidance may raise any exception
             raise DecodeError(f"the grammar library cannot use this tokenizer: {error}") from error
 
 
 class JsonSchema:
-    """Output that is one JSON value of a schema.
+    """A constraint to one JSON value that conforms to a schema.
 
     Args:
         schema: the JSON schema, as an object.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         compact: allow no white space between JSON tokens; otherwise the model may write any amount, even without end.
 
     Raises:
-        DecodeError: llguidance cannot work with the schema.
+        DecodeError: llguidance does not support the schema.
     """
 
     def __init__(self, schema: Mapping[str, Any], tokenizer: GrammarTokenizer, *, compact: bool = True) -> None:
@@ -76,7 +76,7 @@ class JsonSchema:
         try:
             grammar = matcher.grammar_from_json_schema(json.dumps(schema), overrides=layout)
             self._matcher = matcher(tokenizer.prepared, grammar)
-        except Exception as error:  # the library raises what it likes
+        except Exception as error:  # llguidance may raise any exception
             raise DecodeError(f"JSON schema rejected: {error}") from error
         self._check("JSON schema")
         self._mask = _bits().allocate_token_bitmask(1, tokenizer.prepared.vocab_size)

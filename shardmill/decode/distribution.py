@@ -1,7 +1,7 @@
-"""Turns logits into the distribution that a token is drawn from.
+"""Turns logits into the distribution of the next token.
 
-Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as transformers applies them.
-Temperature 0 is greedy: the filters then change nothing and the adjusted argmax is taken.
+Order: logit bias, repetition penalty, temperature, top-k, top-p, min-p, as in transformers. Temperature 0 is greedy:
+the filters then change nothing and the argmax of the adjusted logits is chosen.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from shardmill.decode.errors import DecodeError
 Probabilities = NDArray[np.float64]
 SEEDS = 2**64
 _BINS, _TRAILING = 4096, 46  # 64 bins for each power of two, as 6 bits of the fraction lead
-_ROUNDING = 1e-9  # far more than the sums of probabilities are off by
-_PENALTY = 1000  # far past any use; much more, or less, would make logits infinite
+_ROUNDING = 1e-9  # far larger than the rounding error of a sum of probabilities
+_PENALTY = 1000  # far beyond any use; a much larger or smaller value would make logits infinite
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Sampling:
     """How tokens are chosen; the defaults are greedy and change nothing.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest token.
+        temperature: divides the logits; 0 chooses the likeliest token.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the likeliest.
         repetition_penalty: divides positive and multiplies negative logits of tokens already in the text.
-        seed: the same seed gives the same tokens, whatever drafts, unless drafts are themselves drawn at random.
+        seed: the same seed gives the same tokens for any drafts, unless drafts are themselves drawn at random.
         logit_bias: token -> value added to its logit.
         accept_top_p: LOSSY, off by default: also accept a drafted token that lies in the model's top-p nucleus.
     """
@@ -69,7 +69,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
+        """Return whether the likeliest token is always chosen."""
         return self.temperature == 0
 
 
@@ -78,7 +78,7 @@ def adjust(
 ) -> Probabilities:
     """Return logits [V] after bias and repetition penalty, in `out` if it is given.
 
-    `seen` [V] is true for the tokens that the text already has.
+    `seen` [V] marks the tokens that the text contains.
     """
     logits = np.empty(len(row)) if out is None else out
     logits[:] = row
@@ -100,7 +100,7 @@ def probabilities(logits: Probabilities, sampling: Sampling, out: Probabilities 
         one_hot: Probabilities = np.eye(1, len(logits), int(np.argmax(logits)))[0]
         return one_hot
     probs: Probabilities = np.subtract(logits, logits.max(), out=out)
-    with np.errstate(over="ignore"):  # a temperature near 0 leaves the likeliest token alone
+    with np.errstate(over="ignore"):  # a temperature near 0 leaves only the likeliest token
         probs /= sampling.temperature
     np.exp(probs, out=probs)
     probs /= probs.sum()
@@ -135,14 +135,14 @@ def nucleus(probs: Probabilities, top_p: float) -> NDArray[np.bool_]:
 
 
 def draw(probs: Probabilities, uniform: float) -> int:
-    """Token at `uniform` in [0, 1) of the cumulative distribution of `probs`, which need not sum to 1."""
+    """Return the token at `uniform` in [0, 1) of the cumulative distribution of `probs`, whose sum need not be 1."""
     cumulative = np.cumsum(probs)
     index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return min(index, int(np.flatnonzero(probs)[-1]))  # rounding may point past the last possible token
+    return min(index, int(np.flatnonzero(probs)[-1]))  # rounding may lead past the last possible token
 
 
 def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
+    """Return the log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
     logits = row.astype(np.float64)
     logits -= logits.max()
     logs = logits - np.log(np.exp(logits).sum())
@@ -152,20 +152,20 @@ def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[
 
 
 def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Return the mask [V] of the `count` largest values, all if there are no more; of equal ones the first."""
+    """Return the mask [V] of the `count` largest values, or of all if there are fewer; ties go to the first."""
     if count >= len(values):
         return np.ones(len(values), dtype=np.bool_)
     return _down_to(values, np.partition(values, -count)[-count], count)
 
 
 def _down_to(values: NDArray[np.float64], least: np.float64, count: int) -> NDArray[np.bool_]:
-    """Return the mask [V] of the `count` largest values, of which `least` is the smallest; of equal ones the first."""
+    """Return the mask [V] of the `count` largest values, whose smallest is `least`; ties go to the first."""
     mask: NDArray[np.bool_] = values > least
     mask[np.flatnonzero(values == least)[: count - np.count_nonzero(mask)]] = True
     return mask
 
 
 def _keep(probs: Probabilities, mask: NDArray[np.bool_]) -> None:
-    """Set all of `probs` [V] but those of `mask` to 0, and scale what is left to a sum of 1."""
+    """Set all entries of `probs` [V] outside `mask` to 0, and scale the rest to a sum of 1."""
     probs *= mask
     probs /= probs.sum()

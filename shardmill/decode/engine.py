@@ -1,8 +1,8 @@
-"""What decoding asks of a model: one call that runs tokens through it and gives logits.
+"""The interface that decoding needs from a model: one call that runs tokens and returns logits.
 
-Visibility rule: token t of a call sees slot s if and only if s was written, by this or an earlier call
-since `reset` and not forgotten since, with a position <= positions[t]. With append-only positions a
-rejected draft's slots are therefore hidden until they are overwritten, and nothing is ever rolled back.
+Visibility rule: token t of a call sees slot s if and only if s has been written with a position <= positions[t] and has
+not been reset or forgotten since. Writes of the same call count. With append-only positions a rejected draft's slots
+are therefore hidden until they are overwritten, and nothing is ever rolled back.
 """
 
 from collections.abc import Sequence
@@ -19,39 +19,41 @@ Logits = NDArray[np.float32]
 class Engine(Protocol):
     """A causal language model with `slots` KV slots that accepts only calls of one of the `widths`.
 
-    It may also have a method `write` like `forward`, but without logits, for passes whose logits nobody needs; if a
-    call can't start at every earlier position, a method `rewindable` that tells whether it can start at one; a number
-    `verify`, the most tokens of a decode pass, where wider calls are for prompts; and, if it can do with fewer slots
-    for a while, a method `fit` that is told how many a text needs from now on, and may forget the others.
+    Optional members:
+
+    - `write`: like `forward`, but without logits, for passes whose logits nobody needs.
+    - `rewindable`: returns whether a call can start at a given position, if it can't at every earlier one.
+    - `verify`: the most tokens of a decode pass, if wider calls are for prompts.
+    - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
     """
 
     @property
     def slots(self) -> int:
-        """Number of KV slots S."""
+        """Return the number of KV slots S."""
 
     @property
     def vocab(self) -> int:
-        """Vocabulary size V."""
+        """Return the vocabulary size V."""
 
     @property
     def widths(self) -> Sequence[int]:
-        """Token counts a call may have; 1 is one of them."""
+        """Return the numbers of tokens that a call may have; they include 1."""
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Logits:
-        """Writes each token's key and value into its slot and returns float32 logits [T, V]."""
+        """Write each token's key and value into its slot and return float32 logits [T, V]."""
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Hides slots until they are written again. Only a sliding context calls it."""
+        """Hide slots until they are written again. Only a sliding context calls it."""
 
     def reset(self) -> None:
-        """Forgets every slot."""
+        """Forget every slot."""
 
 
 def decode_widths(engine: Engine) -> tuple[int, ...]:
-    """Token counts that a decode pass may have, ascending: those that are not for prompts alone.
+    """Return the widths that a decode pass may have, ascending; wider calls are for prompts.
 
     Raises:
-        DecodeError: 1 is none of them.
+        DecodeError: the widths do not include 1.
     """
     widths = sorted(set(engine.widths))
     if not widths or widths[0] != 1:

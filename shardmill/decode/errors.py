@@ -1,6 +1,4 @@
-"""What a caller of `shardmill.decode` can do wrong, each error one line that names the thing and the
-remedy.
-"""
+"""Errors that a caller of `shardmill.decode` can cause; each is one line with the thing and the remedy."""
 
 
 class DecodeError(ValueError):

@@ -1,4 +1,4 @@
-"""What a request yields: progress through its prompt, then a token at a time, and at the end what it took."""
+"""Events of a request: progress through its prompt, then one event per token, and at the end the result."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ FinishReason = Literal["eos", "length", "context", "stop"]
 
 @dataclass(frozen=True)
 class PrefillEvent:
-    """A pass of the prompt is over; `held` of its `total` tokens are in the slots. The caller may stop here."""
+    """Progress after a pass of the prompt: `held` of its `total` tokens are in the slots. The caller may stop here."""
 
     held: int
     total: int
@@ -19,13 +19,13 @@ class TokenEvent:
     """One emitted token.
 
     Attributes:
-        from_draft: the drafter had proposed it.
+        from_draft: True if the drafter had proposed it.
         text: text that became final with it; empty without a detokeniser, or while text is held back.
-        logprob: the model's log-probability of it, before temperature and filters; None unless asked for.
+        logprob: the model's log-probability for the token, before temperature and filters; None unless requested.
         top: the model's likeliest tokens and their log-probabilities.
-        start: characters of the text before it.
-        end: characters of the text up to its end, with what it begins of one, and of a stop string. A later token may
-            have a lower one: then this one's is no higher.
+        start: offset in the text at which this token's text begins, in characters.
+        end: offset of the end of this token's text, including a partial character or stop string. A later token that
+            completes a character may have a lower `end`; the lower value then applies to this token too.
     """
 
     token: int
@@ -39,16 +39,16 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """What a request gave and what it took.
+    """The output of a request, and its cost.
 
     Attributes:
-        tokens: emitted tokens, an ending EOS included; the first comes from the prefill.
+        tokens: emitted tokens, including a final EOS; the first comes from the prefill.
         text: their text up to the stop string, if there is a detokeniser.
         tail: the end of `text` that no event carried, held back because it might have changed or begun a stop string.
         finish_reason: "eos", "length" (max_new_tokens), "context" (slots used up) or "stop" (a stop string, or a
             grammar that is complete).
         prompt_tokens: length of the prompt.
-        reused_tokens: how many of them were held from before.
+        reused_tokens: prompt tokens that were reused from the KV cache.
         prefill_passes: engine calls for the prompt.
         accepted: drafts accepted, per decode pass.
         drafted: drafts verified, per decode pass.
@@ -77,10 +77,10 @@ class GenerationResult:
 
     @property
     def passes(self) -> int:
-        """Decode passes."""
+        """Return the number of decode passes."""
         return len(self.accepted)
 
     @property
     def tokens_per_pass(self) -> float:
-        """Decoded tokens per decode pass; 0 without a pass."""
+        """Return the decoded tokens per decode pass; 0 without a pass."""
         return (len(self.tokens) - 1) / self.passes if self.passes else 0.0

@@ -1,8 +1,7 @@
 """The decoding loop: prefill a prompt, then pass after pass draft, verify, accept, until something ends it.
 
-Events come as soon as their token is final; the last item is the result. Whatever the drafter and the
-policy, greedy tokens are those that plain one-token decoding gives, and sampled ones have the model's
-distribution.
+An event is yielded as soon as its token is final; the last item is the result. For any drafter and policy, greedy
+tokens equal the tokens of plain one-token decoding, and sampled tokens have the model's distribution.
 """
 
 import time
@@ -28,7 +27,7 @@ Events = Generator[PrefillEvent | TokenEvent | GenerationResult, None, None]
 
 @dataclass
 class _Request:
-    """A request under way."""
+    """A request in progress."""
 
     session: Session
     drafter: Drafter
@@ -38,7 +37,7 @@ class _Request:
     eos: Collection[int]
     context: list[int]
     prompt_tokens: int
-    end: int  # length of the context at which max_new_tokens are reached
+    end: int  # length of the context after max_new_tokens
     drafting: bool
     stream: TextStream | None
     text: str = ""
@@ -47,7 +46,7 @@ class _Request:
     pass_seconds: list[float] = field(default_factory=list)
     verified_again: int = 0
     drafter_seconds: float = 0.0
-    suspended_seconds: float = 0.0  # in which the caller was busy with tokens
+    suspended_seconds: float = 0.0  # spent by the caller between tokens
 
 
 def generate(
@@ -60,23 +59,27 @@ def generate(
     policy: DraftPolicy | None = None,
     options: Options | None = None,
 ) -> Events:
-    """A generator of a `PrefillEvent` per pass of the prompt, a `TokenEvent` per token and at the end a
-    `GenerationResult`.
+    """Return a generator of a `PrefillEvent` per prompt pass, a `TokenEvent` per token, and a `GenerationResult`.
 
-    Errors in a request are raised at once, before the first event is asked for.
+    Errors in a request are raised at once, before the first event is requested.
 
-    The session may hold an earlier request: what its prompt shares with this one is not run again. A drafter and a
+    The session may contain an earlier request: the prefix that both prompts share is not run again. A drafter and a
     policy may serve many requests, one at a time. Closing the iterator abandons the request and leaves everything
     usable.
 
     Args:
+        session: the engine's slots, with the text of the previous request.
+        prompt: tokens.
+        max_new_tokens: the most tokens to generate.
         eos: tokens that end the output.
-        policy: how much to draft; by default the cost model, with nothing measured yet.
+        drafter: proposes drafts; by default none.
+        policy: how much to draft; by default the cost model, without measurements.
+        options: sampling, stop strings, grammar and more; by default greedy decoding.
 
     Raises:
-        DecodeError: an empty prompt, one that is longer than the context, or settings that make no sense.
+        DecodeError: an empty prompt, a prompt that is longer than the context, or invalid settings.
     """
-    prompt = [int(t) for t in prompt]  # arrays too: drafters tell tokens by their type
+    prompt = [int(t) for t in prompt]  # also for arrays: drafters compare token types
     return _events(_start(session, prompt, max_new_tokens, eos, drafter, policy, options or Options()), prompt)
 
 
@@ -90,7 +93,7 @@ def run(
     policy: DraftPolicy | None = None,
     options: Options | None = None,
 ) -> GenerationResult:
-    """Runs `generate` to its end and returns the result."""
+    """Run `generate` to its end and return the result."""
     *_, result = generate(
         session, prompt, max_new_tokens=max_new_tokens, eos=eos, drafter=drafter, policy=policy, options=options
     )
@@ -115,13 +118,13 @@ def _events(request: _Request, prompt: Sequence[int]) -> Events:
 
 
 def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent, None, tuple[Prefill, float]]:
-    """Yields after each pass; returns the prompt in the slots and the seconds that its passes took."""
+    """Yield after each pass; return the prefilled prompt and the total seconds of its passes."""
     total = 0.0
     start = time.perf_counter()
     for prefill in request.session.prefill_passes(prompt):
         seconds = time.perf_counter() - start
         total += seconds
-        if prefill.row.size and prefill.width in request.session.widths:  # a pass as later ones are, with logits
+        if prefill.row.size and prefill.width in request.session.widths:  # like a decode pass, with logits
             request.policy.timed(prefill.width, seconds)
         yield PrefillEvent(prefill.held, len(prompt))
         start = time.perf_counter()
@@ -195,7 +198,7 @@ def _count(request: _Request, draft: Draft, verified: Verified, drafter_seconds:
 
 
 def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
-    """Returns the draft to verify at most, and whether the drafter was asked for it."""
+    """Return the draft to verify, before the policy cuts it, and whether the drafter was asked for it."""
     forced = tuple(request.sampler.forced()[: max(0, most)])
     if forced:
         return Draft(forced, (1.0,) * len(forced)), False
@@ -203,13 +206,13 @@ def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
     if limit == 0:
         return EMPTY, False
     draft = usable(request.drafter.propose(request.context, limit), limit, request.session.engine.vocab)
-    if draft.tokens and draft.distributions is None:  # a draw has to be rejected, not left out: see `Draft`
+    if draft.tokens and draft.distributions is None:  # a drawn token must be rejected, not left out: see `Draft`
         draft = cut(draft, request.sampler.valid_prefix(draft.tokens))
     return draft, True
 
 
 def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, FinishReason | None]:
-    """Yields a pass's tokens, up to one that ends the request; returns why it is over, if it is."""
+    """Yield a pass's tokens, up to one that ends the request; return the reason if it has ended."""
     for i, (token, row) in enumerate(zip(verified.tokens, verified.rows, strict=True)):
         request.context.append(token)
         event = _told(request, TokenEvent(token, i < verified.accepted))
@@ -227,7 +230,7 @@ def _emit(request: _Request, verified: Verified) -> Generator[TokenEvent, None, 
 
 
 def _told(request: _Request, event: TokenEvent) -> TokenEvent:
-    """The event with the token's text and its place in the whole."""
+    """Return the event with the token's text and its offsets in the whole text."""
     stream = request.stream
     if stream is None:
         return event

@@ -1,14 +1,15 @@
-"""Chooses the tokens of one request, one after the other; whatever it chooses is emitted.
+"""Chooses the tokens of one request, one after the other; every chosen token is emitted.
 
-Randomness is a function of the seed and the token's index alone: each token of the vocabulary waits an
-exponential time, scaled by its probability, and the first to come is drawn. So a draw is an argmax, and the
-last bits of the logits matter only where two tokens come almost together; drawing by cumulative sums would
-have them matter at every edge between two tokens. A draft that was not drawn at random can be compared with
-the token that would be drawn anyway, which is rejection sampling for a certain draft: it is kept with the
-model's probability for it, and otherwise the token comes from the rest of the model's distribution. A draft
-drawn from a distribution q is kept with probability min(1, p / q) and otherwise replaced by a draw from
-max(p - q, 0) (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023). Both
-leave the model's distribution as it is.
+Randomness depends only on the seed and the token's index: each token of the vocabulary waits an exponential time,
+scaled by its probability, and the first to arrive is drawn. So a draw is an argmax, and the last bits of the logits
+matter only if two tokens arrive almost together. With cumulative sums they would matter at every edge between two
+tokens.
+
+A draft that was not drawn at random is compared with the token that would be drawn anyway. This is rejection sampling
+for a certain draft: it is kept with the model's probability for it, and otherwise the token comes from the rest of the
+model's distribution. A draft drawn from a distribution q is kept with probability min(1, p / q). Otherwise it is
+replaced by a draw from max(p - q, 0) (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
+2023). Both leave the model's distribution unchanged.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,11 @@ from shardmill.decode.constraint import Constraint
 from shardmill.decode.distribution import Probabilities, Sampling, adjust, draw, nucleus, probabilities
 from shardmill.decode.engine import Logits
 
-_RACE = 2  # of the streams of a request's randomness; rejection draws from 0, the draft model from 1
+_RACE = 2  # of the request's random streams; rejection draws from 0, the draft model from 1
 
 
 def uniforms(seed: int, index: int, stream: int, count: int) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) that belong to the index-th token. Streams are independent of each other."""
+    """Return `count` numbers in [0, 1) for the index-th token. Streams are independent of each other."""
     return _generator(seed, index, stream).random(count)
 
 
@@ -33,7 +34,7 @@ def _generator(seed: int, index: int, stream: int) -> np.random.Generator:
 
 
 class Sampler:
-    """Keeps which tokens the text holds, how many were chosen, and where the grammar stands."""
+    """The state of a request's sampling: the tokens in the text, the number chosen, and the grammar's position."""
 
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], vocab: int, constraint: Constraint | None = None
@@ -43,24 +44,24 @@ class Sampler:
         self._constraint = constraint
         self._seen = np.zeros(vocab, dtype=np.bool_)
         self._seen[list(prompt)] = True
-        self._waits, self._logits = np.empty((2, vocab))  # kept, since new arrays take longer than their numbers
+        self._waits, self._logits = np.empty((2, vocab))  # reused: allocating takes longer than drawing
         self._index = 0
 
     @property
     def finished(self) -> bool:
-        """Whether the grammar lets nothing follow."""
+        """Return whether the grammar is complete, so that no token may follow."""
         return self._constraint is not None and self._constraint.finished
 
     def forced(self) -> Sequence[int]:
-        """Tokens that the grammar leaves no choice about."""
+        """Return the next tokens that the grammar leaves no choice about."""
         return self._constraint.forced() if self._constraint else ()
 
     def valid_prefix(self, draft: Sequence[int]) -> int:
-        """How many drafted tokens the grammar lets follow."""
+        """Return how many drafted tokens the grammar allows."""
         return self._constraint.valid_prefix(draft) if self._constraint else len(draft)
 
     def margin(self, row: Logits) -> float:
-        """The least change of a logit of `row` [V] that could change the next token."""
+        """Return the least change of a logit of `row` [V] that could change the next token."""
         scores = self._adjusted(row)
         if not self._sampling.greedy:
             with np.errstate(divide="ignore"):
@@ -69,15 +70,17 @@ class Sampler:
         return float(first - second)
 
     def next(self, row: Logits) -> int:
-        """The next token, by the model's logits [V]."""
+        """Choose the next token, given the model's logits [V]."""
         logits = self._adjusted(row)
         return self._emit(self._pick(logits))
 
     def check(self, row: Logits, drafted: int, drawn_from: Probabilities | None) -> int:
-        """The next token, given that `drafted` was proposed; equal to `drafted` if that is accepted.
+        """Choose the next token after a proposal; the result equals `drafted` if the draft is accepted.
 
         Args:
-            drawn_from: distribution [V] that the draft was drawn from; None for a draft that was not drawn.
+            row: the model's logits [V].
+            drafted: the proposed token.
+            drawn_from: distribution [V] of a draft that was drawn at random; None for any other draft.
         """
         logits = self._adjusted(row)
         if self._sampling.accept_top_p is not None and self._in_nucleus(logits, drafted, self._sampling.accept_top_p):
@@ -112,7 +115,7 @@ class Sampler:
         return draw(rest if rest.sum() > 0 else probs, redraw)
 
     def _in_nucleus(self, logits: Probabilities, drafted: int, top_p: float) -> bool:
-        """Whether a draft is good enough for lossy acceptance; one that the grammar rules out never is."""
+        """Return whether a draft is good enough for lossy acceptance; a draft that the grammar forbids never is."""
         probs = probabilities(logits, Sampling(temperature=self._sampling.temperature or 1.0))
         return bool(nucleus(probs, top_p)[drafted] and probs[drafted] > 0)
 

@@ -1,8 +1,8 @@
-"""One sequence in an engine's KV slots: what is committed, what may be fed next, what a new prompt can reuse.
+"""One sequence in an engine's KV slots: its committed tokens, the next pass, and reuse by a new prompt.
 
-Tokens are fed after the committed ones and count only once `commit` keeps them; what is not kept is hidden by its
-position and overwritten by the next call. Calls are padded to a configured width; the padding takes the slots that
-follow and never goes past the last one, nor to one that is still seen. A prompt may take wider calls than decoding.
+Tokens are fed after the committed ones and count only after `commit` keeps them. Other fed tokens are hidden by their
+position and overwritten by the next call. Calls are padded to a configured width. Padding uses the slots that follow,
+but never goes past the last slot, or into a slot that is still visible. A prompt may use wider calls than decoding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,20 +15,20 @@ from shardmill.decode.engine import Engine, Logits, decode_widths
 from shardmill.decode.errors import DecodeError, PromptTooLongError
 from shardmill.decode.slots import SINKS, ContextPolicy, choose_layout
 
-_PASS = 16  # tokens that a call costs beside its own; see docs/benchmarks.md for how long calls take by their width
+_PASS = 16  # cost of a call in tokens, added to its width; docs/benchmarks.md has the time of calls by width
 
 
 def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None:
-    """Refuses a prompt that a model cannot take; needs the model's sizes only.
+    """Raise an error for a prompt that a model can't accept; only the model's sizes are needed.
 
     Args:
-        prompt: its tokens.
+        prompt: the prompt's tokens.
         vocab: the model's vocabulary size.
-        room: tokens that its context holds; None: any number.
+        room: tokens that fit into the context; None: any number.
 
     Raises:
-        DecodeError: the prompt is empty or holds tokens of another vocabulary.
-        PromptTooLongError: it does not fit.
+        DecodeError: the prompt is empty or contains tokens of another vocabulary.
+        PromptTooLongError: the prompt does not fit.
     """
     if not prompt:
         raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
@@ -42,12 +42,14 @@ def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None
 
 @dataclass(frozen=True)
 class Prefill:
-    """A prompt in the slots, or as much of it as was run so far.
+    """The progress of a prompt into the slots.
 
     Attributes:
-        row: logits [V] after its last token, [0] while that has not been run.
-        held: its tokens in the slots, `reused` of them from before.
-        passes: engine calls made. width: of the last one.
+        row: logits [V] after the prompt's last token; [0] before that token has run.
+        held: the prompt's tokens in the slots.
+        reused: how many of these tokens were reused from earlier requests.
+        passes: number of engine calls so far.
+        width: width of the last call.
     """
 
     row: Logits
@@ -58,16 +60,16 @@ class Prefill:
 
 
 class Session:
-    """Owns an engine's slots. `widths` are those of decode passes.
+    """The owner of an engine's slots. `widths` are the widths of decode passes.
 
     Args:
-        engine: the engine, for this session alone.
+        engine: the engine, used only by this session.
         context_policy: what happens when the slots are used up: stop, or slide the window.
-        sinks: positions that a sliding window never gives up.
-        block: positions that it gives up at a time; see `choose_layout`.
+        sinks: positions that a sliding window never evicts.
+        block: positions that it evicts at a time; see `choose_layout`.
 
     Raises:
-        DecodeError: the engine takes no single tokens, or its context is too small to slide.
+        DecodeError: the engine accepts no single tokens, or its context is too small to slide.
     """
 
     def __init__(
@@ -80,25 +82,25 @@ class Session:
     ) -> None:
         self._engine = engine
         self.widths = decode_widths(engine)
-        self._wide = tuple(sorted(set(engine.widths)))  # those of prompts too
+        self._wide = tuple(sorted(set(engine.widths)))  # widths for prompts too
         self._layout = choose_layout(context_policy, engine.slots, self.widths[-1], sinks=sinks, block=block)
         self._tokens: list[int] = []
         self._fed: list[int] = []
-        self._first = self._layout.first_visible(0)  # first position, sinks apart, that has not been given up
+        self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
         engine.reset()
 
     @property
     def engine(self) -> Engine:
-        """The engine whose slots these are."""
+        """Return the engine whose slots these are."""
         return self._engine
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The committed tokens; callers must not change them."""
+        """Return the committed tokens; callers must not change the list."""
         return self._tokens
 
     def room(self) -> int:
-        """Most tokens that one `feed` may take now; 0 when the context is full."""
+        """Return the most tokens that one `feed` may take; 0 when the context is full."""
         position = len(self._tokens)
         slots = self._layout.writable(position)
         widest = max((w for w in self.widths if w <= slots), default=0)
@@ -106,12 +108,12 @@ class Session:
         return widest if window is None else min(widest, window)
 
     def can_hold(self, count: int) -> bool:
-        """Whether a text of `count` tokens fits."""
+        """Return whether a text of `count` tokens fits."""
         slots = self._layout.room(0)
         return slots is None or count <= slots
 
     def undoable(self) -> int:
-        """How many tokens may be committed from here on and still be taken back by `truncate`."""
+        """Return how many tokens may be committed from here on and still be undone by `truncate`."""
         position = len(self._tokens)
         slots, window = self._layout.room(position), self._layout.same_window(position)
         if window is not None:
@@ -119,21 +121,20 @@ class Session:
         return slots or 0
 
     def pass_width(self, count: int) -> int:
-        """Width of the engine call that `feed` would use for `count` tokens."""
+        """Return the width of the engine call that `feed` would use for `count` tokens."""
         return next(w for w in self.widths if w >= count)
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
-        """Refuses a prompt that `prefill` cannot take.
+        """Raise an error for a prompt that `prefill` can't accept.
 
         Raises:
-            DecodeError: it is empty or holds tokens of another vocabulary.
-            PromptTooLongError: it does not fit.
+            DecodeError: the prompt is empty or contains tokens of another vocabulary.
+            PromptTooLongError: the prompt does not fit.
         """
         check_prompt(prompt, vocab=self._engine.vocab, room=self._layout.room(0))
 
     def prefill(self, prompt: Sequence[int]) -> Prefill:
-        """Makes the committed tokens equal to `prompt`, running only what a shared prefix does not
-        already hold.
+        """Make the committed tokens equal to `prompt`, and run only the tokens after a shared prefix.
 
         Raises:
             DecodeError: see `check_prompt`.
@@ -143,7 +144,7 @@ class Session:
         return last
 
     def prefill_passes(self, prompt: Sequence[int]) -> Iterator[Prefill]:
-        """Runs `prefill` pass by pass, for a checked prompt. If the caller stops, the session holds what was run."""
+        """Run `prefill` pass by pass, for a checked prompt. If the caller stops, finished passes stay committed."""
         reused = done = self.truncate(self._shared(prompt))
         self._fit(len(prompt))
         passes = 0
@@ -157,7 +158,7 @@ class Session:
             yield Prefill(row, done, reused, passes, width)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        """Runs `tokens` after the committed ones; logits [len(tokens), V]. Nothing is committed yet.
+        """Run `tokens` after the committed ones and return logits [len(tokens), V]. Nothing is committed yet.
 
         Raises:
             DecodeError: more tokens than `room()`.
@@ -167,22 +168,22 @@ class Session:
         return self._rows(tokens, self.pass_width(len(tokens)))
 
     def refeed(self, index: int) -> Logits:
-        """Runs the `index`-th token of the last `feed` once more, alone; logits [V]."""
+        """Run the `index`-th token of the last `feed` again, alone, and return its logits [V]."""
         row: Logits = self._forward([self._fed[index]], len(self._tokens) + index)[0]
         return row
 
     def commit(self, count: int) -> None:
-        """Keeps the first `count` tokens of the last `feed`."""
+        """Keep the first `count` tokens of the last `feed`."""
         if not 0 <= count <= len(self._fed):
             raise DecodeError(f"{count} tokens to commit, but {len(self._fed)} were fed")
         self._tokens.extend(self._fed[:count])
         self._fed = []
 
     def truncate(self, length: int) -> int:
-        """Drops committed tokens from `length` on and returns how many are still held.
+        """Drop committed tokens from `length` on and return how many are kept.
 
-        That is `length`, or 0 if the engine no longer holds what the token at `length` must see. Slots are hidden by
-        position; nothing is undone.
+        The result is `length`, or 0 if the engine no longer has the tokens that position `length` must see. Dropped
+        slots are hidden by position; nothing is undone.
         """
         if not self._intact(length):
             self._engine.reset()
@@ -193,17 +194,19 @@ class Session:
         return length
 
     def _fit(self, length: int) -> None:
-        """Tells the engine how many slots a text of so many tokens and the pass after it take, if it wants to know.
+        """Tell an engine with `fit` how many slots a text of `length` tokens and the next pass need.
 
-        In every layout the first positions have the first slots, and later ones no others than there are.
+        In every layout the first positions have the first slots, and later positions reuse existing slots.
         """
         fit = getattr(self._engine, "fit", None)
         if fit is not None:
             fit(min(length + self.widths[-1], self._engine.slots))
 
     def _prompt_pass(self, left: int) -> tuple[int, int]:
-        """How many of the `left` tokens of a prompt are fed next, and the width of the call: that which feeds most for
-        its cost. That is no measured time, so that a prompt is cut alike in every run.
+        """Return how many of the `left` prompt tokens to feed next, and the width of the call.
+
+        The call is the one that feeds the most tokens for its cost. That cost is not a measured time, so a prompt is
+        split alike in every run.
         """
         position = len(self._tokens)
         slots, window = self._layout.writable(position), self._layout.same_window(position)
@@ -220,7 +223,7 @@ class Session:
         return rows[: len(tokens)]
 
     def _write(self, tokens: Sequence[int], width: int) -> Logits:
-        """`_rows` for tokens whose logits nobody needs, so an engine may skip them. Returns an empty array."""
+        """Run tokens whose logits nobody needs, so an engine may skip the LM head. Return an empty array."""
         self._forward(_padded(tokens, width), len(self._tokens), getattr(self._engine, "write", None))
         self._fed = list(tokens)
         return np.empty(0, np.float32)
@@ -236,13 +239,13 @@ class Session:
             self._first = first
 
     def _intact(self, length: int) -> bool:
-        """Whether the engine still holds all that the token at `length` must see."""
+        """Return whether the engine still has all tokens that position `length` must see."""
         rewindable = getattr(self._engine, "rewindable", None)
         seen = self._layout.first_visible(length) == self._first
         return seen and (length == 0 or rewindable is None or bool(rewindable(length)))
 
     def _shared(self, prompt: Sequence[int]) -> int:
-        limit = min(len(self._tokens), len(prompt) - 1)  # the last token has to run: its logits are wanted
+        limit = min(len(self._tokens), len(prompt) - 1)  # the last token must run: its logits are needed
         return next((i for i in range(limit) if self._tokens[i] != prompt[i]), limit)
 
 

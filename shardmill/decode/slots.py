@@ -1,12 +1,12 @@
-"""Where a position's key and value live, and which positions a query still sees.
+"""Layout of positions in KV slots, and the positions that a query still sees.
 
 `AppendOnly` puts position p into slot p and ends at S. `Ring` keeps the first `sinks` positions for ever and reuses the
 other slots in turn. Positions are never renumbered, as keys are cached after rotation: sliding changes masks only.
 
-What a query may see must depend on its position only, not on how many drafts happened to be written, or greedy output
-would change with the drafter. The ring therefore evicts whole blocks at fixed positions, early enough that `lookahead`
-uncommitted tokens never overwrite a visible one, and no pass crosses such a boundary. Attention sinks: Xiao et al.,
-"Efficient Streaming Language Models with Attention Sinks", 2023.
+The positions that a query sees must depend on its own position only, not on how many drafts happened to be written.
+Otherwise greedy output would change with the drafter. The ring therefore evicts whole blocks at fixed positions, early
+enough that `lookahead` uncommitted tokens never overwrite a visible one, and no pass crosses such a boundary. Attention
+sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
 """
 
 from dataclasses import dataclass
@@ -15,32 +15,32 @@ from typing import Literal, Protocol
 from shardmill.decode.errors import DecodeError
 
 ContextPolicy = Literal["stop", "slide"]  # what happens when the slots are used up
-SINKS = 4  # positions that a sliding context never gives up
-_LONGEST_BLOCK = 64  # positions that it gives up at a time, at most
+SINKS = 4  # positions that a sliding context never evicts
+_LONGEST_BLOCK = 64  # the most positions that it evicts at a time
 
 
 class Layout(Protocol):
-    """Maps positions to slots."""
+    """A map from positions to slots."""
 
     def slot(self, position: int) -> int:
-        """Slot that holds `position`."""
+        """Return the slot of `position`."""
 
     def first_visible(self, position: int) -> int:
-        """First position, other than the sinks, that a query at `position` sees."""
+        """Return the first position, other than the sinks, that a query at `position` sees."""
 
     def room(self, position: int) -> int | None:
-        """How many positions from `position` on have a slot; None if there is no end."""
+        """Return how many positions from `position` on have a slot; None if unlimited."""
 
     def writable(self, position: int) -> int:
-        """How many positions from `position` on may be written until one takes the slot of one that `position` sees."""
+        """Return how many positions from `position` on can be written without overwriting one that `position` sees."""
 
     def same_window(self, position: int) -> int | None:
-        """How many positions from `position` on see the same first position; None if all do."""
+        """Return how many positions from `position` on see the same first position; None if all do."""
 
 
 @dataclass(frozen=True)
 class AppendOnly:
-    """Slot = position, until the slots are used up."""
+    """A layout in which a position's slot equals the position, until the slots are used up."""
 
     slots: int
 
@@ -67,7 +67,7 @@ class AppendOnly:
 
 @dataclass(frozen=True)
 class Ring:
-    """Keeps `sinks` slots; the rest form a ring that gives up its oldest `block` positions at a time."""
+    """A layout that keeps `sinks` slots; the rest form a ring that evicts its oldest `block` positions at a time."""
 
     slots: int
     sinks: int
@@ -83,7 +83,7 @@ class Ring:
 
     @property
     def capacity(self) -> int:
-        """Slots in the ring."""
+        """Return the number of slots in the ring."""
         return self.slots - self.sinks
 
     def slot(self, position: int) -> int:
@@ -94,7 +94,7 @@ class Ring:
 
     def first_visible(self, position: int) -> int:
         """See `Layout`."""
-        overwritten = position + self.lookahead - self.capacity  # every position below this may be gone
+        overwritten = position + self.lookahead - self.capacity  # every position below this may be overwritten
         return max(self.sinks, -(-overwritten // self.block) * self.block)
 
     def room(self, position: int) -> int | None:
@@ -102,7 +102,7 @@ class Ring:
         return None
 
     def writable(self, position: int) -> int:
-        """See `Layout`. At least `lookahead`, and more right after the window has slid."""
+        """See `Layout`. The result is at least `lookahead`, and larger right after the window has slid."""
         return self.first_visible(position) + self.capacity - position
 
     def same_window(self, position: int) -> int | None:
@@ -115,14 +115,14 @@ class Ring:
 def choose_layout(
     policy: ContextPolicy, slots: int, lookahead: int, *, sinks: int = SINKS, block: int | None = None
 ) -> Layout:
-    """The layout of a policy.
+    """Return the layout of a policy.
 
     Args:
         policy: stop when the slots are used up, or slide the window.
-        slots: the engine's.
-        lookahead: tokens of its widest decode pass; what is seen does not depend on how a prompt is fed.
-        sinks: positions that a sliding window never gives up.
-        block: positions that it gives up at a time; by default 1/8 of the slots, at most 64.
+        slots: the engine's slots.
+        lookahead: tokens of the widest decode pass; how a prompt is fed does not change what a position sees.
+        sinks: positions that a sliding window never evicts.
+        block: positions that it evicts at a time; by default 1/8 of the slots, at most 64.
 
     Raises:
         DecodeError: no policy has that name, or the context is too small to slide.

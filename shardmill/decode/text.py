@@ -1,11 +1,11 @@
 """Text of a growing token sequence, and stop strings in it.
 
-A token may end in the middle of a character, and a stop string in the middle of a token, so text is held back until it
-can neither change nor turn out to begin a stop string.
+A token may end in the middle of a character, and a stop string in the middle of a token. So text is held back until it
+can neither change nor begin a stop string.
 
-What comes out is what decoding all tokens at once gives, with one exception. Tokenizers with byte fallback turn a whole
-run of byte tokens into U+FFFD if any byte of it is wrong. To know that one would have to wait for the end of the run;
-here the characters before the wrong byte are out by then, and stay.
+The output equals the decoding of all tokens at once, with one exception. Tokenizers with byte fallback turn a whole run
+of byte tokens into U+FFFD if any byte in the run is wrong, which is certain only at the end of the run. Here the
+characters before the wrong byte have been emitted by then, and stay.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from os.path import commonprefix
 from shardmill.decode.errors import DecodeError
 
 Detokenize = Callable[[Sequence[int]], str]
-_UNKNOWN = "\ufffd"  # what tokenizers write for bytes that are no character, or not yet
-_UNFINISHED = 3  # of these at the end may still become a character: it has four bytes at most
+_UNKNOWN = "\ufffd"  # tokenizers write it for bytes that are not, or not yet, a character
+_UNFINISHED = 3  # at most this many at the end may become a character, which has up to four bytes
 _WINDOW = 8  # tokens that are decoded again with each new one, at least; at most four times as many
 _SEAM = 8  # prompt tokens that are decoded together with the new ones
 
 
 class TextStream:
-    """Takes tokens, gives text as soon as it is final. The cost of a token is bounded, whatever came before it.
+    """A stream from tokens to final text. The cost of a token is bounded for a text of any length.
 
     Args:
         detokenize: tokens -> text; bytes that are no character become U+FFFD.
-        stop: strings that end the text; the first to appear does, and is not part of it.
-        prompt: what the tokens follow: some tokenizers write a space by what precedes it. A character that the prompt
-            begins and the tokens complete belongs to their text.
+        stop: strings that end the text; the text stops before the first occurrence.
+        prompt: the tokens before the text: some tokenizers write a space depending on the previous token. A character
+            that the prompt begins and the tokens complete belongs to their text.
 
     Raises:
         DecodeError: a stop string is empty.
@@ -42,20 +42,20 @@ class TextStream:
         self._released = 0  # characters that `push` has returned
         self.stopped = False
         self._tokens = _seam(detokenize, prompt)  # the window: the last tokens
-        self._text = detokenize(self._tokens) if self._tokens else ""  # theirs
-        self._done = len(self._text)  # characters of it that have been handed on
-        self._whole = len(self._tokens)  # tokens of the window whose text was handed on to its end
+        self._text = detokenize(self._tokens) if self._tokens else ""  # the text of the window
+        self._done = len(self._text)  # characters of _text that have been handed on
+        self._whole = len(self._tokens)  # tokens of the window whose text has been handed on entirely
         self._begun = _unfinished(self._text)  # characters at the end of the prompt that tokens may still complete
 
     def push(self, token: int) -> str:
-        """Text that has become final; sets `stopped` when a stop string is complete."""
+        """Append a token and return the text that became final; set `stopped` when a stop string is complete."""
         if self.stopped:
             return ""
         self._tokens.append(token)
         text = self._detokenize(self._tokens)
         out = self._text[: self._done]
         same = self._done if text.startswith(out) else len(commonprefix((out, text)))
-        if same < self._done - self._begun:  # the tokenizer takes back what is out: that stays
+        if same < self._done - self._begun:  # the tokenizer revises emitted text, which stays as emitted
             self._restart(self._tokens[self._whole :])
         else:
             self._text, self._done = text, same
@@ -66,16 +66,16 @@ class TextStream:
 
     @property
     def final(self) -> int:
-        """Characters that no further token can change, those of a stop string included."""
+        """Return the number of characters that no further token can change, including a stop string."""
         return self._released + len(self._held)
 
     @property
     def length(self) -> int:
-        """Characters of all tokens so far. It falls where several of them turn out to be one character."""
+        """Return the number of characters of all tokens so far; it falls if several turn out to be one character."""
         return self.final + len(self._text) - self._done
 
     def flush(self) -> str:
-        """What was held back, at the end of the request."""
+        """Return the text that was held back, at the end of the request."""
         if self.stopped:
             return ""
         rest = self._held + self._text[self._done :]
@@ -89,7 +89,7 @@ class TextStream:
         self._done = self._whole = self._begun = 0
 
     def _hand_on(self) -> None:
-        """Adds to the held text what no further token can change."""
+        """Append the text that no further token can change to the held text."""
         text = self._text
         end = len(text) - _unfinished(text)
         if end > self._done:
@@ -99,7 +99,7 @@ class TextStream:
             self._whole = len(self._tokens)
 
     def _shorten(self) -> None:
-        """Drops the window's first tokens, if the text of the others does not depend on them."""
+        """Drop the window's first tokens, if the text of the others does not depend on them."""
         pending = len(self._text) - self._done
         for count in range(_WINDOW, _WINDOW + _UNFINISHED + 1):
             text = self._detokenize(self._tokens[-count:])
@@ -114,7 +114,7 @@ class TextStream:
         self._done = max(0, len(text) - pending)
 
     def _stays(self, text: str, tokens: Sequence[int]) -> bool:
-        """Whether `text` of `tokens` begins as it always will: not with bytes that are wrong for want of others."""
+        """Return whether the beginning of `text` is final: no wrong bytes that only lack preceding tokens."""
         beginnings = (self._detokenize(tokens[:count]) for count in range(1, _UNFINISHED + 2))
         return not text.startswith(_UNKNOWN) or all(part.startswith(_UNKNOWN) for part in beginnings)
 
@@ -130,7 +130,7 @@ class TextStream:
         return out
 
     def _pending_stop(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest end of the held text that begins a stop string."""
         longest = max((len(s) for s in self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(s.startswith(self._held[-length:]) for s in self._stop):
@@ -139,12 +139,12 @@ class TextStream:
 
 
 def _unfinished(text: str) -> int:
-    """How many characters at the end of `text` may still become others."""
+    """Return how many characters at the end of `text` may still change."""
     return min(_UNFINISHED, len(text) - len(text.rstrip(_UNKNOWN)))
 
 
 def _seam(decode: Detokenize, prompt: Sequence[int]) -> list[int]:
-    """The prompt's last tokens, from the beginning of a character on where that can be found."""
+    """Return the prompt's last tokens, starting at the beginning of a character if one can be found."""
     for count in range(_SEAM, _SEAM + _UNFINISHED + 1):
         seam = list(prompt[-count:])
         if not seam or not decode(seam).startswith(_UNKNOWN):

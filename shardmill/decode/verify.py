@@ -1,6 +1,6 @@
-"""One pass: run the pending token and its drafts, and keep those that the model itself would have produced.
+"""One pass: run the pending token and its drafts, and keep the drafts that the model itself would have produced.
 
-A pass feeds `[pending, d1 .. dk]`. Row i holds the logits after the i-th fed token, so d(i+1) is right when row i
+A pass feeds `[pending, d1 .. dk]`. Row i contains the logits after the i-th fed token, so d(i+1) is right when row i
 chooses it, and the row after the last right draft chooses the bonus token. A pass emits 1..k+1 tokens.
 """
 
@@ -16,7 +16,7 @@ from shardmill.decode.session import Session
 
 @dataclass(frozen=True)
 class Outcome:
-    """The tokens that a pass emits; the first `accepted` of them are its drafts."""
+    """The tokens that a pass emits; the first `accepted` tokens are drafts."""
 
     tokens: tuple[int, ...]
     accepted: int
@@ -28,13 +28,13 @@ def accept(
     eos: Collection[int],
     ends: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Accepts the longest prefix of `draft` that equals the model's choices.
+    """Accept the longest prefix of `draft` that equals the model's choices.
 
     Args:
-        choose: gives the model's token after fed token i; called in order, and never past the first wrong draft.
+        choose: returns the model's token after fed token i; called in order, and never past the first wrong draft.
         draft: the k tokens fed after the pending one.
         eos: tokens that end the text; if one is accepted the pass ends there, without a bonus token.
-        ends: asked after each accepted token whether the text ends there for another reason.
+        ends: called after each accepted token; returns whether the text ends there for another reason.
     """
     tokens: list[int] = []
     for i, drafted in enumerate(draft):
@@ -49,7 +49,7 @@ def accept(
 
 
 def agreement(draft: Sequence[int], emitted: Sequence[int]) -> int:
-    """How many tokens of `draft`, counted from the first, equal those emitted."""
+    """Return how many tokens of `draft`, counted from the first, equal the emitted ones."""
     for i, (drafted, token) in enumerate(zip(draft, emitted, strict=False)):
         if drafted != token:
             return i
@@ -58,11 +58,11 @@ def agreement(draft: Sequence[int], emitted: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a pass emits and what it took.
+    """The output and the cost of a pass.
 
     Attributes:
-        tokens: the tokens that it emits.
-        rows: the logits [V] that each was chosen from.
+        tokens: the tokens that the pass emits.
+        rows: for each token, the logits [V] that decided it.
         accepted: how many of the tokens are drafts.
         verified_again: rows that were run again alone.
         seconds: the engine's time for the pass, without `guard_seconds`.
@@ -86,12 +86,16 @@ def verify(
     eos: Collection[int],
     guard_margin: float = 0.0,
 ) -> Verified:
-    """Feeds `[pending, *draft]`, commits what is right, and returns what is emitted.
+    """Feed `[pending, *draft]`, commit the right tokens, and return the emitted ones.
 
     Args:
+        session: the session to feed.
+        pending: the last emitted token, which has not run yet.
+        draft: the proposed tokens.
+        sampler: chooses tokens from rows of logits.
         eos: tokens that end the text.
-        guard_margin: rows of a wider call whose two best tokens are less than this apart are run again as
-            a single token, for engines whose rows differ in their last bits with the width of the call.
+        guard_margin: rows of a wider call whose two best tokens are closer than this run again as a single token. It
+            is for engines whose rows differ in their last bits with the width of the call.
     """
     start = time.perf_counter()
     rows = session.feed([pending, *draft.tokens])  # [k + 1, V]

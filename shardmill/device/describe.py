@@ -1,4 +1,4 @@
-"""What of a build decides how fast it is: its form, and how much a pass reads, computes and calls."""
+"""The properties of a build that decide its speed: its form, and how much a pass reads, computes and calls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardmill.runtime.manifest import MARK, reshape_frequency, verify_width
 
 
 def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A build's form.
+    """Return a build's form.
 
     Args:
         build: the folder.
-        manifest: its model.json.
+        manifest: the content of its model.json.
     """
     encodes = MARK in manifest
     packages = [build / entry["path"] for entry in manifest["packages"].values()]
@@ -40,33 +40,33 @@ def described(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shapes(part: Mapping[str, Any]) -> str:
-    """What a decoder's programs take."""
+    """Return the kind of shapes that a decoder's programs accept."""
     names = part.get("functions", {}).values()
     return "range" if not names else "fixed" if all(names) else "enumerated"
 
 
 def _kept(part: Mapping[str, Any]) -> list[list[int]]:
-    """Shapes of what is kept from pass to pass."""
+    """Return the shapes of the states, or of the host's caches."""
     return [*part["states"].values(), *(part["inputs"][name] for name in part.get("written", {}))]
 
 
 def widths_of(manifest: Mapping[str, Any]) -> list[int]:
-    """The tokens that passes carry."""
+    """Return the numbers of tokens that passes have."""
     return list(manifest[MARK] if MARK in manifest else manifest["widths"])
 
 
 def weights_bytes(package: Path) -> int:
-    """Bytes of a package's weight files."""
+    """Return the bytes of a package's weight files."""
     return sum(file.stat().st_size for file in package.rglob("weights/*"))
 
 
 def _parameters(package: Path) -> int:
-    """How many numbers a package's matrices have, whatever form they are stored in."""
+    """Return the number of elements in a package's matrices, for any storage form."""
     from portable_coreml.files.load import load_model
     from portable_coreml.program import TensorType
 
     found: dict[str, int] = {}
-    stored: set[str] = set()  # what a matrix is expanded from
+    stored: set[str] = set()  # names from which a matrix is expanded
     for function in load_model(package).program.functions.values():
         for op in function.block.walk():
             if op.kind.split(".")[-1].startswith("const"):
@@ -78,7 +78,7 @@ def _parameters(package: Path) -> int:
 
 
 def _precision(build: Path) -> str:
-    """What precision.json gives all matrices; "mixed" where it names some, "" where there is none."""
+    """Return the default form in precision.json; "mixed" if it names matrices, "" if it can't be read."""
     try:
         recipe = load_json(build / "precision.json")
     except (OSError, ValueError):

@@ -1,9 +1,11 @@
-"""What a pass should take, by what it reads, computes and calls: three numbers of a chip, fitted to measured passes.
+"""Forecast of a pass' time from the bytes it reads, its operations and its dispatches.
+
+The three costs of a chip are fitted to measured passes:
 
     ms = bytes / bandwidth + operations / throughput + dispatches * cost
 
-Nothing that comes from here is measured, and it is never called so. The fit minimises relative errors and lets no
-number be negative; one that the samples say nothing about comes out as zero, that is, as costing nothing.
+A forecast is never called measured. The fit minimises relative errors and allows no negative cost; a cost that the
+samples do not determine comes out as zero.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 log = logging.getLogger(__name__)
 
-LEAST = 3  # samples, as many as there are numbers to be found
+LEAST = 3  # samples: one for each cost to be fitted
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass does: bytes of weights and states that it reads, additions and multiplications, programs called."""
+    """Work of a pass: bytes of weights and states read, additions and multiplications, programs called."""
 
     bytes: float
     operations: float
@@ -39,19 +41,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Costs:
-    """What work costs on a chip, each in milliseconds: of a byte, of an operation, of a dispatch."""
+    """Costs on a chip, in milliseconds per byte, per operation and per dispatch."""
 
     byte: float
     operation: float
     dispatch: float
 
     def ms(self, work: Work) -> float:
-        """The forecast of a pass."""
+        """Return the forecast of a pass."""
         return self.byte * work.bytes + self.operation * work.operations + self.dispatch * work.dispatches
 
 
 def work_of(described: Mapping[str, Any], width: int) -> Work:
-    """The work of a pass, by what a kit says of a variant. Every weight and every state is read once.
+    """Return the work of a pass, from a kit's description of a variant. Every weight and every state is read once.
 
     Args:
         described: `weights_bytes`, `state_bytes`, `parameters` and `programs`.
@@ -59,19 +61,19 @@ def work_of(described: Mapping[str, Any], width: int) -> Work:
     """
     share = 1 / described["programs"] if described["kind"] == "encoder" else 1.0
     read = share * (described["weights_bytes"] + described["state_bytes"])
-    positions = described["state_bytes"] / 2  # numbers of keys and values, each for one multiplication with a query
+    positions = described["state_bytes"] / 2  # elements of keys and values, each multiplied once with a query
     operations = 2.0 * width * (share * described["parameters"] + positions)
     return Work(read, operations, share * described["programs"])
 
 
 def fitted(samples: Sequence[tuple[Work, float]]) -> Costs:
-    """The costs that explain measured passes best.
+    """Return the costs that explain measured passes best.
 
     Args:
-        samples: work, and the milliseconds that it took.
+        samples: work of passes, with the measured milliseconds.
 
     Raises:
-        ShardmillError: there are fewer samples than numbers to find.
+        ShardmillError: there are fewer samples than costs.
     """
     from scipy.optimize import nnls
 
@@ -85,17 +87,18 @@ def fitted(samples: Sequence[tuple[Work, float]]) -> Costs:
 
 
 def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
-    """What passes of builds should take on each system that some of them were measured on.
+    """Forecast the passes of builds on each system that measured at least one of the builds.
 
     Args:
         builds: folders of finished builds, measured or not.
 
     Returns:
-        A row for each system, build and width: `forecast_ms`, None where the tokens of a pass decide which experts it
-        calls, and `measured_ms` where there is that.
+        A row for each system, build and width: `forecast_ms`, None if routed experts decide which programs a pass
+            calls,
+        and `measured_ms`, None if it was not measured.
 
     Raises:
-        ShardmillError: a folder holds no finished build, or every system was measured too little.
+        ShardmillError: a folder is not a finished build, or every system has too few measurements.
     """
     forms = {build: read_manifest(build, COMPLETE) for build in builds}
     known = {build: _measured(build, manifest) for build, manifest in forms.items()}
@@ -114,25 +117,25 @@ def forecast(builds: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def costs_by_system(builds: Sequence[Path]) -> dict[str, Costs]:
-    """What work costs on each system that some of the builds were measured on.
+    """Return the costs on each system on which some of the builds were measured.
 
     Args:
         builds: folders of finished builds.
 
     Raises:
-        ShardmillError: a folder holds no finished build, or every system was measured too little.
+        ShardmillError: a folder is not a finished build, or every system has too few measurements.
     """
     return _costs({build: _measured(build, read_manifest(build, COMPLETE)) for build in builds})
 
 
 def _measured(build: Path, manifest: Mapping[str, Any]) -> list[Evidence]:
-    """What was measured of a build."""
+    """Return the measured evidence of a build, including shorter contexts."""
     found = [one for one in read_evidence(evidence_files(build), manifest)[0] if one.is_measured]
     return [each for one in found for each in (one, *one.shorter)]
 
 
 def _costs(known: Mapping[Path, Sequence[Evidence]]) -> dict[str, Costs]:
-    """By system, from what is known of builds; one that was measured too little keeps no other from its forecast."""
+    """Return the costs by system; a system with too few measurements is left out, with a warning."""
     every = [one for found in known.values() for one in found]
     systems = sorted({one.system for one in every})
     samples = {system: _samples([one for one in every if one.system == system]) for system in systems}
@@ -149,7 +152,7 @@ def _too_few(passes: int) -> str:
 
 
 def _samples(evidence: Sequence[Evidence]) -> list[tuple[Work, float]]:
-    """Measured passes of evidence whose kits say what a pass does."""
+    """Return the measured passes in evidence whose kit describes the work of a pass."""
     found = []
     for one in evidence:
         described = one.variant["described"]

@@ -1,4 +1,4 @@
-"""What was measured of a build comes to lie beside it, as it is."""
+"""Imports a device's results: copies them unchanged beside their builds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 
 def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Evidence]]:
-    """Puts a result beside the builds that it is of.
+    """Copy a result beside the builds that it measured.
 
     Args:
         file: result.json of measure.py.
         builds: folders of finished builds.
 
     Returns:
-        Each build's file and what it says of that build.
+        Each build, the imported file, and its evidence for that build.
 
     Raises:
-        ShardmillError: the file is no result or was changed, it is of none of the builds, or another result of the same
-            chip and system is there.
+        ShardmillError: the file is not a result or was changed, it measured none of the builds, or a build has another
+            result of the same chip and system.
     """
     content = read_result(file)
     found = []

@@ -1,4 +1,4 @@
-"""A kit: builds, what they should give, and what measures them, in one zip that a Mac needs nothing else for.
+"""A kit: builds, their expected outputs, and the measuring program, in one zip that is all that a Mac needs.
 
 The same builds give the same bytes: files are sorted, stored and undated. kit.json names every other file's sha256.
 """
@@ -28,8 +28,8 @@ from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.manifest import COMPILER, COMPLETE, MARK, in_context, lengths, read_manifest, reshape_frequency
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
-STEPS = f"cd {ROOT} && {HOW}"  # for a person, once the kit is unpacked
-NAMED = "shardmill.lane"  # what the modules are called here; in a kit it is `lane`
+STEPS = f"cd {ROOT} && {HOW}"  # commands for a person who has unpacked the kit
+NAMED = "shardmill.lane"  # name of the modules here; in a kit it is `lane`
 README = """\
 This kit measures Core ML programs on this machine. That is a Mac with Apple silicon and macOS 15 or newer.
 It needs Python 3.10 to 3.13, with coremltools 9.0 and numpy. Apple's own python3 is older. Where python3.12 is missing,
@@ -45,18 +45,17 @@ Content = bytes | Path
 
 
 def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
-    """Packs builds.
+    """Pack builds into a kit.
 
     Args:
         builds: folders of finished builds.
-        target: the zip, which takes its place when it is whole.
+        target: the zip, which replaces an old file when it is complete.
 
     Returns:
         kit.json's content.
 
     Raises:
-        ShardmillError: a folder holds no finished build, a file is not as it was made, or two builds have the same
-            name.
+        ShardmillError: a folder is not a finished build, a file was changed, or two builds have the same name.
     """
     if target.is_dir():
         raise ShardmillError(f"{target}: is a folder; name the file to write")
@@ -74,7 +73,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
         variants += _variants(name, build, manifest, arrays)
     called = [variant["name"] for variant in variants]
     for name in called:
-        if called.count(name) > 1:  # a build's folder may be called as another build is in a shorter context
+        if called.count(name) > 1:  # a build's folder may have the name of another build's shorter context
             raise ShardmillError(f"two of the variants are called {printable(name)}: rename the folder of a build")
     files |= {f"arrays/{key}.npy": content for key, content in arrays.files.items()}
     content = {
@@ -89,7 +88,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
 
 
 def _lane() -> Iterator[tuple[str, Content]]:
-    """measure.py and the modules beside it, which there are called `lane`."""
+    """Yield measure.py and the modules beside it, renamed to `lane`."""
     for file in sorted(Path(lane.__file__).parent.glob("[!.]*.py")):
         text = file.read_text(encoding="utf-8").replace(NAMED, "lane")
         yield "measure.py" if file.name == "measure.py" else f"lane/{file.name}", text.encode()
@@ -97,7 +96,7 @@ def _lane() -> Iterator[tuple[str, Content]]:
 
 
 def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
-    """Every file of a build's packages, and its manifest, by their names in the kit."""
+    """Return all files of a build's packages, and its manifest, by their names in the kit."""
     found: dict[str, Content] = {f"variants/{name}/model.json": build / "model.json"}
     for entry in manifest["packages"].values():
         for file in entry["files"]:
@@ -106,9 +105,9 @@ def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, 
 
 
 def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
-    """Return the files of bundles by their names in the kit, where the portable compiler wrote them.
+    """Return the files of bundles that the portable compiler wrote, by their names in the kit.
 
-    A file that a program's package has too, as that of the weights, is not among them: the lane takes it from there.
+    Files that a program's package contains too, such as the weights, are left out: the lane takes them from there.
     """
     found: dict[str, Content] = {}
     for part in manifest["parts"]:
@@ -122,12 +121,12 @@ def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> di
 
 
 def _is_portable(part: Mapping[str, Any]) -> bool:
-    """Return whether the portable compiler made a part's bundle, as far as model.json says who did."""
+    """Return whether the portable compiler made a part's bundle, according to model.json."""
     return bool(part["program"].get(COMPILER, {}).get("name") == "portable")
 
 
 def _variants(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Iterator[dict[str, Any]]:
-    """A build as it is, then in each shorter context, for which NAME@SLOTS is a variant of its own."""
+    """Yield a build as a variant, then each shorter context as a separate variant NAME@SLOTS."""
     if MARK in manifest:
         yield _variant(name, build, manifest, arrays)
         return
@@ -144,12 +143,12 @@ def _variants(name: str, build: Path, manifest: Mapping[str, Any], arrays: Array
 
 
 def _function(program: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a program from others: its package and its function there."""
+    """Return the identity of a program: its package and its function there."""
     return program["path"], program["function"]
 
 
 def _variant(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
-    """What kit.json says of a build of one context."""
+    """Return kit.json's entry for a build of one context."""
     with quiet_coremltools():
         recording = record(build, manifest, arrays)
     return {
@@ -165,7 +164,7 @@ def _variant(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays
 
 
 def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A part and its programs: one for all widths, or for an encoder's only one, or a function for each."""
+    """Return a part and its programs: one for all widths, one for an encoder's width, or a function for each width."""
     part, widths = manifest["parts"][place], widths_of(manifest)
     package = manifest["packages"][part["name"]]["path"]
     program = {
@@ -196,7 +195,7 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
 
 
 def _bundle(name: str, manifest: Mapping[str, Any], place: int, function: str) -> dict[str, str] | None:
-    """Return where files of a function's bundle lie in the kit, by their names in it; None if Apple compiled it."""
+    """Return the places of a bundle's files in the kit, by their names in the bundle; None if Apple compiled it."""
     part = manifest["parts"][place]
     if not _is_portable(part):
         return None
@@ -209,7 +208,7 @@ def _bundle(name: str, manifest: Mapping[str, Any], place: int, function: str) -
 
 
 def _layers(package: Path) -> list[list[Any]]:
-    """Where the operations of each layer begin: the first one's output, and the layer."""
+    """Return the layers of a package in order, each with the output of its first operation."""
     from portable_coreml.files.load import load_model
 
     found: list[list[Any]] = []
@@ -225,7 +224,7 @@ def _sha256(content: Content) -> str:
 
 
 def _zip(target: Path, files: Mapping[str, Content]) -> None:
-    """An undated zip of stored files: weights do not shrink, and no library's version decides the bytes."""
+    """Write an undated zip of stored files: weights do not shrink, and no library's version decides the bytes."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(f"{ROOT}/{name}")

@@ -1,4 +1,4 @@
-"""Which build wins on which chip, by what was imported: builds of one checkpoint on one system, the fastest first."""
+"""Ranks builds of one checkpoint on each system by imported measurements, the fastest first."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 @dataclass(frozen=True)
 class Standing:
-    """A build on a system.
+    """A build's rank on a system.
 
     Attributes:
         system: chip and system.
-        source: the checkpoint; only builds of the same are compared.
+        source: the checkpoint; only builds of the same checkpoint are compared.
         build: the folder.
-        place: 1 for the winner; None for what has no place, since it fails, or its narrowest pass was not measured.
-        form: shapes, widths, programs, state and precision, as the kit described them.
-        ms: of a pass by width.
-        tokens_per_second: by width, as far as every token of a pass counts.
+        place: 1 for the winner; None for a build that fails, or whose narrowest pass was not measured.
+        form: shapes, widths, programs, state and precision, from the kit's description.
+        ms: milliseconds of a pass by width.
+        tokens_per_second: by width, if every token of a pass counts.
         shorter: `ms` of each shorter context, by its slots.
-        first_load_seconds, warm_load_seconds: of all programs, their first passes left out.
-        peak_bytes: most memory of the process that held all programs.
-        trouble: what went wrong first, or "".
+        first_load_seconds, warm_load_seconds: of all programs, without their first passes.
+        peak_bytes: peak memory of the process with all programs.
+        trouble: the first failure, or "".
     """
 
     system: str
@@ -46,12 +46,12 @@ class Standing:
 
 
 def rank(builds: Sequence[Path]) -> list[dict[str, Any]]:
-    """A row for each build on each system that it was measured on.
+    """Return a row for each build on each system on which it was measured.
 
-    A build's place is that of its narrowest pass, which decoding one token takes. What fails anywhere has none.
+    A build's place depends on its narrowest pass, which decodes one token. A build with any failure has no place.
 
     Raises:
-        ShardmillError: a folder holds no finished build, or a file of evidence was changed.
+        ShardmillError: a folder is not a finished build, or a file of evidence was changed.
     """
     found = [standing for build in builds for standing in _standings(build)]
     rows: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def rank(builds: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _narrowest(standing: Standing) -> int:
-    """The width of the passes that decide a place, measured or not."""
+    """Return the width of the passes that decide a place, measured or not."""
     width: int = min(standing.form["widths"])
     return width
 
@@ -97,6 +97,6 @@ def _standing(build: Path, source: str, evidence: Evidence) -> Standing:
 
 
 def _ms(evidence: Evidence) -> dict[int, float]:
-    """Milliseconds of a pass by width, as far as they were measured."""
+    """Return the milliseconds of a pass by width, for the measured widths."""
     taken = {width: evidence.timing(f"pass.T={width}", "ms") for width in evidence.widths}
     return {width: value for width, value in taken.items() if value}

@@ -1,7 +1,7 @@
-"""What a build's programs are fed with and what they give: in fp32, and with fp16's rounding as they are shipped.
+"""Records the inputs and outputs of a build's programs: in fp32, and with fp16 rounding as they are shipped.
 
-The portable engine runs a short text in passes of each width, all parts chained, in fp32. Every part is then fed with
-the same inputs once more, in fp16. A device is compared with both.
+The portable engine runs a short text in passes of each width, with all parts chained, in fp32. Every part then runs
+again with the same inputs in fp16. A device's outputs are compared with both.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from shardmill.runtime.manifest import MARK
 from shardmill.runtime.program import Program
 
 TEXT = "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n"
-TOKENS = 8  # that every width is fed with at least, and in two passes at least
-ROWS = 4096  # of a program's output channels that are kept at most, evenly spaced
-Row = dict[str, dict[str, Any]]  # one pass: by part, the keys of its `inputs`, of `fp32` and `fp16`, and the stride
+TOKENS = 8  # least number of tokens for every width, in at least two passes
+ROWS = 4096  # the most output channels of a program that are recorded, evenly spaced
+Row = dict[str, dict[str, Any]]  # one pass: for each part the keys of `inputs`, `fp32` and `fp16`, and the stride
 
 
 @dataclass
 class Arrays:
-    """Recorded arrays by content: parts share most of what they are fed with."""
+    """Recorded arrays by content: parts share most of their inputs."""
 
     files: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, array: Floats) -> str:
-        """The key of an array, which is stored in float16 where that loses nothing."""
+        """Store an array and return its key; float16 is used if it is lossless."""
         half = array.astype(np.float16)
         kept = half if np.array_equal(half.astype(np.float32), array) else array
         written = io.BytesIO()
@@ -50,18 +50,18 @@ class Arrays:
         return key
 
     def __getitem__(self, key: str) -> Floats:
-        """An array in float32."""
+        """Return an array in float32."""
         found = np.lib.format.read_array(io.BytesIO(self.files[key]), allow_pickle=False)
         return np.asarray(found, np.float32)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A build's.
+    """The recorded passes of a build.
 
     Attributes:
         passes: by width, pass by pass.
-        tokens: by width, the likeliest token after each one that was fed; empty for an encoder.
+        tokens: by width, the likeliest token after each input token; empty for an encoder.
     """
 
     passes: dict[int, list[Row]]
@@ -69,13 +69,13 @@ class Recording:
 
 
 class _Tap:
-    """Stands for a loaded model, and notes what goes in and comes out."""
+    """A wrapper of a loaded model that records inputs and outputs."""
 
     def __init__(self, program: Program, model: Any, note: Callable[[str, Mapping[str, Floats], Floats], None]) -> None:
         self.program, self.model, self.note = program, model, note
 
     def predict(self, data: Mapping[str, Floats], state: Any = None) -> dict[str, Any]:
-        """What the model gives."""
+        """Run the model and record its inputs and its output."""
         given = {name: np.array(value, np.float32) for name, value in data.items()}
         outputs: dict[str, Any] = self.model.predict(dict(data), state=state)
         self.note(self.program.name, given, self.program.result(outputs))
@@ -83,12 +83,12 @@ class _Tap:
 
 
 def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recording:
-    """Run a build's packages on the portable engine, on a Mac too, whose bundles are Apple's.
+    """Run a build's packages on the portable engine, even on a Mac, whose bundles are Apple's.
 
     Args:
         build: the folder.
         manifest: its model.json, as if it had one context only.
-        arrays: where recorded arrays are put.
+        arrays: stores the recorded arrays.
 
     Raises:
         ShardmillError: a program can't be loaded.
@@ -103,19 +103,19 @@ def record(build: Path, manifest: Mapping[str, Any], arrays: Arrays) -> Recordin
 
 
 def _of_packages(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest with the package of each part in the place of its compiled program."""
+    """Return the manifest with each part's package in place of its compiled program."""
     packages = manifest["packages"]
     parts = [part | {"program": {"path": packages[part["name"]]["path"]}} for part in manifest["parts"]]
     return {**manifest, "parts": parts}
 
 
 def _stride(channels: int) -> int:
-    """Every how many of a program's output channels one is kept."""
+    """Return the step between recorded output channels of a program."""
     return max(1, math.ceil(channels / ROWS))
 
 
 def _text(build: Path, manifest: Mapping[str, Any]) -> list[int]:
-    """Tokens of a text that every tokenizer knows."""
+    """Return the tokens of a text that every tokenizer knows."""
     tokens: list[int] = load_tokenizer(build, manifest).encode(TEXT).ids
     return tokens or [0]
 
@@ -148,7 +148,7 @@ def _encoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
 
 
 def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
-    """Taps programs; what is given back gives what was noted since it was last asked."""
+    """Wrap the models of programs; return a function that returns and clears the recorded pass."""
     current: Row = {}
 
     def note(name: str, inputs: Mapping[str, Floats], output: Floats) -> None:
@@ -167,7 +167,7 @@ def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
 
 
 def _shipped(build: Path, part: Mapping[str, Any], passes: Mapping[int, list[Row]], arrays: Arrays) -> None:
-    """Adds to each pass what a part gives with fp16's rounding."""
+    """Add a part's output with fp16 rounding to each pass."""
     with load_programs_as("fp16"):
         program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part), held_by_entry(part))
     for rows in passes.values():

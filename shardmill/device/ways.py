@@ -1,6 +1,6 @@
-"""The ways to cut a model into programs, none of them built, by what passes are foreseen to take.
+"""Compares ways to divide a model into programs, without building them, by the forecast time of passes.
 
-Costs are fitted to what was measured of other builds on a system (forecast.py). What comes out is a forecast.
+Costs are fitted to measurements of other builds on a system (forecast.py). The result is a forecast.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from shardmill.device.forecast import Costs, Work, costs_by_system
 from shardmill.errors import ConfigError
 from shardmill.pipeline.preview import Preview, preview
 
-PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # programs of layers
-SLICES = (1, 2, 4, 8, 16)  # of the LM head
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of programs of layers
+SLICES = (1, 2, 4, 8, 16)  # numbers of slices of the LM head
 WIDTHS = (1, 2, 4, 8)  # tokens of a decode pass
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way.
+    """One way to divide a model.
 
     Attributes:
         topology: the layers of each part.
-        slices: of the LM head.
-        programs: that a pass calls.
+        slices: number of slices of the LM head.
+        programs: number of programs that a pass calls.
         largest: bytes of the largest weight file.
-        ms: foreseen of a pass, by its width.
+        ms: forecast milliseconds of a pass, by width.
     """
 
     topology: tuple[tuple[int, int], ...]
@@ -39,28 +39,28 @@ class Way:
     ms: dict[int, float]
 
     def pays_from(self, width: int) -> float:
-        """Tokens that a pass of a width has to yield before it is worth more than single ones."""
+        """Return how many tokens a pass of a width must yield to be worth more than single-token passes."""
         return self.ms[width] / self.ms[1]
 
 
 def ways(config: Config, builds: Sequence[Path]) -> dict[str, list[Way]]:
-    """For each system that the builds were measured on, the ways that a program may be cut, the fastest first.
+    """Return the ways to divide a model for each system on which the builds were measured, the fastest first.
 
     Args:
-        config: of a decoder; its own topology and head slices are among the ways.
+        config: a decoder's config; its own topology and head slices are among the ways.
         builds: folders of finished builds.
 
     Raises:
         ConfigError: the config is an encoder's, routes to experts, or can't be built at all.
-        ShardmillError: a folder holds no finished build, or every system was measured too little.
+        ShardmillError: a folder is not a finished build, or every system has too few measurements.
     """
     own = preview(config)
     if own.buckets:
         raise ConfigError(f"{config.model}: an encoder has a program for each bucket, and no cuts to choose")
     if own.expert_groups:
         raise ConfigError(
-            f"{config.model}: its tokens decide which groups of experts a pass calls, so no cut has a time of its own; "
-            "`shardmill plan` says what to expect of them, and `experts: dense` has ways"
+            f"{config.model}: its tokens decide which groups of experts a pass calls, so no cut has a fixed time; "
+            "see `shardmill plan` for the expected calls, or set `experts: dense`"
         )
     fitting = list(_fitting(config, own))
     return {
@@ -70,7 +70,7 @@ def ways(config: Config, builds: Sequence[Path]) -> dict[str, list[Way]]:
 
 
 def _fitting(config: Config, own: Preview) -> Iterator[Preview]:
-    """What would be built of each cut whose programs may be as large as they are."""
+    """Yield the preview of each division whose programs are within the weight file limit."""
     layers = own.topology[-1][1]
     topologies = dict.fromkeys([own.topology, *(_even(layers, parts) for parts in PARTS if parts <= layers)])
     for topology in topologies:
@@ -78,14 +78,14 @@ def _fitting(config: Config, own: Preview) -> Iterator[Preview]:
             cut = replace(config, topology=topology, head=replace(config.head, slices=slices))
             try:
                 found = preview(cut)
-            except ConfigError:  # a head of fewer rows, say
+            except ConfigError:  # for example a head with fewer rows than slices
                 continue
             if max(program.weight_bytes for program in found.programs) <= found.weight_file_limit:
                 yield found
 
 
 def _even(layers: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Ranges of layers, as alike as can be."""
+    """Return ranges of layers of almost equal length."""
     return tuple(pairwise(index * layers // parts for index in range(parts + 1)))
 
 

@@ -1,1 +1,1 @@
-"""Gates: what must hold before an artifact counts, each a number that is compared with a threshold."""
+"""Gates: conditions that an artifact must meet before it counts, each a number that is compared with a threshold."""

@@ -1,4 +1,4 @@
-"""Which matrix to look at first where precision missed a limit."""
+"""Names the matrix to look at first when the precision of the weights missed a limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shardmill.gates.weights import PackageWeights
 
 
 def named(rows: Iterable[Mapping[str, Any]], worst: Callable[[], str]) -> list[dict[str, Any]]:
-    """A verdict's rows, of which the first that missed what precision may cost names the worst matrix.
+    """Return a verdict's rows; the first row that missed a limit of question 3 also names the worst matrix.
 
     Args:
-        rows: of `measurement.compare`.
-        worst: says which that is; called only if there is such a row.
+        rows: the result of `measurement.compare`.
+        worst: returns a text that names the worst matrix; called only if a row missed a limit.
     """
     found = [dict(row) for row in rows]
     missed = next((row for row in found if row["question"] == COST and not row["passed"]), None)
@@ -27,10 +27,10 @@ def named(rows: Iterable[Mapping[str, Any]], worst: Callable[[], str]) -> list[d
 
 
 def furthest(held: Iterable[PackageWeights], source: Path) -> str:
-    """Names the matrix that lost most of its numbers, or '' where none lost anything.
+    """Return a text that names the matrix with the lowest signal-to-noise ratio, or '' if no matrix lost anything.
 
     Args:
-        held: the weights of a program, or of several.
+        held: the weights of one or more programs.
         source: the checkpoint's folder.
     """
     kept = [(db, one.part.in_model(path)) for one in held for path, db in kept_db(one, source).items()]

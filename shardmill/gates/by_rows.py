@@ -1,6 +1,6 @@
-"""Linear layers of transformers' model whose matrices come a block of rows at a time.
+"""Linear layers of transformers' model whose matrices are loaded a block of rows at a time.
 
-In fp32 a large model's layer takes 3.4 GB, and one of its matrices 0.9 GB.
+In fp32 a layer of a large model takes 3.4 GB, and one of its matrices 0.9 GB.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from shardmill.gates.stored import rows_at_once
 
 
 def lend(module: nn.Module, prefix: str, origins: Mapping[str, Origin], weights: Weights) -> set[str]:
-    """Lets a module's linear layers fetch their matrices whenever they are called, until `take_back`.
+    """Let a module's linear layers fetch their matrices at each call, until `take_back`.
 
-    A matrix that transformers makes of several tensors is left to the caller.
+    A matrix that transformers assembles from several tensors is left to the caller.
 
     Args:
-        module: whose parameters are on the meta device.
-        prefix: of its parameters' names, as they stand in the model.
-        origins: what each parameter is made from; what it lacks has its own name on disk.
-        weights: give the matrices.
+        module: its parameters are on the meta device.
+        prefix: precedes the module's parameter names in the model's state dict.
+        origins: for each parameter, its tensors in the checkpoint; a parameter without an entry has the
+            same name on disk.
+        weights: returns a matrix by its name on disk.
 
     Returns:
-        The parameters that need not be loaded, by their names in the module.
+        The names, within the module, of the parameters that need not be loaded.
     """
     lent = set()
     for path, linear in _linear(module):
@@ -43,15 +44,15 @@ def lend(module: nn.Module, prefix: str, origins: Mapping[str, Origin], weights:
 
 
 def take_back(module: nn.Module) -> None:
-    """Makes the linear layers what they were."""
+    """Restore the original forward methods of the linear layers."""
     for _, linear in _linear(module):
         vars(linear).pop("forward", None)
 
 
 def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
-    """A matrix [r, c] in fp32 as blocks of rows, each maybe over the one before it.
+    """Yield a matrix [r, c] in fp32 as blocks of rows; a block may overwrite the one before it.
 
-    Allocating a new one each time would fragment the heap.
+    Allocating new memory for each block would fragment the heap.
     """
     if isinstance(weights, HeldWeights):
         yield from weights.matrix_rows(name)
@@ -66,7 +67,7 @@ def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
 
 
 def _forward(linear: nn.Linear, rows: Callable[[], Iterable[Tensor]], x: Tensor) -> Tensor:
-    """x [..., c] times the matrix, plus the layer's own bias: [..., r]."""
+    """Return x [..., c] times the matrix, plus the layer's bias: [..., r]."""
     found, first = [], 0
     for block in rows():
         last = first + len(block)
@@ -77,5 +78,5 @@ def _forward(linear: nn.Linear, rows: Callable[[], Iterable[Tensor]], x: Tensor)
 
 
 def _linear(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers within a module, none of a class made from that: it may use its weight otherwise."""
+    """Yield the linear layers in a module, but no subclasses of nn.Linear: they may use the weight in another way."""
     yield from ((path, each) for path, each in module.named_modules() if type(each) is nn.Linear)

@@ -1,12 +1,12 @@
 """How far rounding moves transformers' result, and so how far apart two widths of a pass may be.
 
-Two widths compute the same numbers and round them otherwise. How much is left at the end depends on the model: on its
-depth, on what its layers do to an error, and on how much of a sum cancels. So transformers runs its model once more,
-with noise of the size of a rounding on all inputs and outputs of its modules. How far the result moves is a property of
-the model and of the text. It is the same on every processor, and a wrong program can't change it.
+Two widths compute the same numbers but round them differently. How large the difference is at the end depends on the
+model: on its depth, on how its layers amplify an error, and on how much of a sum cancels. So transformers runs its
+model once more, with noise of the size of a rounding on all inputs and outputs of its modules. How far the result moves
+is a property of the model and of the text. It is the same on every processor, and a wrong program can't change it.
 
 In fp32, sums are rounded too: in the worst order after each addition. The error of n roundings grows as the square root
-of n. An engine that computes in fp16 is assumed to add in a wider format.
+of n. An engine that computes in fp16 is assumed to accumulate in a wider format.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shardmill.machine import is_portable
 
 FP32, FP16 = "fp32", "fp16"
 UNITS = {FP32: 2.0**-24, FP16: 2.0**-11}  # the largest relative error of one rounding
-# The noise that is put in. For fp32 it is much more than the rounding of transformers itself, and so little that it
-# turns no choice of experts; how far a result moves grows with it in proportion.
+# Amplitude of the injected noise. For fp32 it is much larger than transformers' own rounding, yet small enough to
+# change no choice of experts; how far a result moves grows in proportion to it.
 NOISE = {FP32: 2.0**-17, FP16: 2.0**-11}
-# An engine that is right, and rounds the results of all operations in one width only, is two thirds of the probe's
-# move away from the other widths; one that rounds in two ways, once the move. How a device adds is not known.
+# A correct engine that rounds the results of all operations in one width only is two thirds of the probe's move away
+# from the other widths; one that rounds in two ways is away by the whole move. How a device accumulates is not known.
 TIMES = 8.0
-RIVALS = 5  # logits of a row whose distances from the best one tell how far rounding moves a distance
-DEVIATIONS = 6.0  # of such a distance: if two widths both round, they are 1.5 times as far apart; four times is rare
+RIVALS = 5  # logits of a row whose distances from the best one show how far rounding moves such a distance
+DEVIATIONS = 6.0  # of such a distance: if both widths round, they are 1.5 times as far apart; four times is rare
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Probe:
 
     exact: Tensor
     found: Tensor
-    precision: str  # whose roundings are as large as the noise
+    precision: str  # whose rounding errors are as large as the noise
     longest: int  # products in the longest sum of a matrix product
 
     @property
     def moved(self) -> float:
-        """Return by how much rounding moves the result, relative to it: of the rows the worst, NaN if one is no number.
+        """Return how far rounding moves the result, relative to the result: the worst row, NaN if a row has a NaN.
 
-        At least by the error of one rounding.
+        It is at least the error of one rounding.
         """
         norms = torch.linalg.vector_norm(self.exact.double(), dim=-1).clamp(min=1e-30)
         worst = float((torch.linalg.vector_norm((self.found - self.exact).double(), dim=-1) / norms).max())
@@ -65,9 +65,9 @@ class Probe:
 
     @property
     def hopeless(self) -> str:
-        """Return why widths can't be compared, or nothing if they can.
+        """Return why widths can't be compared, or '' if they can.
 
-        A choice of experts that rounding turns moves a token's result by much, in a sound program as in a wrong one.
+        If rounding changes a choice of experts, a token's result moves far, in a correct program as in a wrong one.
         """
         limit = THRESHOLDS["width_error_fp16"].limit
         if self.precision == FP32 or 2 * self.moved <= limit:
@@ -76,9 +76,9 @@ class Probe:
 
     @property
     def margin(self) -> float:
-        """Return how close two logits may be that change places if two widths of a pass round to fp16 otherwise.
+        """Return how close two logits may be that can change places if two widths of a pass round to fp16 differently.
 
-        It is taken from how rounding moves the best logit against each of the next ones.
+        It follows from how far rounding moves the distance of the best logit from each of the next ones.
         """
         best = self.exact.topk(min(RIVALS, self.exact.shape[-1]), dim=-1).indices
         before, after = (rows.gather(-1, best) for rows in (self.exact.double(), self.found.double()))
@@ -88,12 +88,12 @@ class Probe:
 
 
 def probe(model: nn.Module, run: Callable[[], Tensor], exact: Tensor) -> Probe:
-    """Run transformers' model with noise of the size at which this machine's engine rounds.
+    """Run transformers' model with noise of the size of this machine's rounding errors.
 
     Args:
-        model: transformers', which `run` calls.
+        model: transformers' model, which `run` calls.
         run: computes the result, rows [n, channels].
-        exact: what it is without noise.
+        exact: the result without noise.
     """
     precision = FP32 if is_portable() else FP16
     with disturbed(model, NOISE[precision]):
@@ -102,10 +102,10 @@ def probe(model: nn.Module, run: Callable[[], Tensor], exact: Tensor) -> Probe:
 
 @contextmanager
 def disturbed(model: nn.Module, noise: float) -> Iterator[None]:
-    """Multiply each number that goes into or comes out of a module by 1 + e, e evenly distributed within +-`noise`.
+    """Multiply each number that enters or leaves a module by 1 + e, with e uniformly distributed within +-`noise`.
 
-    Modules that are made of others are left to these, but for layers: their output is the residual stream, a sum. In
-    each call a module's numbers get the same noise, so that of the difference of two runs only its own is left.
+    Modules that contain other modules are skipped, except layers: a layer's output is the residual stream, a sum. A
+    module gets the same noise in every call, so the difference of two runs contains only the runs' own difference.
     """
 
     def spoilt(value: Any, number: int) -> Any:
@@ -130,7 +130,7 @@ def disturbed(model: nn.Module, noise: float) -> Iterator[None]:
 
 
 def _rounding(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules whose inputs and outputs are rounded: those without others in them, and layers."""
+    """Yield the modules whose inputs and outputs are rounded: modules without children, and layers."""
     layers = {id(layer) for each in model.modules() if isinstance(each, nn.ModuleList) for layer in each}
     for module in model.modules():
         if id(module) in layers or not list(module.children()):
@@ -138,5 +138,5 @@ def _rounding(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _longest_sum(model: nn.Module) -> int:
-    """Return how many products the longest sum of a matrix product has at most."""
+    """Return the number of products in the longest sum of any matrix product."""
     return max(parameter.shape[-1] for parameter in model.parameters() if parameter.ndim > 1)

@@ -1,4 +1,4 @@
-"""What transformers has where a part of layers ends, which may be in the middle of a layer, before its experts."""
+"""Expected outputs at the end of a part of layers, which may be inside a layer, before its experts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from shardmill.plan import Part
 
 
 def at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> list[Tensor]:
-    """What a part's `hidden` should hold, piece by piece of its channels, each [n, channels].
+    """Return the expected `hidden` output of a part, as pieces of its channels, each [n, channels].
 
-    The hidden states; or, before experts, the layer's output as it is where they give nothing, what they are called
-    with, and the weight of each.
+    Normally that is one piece, the hidden states. If the part ends before experts, there are three pieces: the layer's
+    output without the experts' contribution, the experts' input, and the weight of each expert.
 
     Args:
         reference: transformers' model.
-        part: of layers.
-        x: its input, [n, d].
-        weights: of its layers, the experts included.
+        part: a part of layers.
+        x: the part's input, [n, d].
+        weights: the weights of the part's layers, including the experts.
     """
     indices, experts = range(part.start, part.end), part.graph.experts
     if experts is None or not part.blueprint.ends_in_experts:

@@ -1,4 +1,4 @@
-"""Parity of an encoder: each program by itself, then all of them as a runtime has them, on the same three questions."""
+"""Parity of an encoder: each program by itself, then together as in a runtime, on the same three questions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from shardmill.runtime.spans import Span, grouped
 
 
 class Runner:
-    """An encoder's program fed by hand through MLModel.predict."""
+    """An encoder's program, run by hand through MLModel.predict."""
 
     def __init__(self, program: Path, part: Part, plan: Mapping[str, Any]) -> None:
-        """Load nothing yet.
+        """Store the arguments; the program is loaded at the first pass.
 
         Args:
             program: the compiled bundle.
-            part: what it was made from.
+            part: the part that was converted to the program.
             plan: plan.json's content.
         """
         self.program, self.part, self.plan = program, part, plan
@@ -48,19 +48,19 @@ class Runner:
         self.names = list(inputs(part.blueprint))
 
     def run(self, texts: Sequence[Floats], noise: float = 0.0) -> Floats:
-        """Outputs of the host's rows [n, d] of texts, a pass for each.
+        """Return the outputs for texts, given as the host's rows [n, d], with one pass for each text.
 
         Args:
-            texts: the rows of each.
-            noise: the size of numbers in the columns that the text does not fill.
+            texts: the rows of each text.
+            noise: the amplitude of random numbers in the columns that the text does not fill.
 
         Returns:
-            For each token, or for the first of each text, one text after the other.
+            One row for each token, or one row for each text if the model classifies whole texts; text after text.
         """
         return self.passes([[rows] for rows in texts], noise)
 
     def passes(self, passes: Sequence[Sequence[Floats]], noise: float = 0.0) -> Floats:
-        """`run` of texts that share passes."""
+        """Do the same as `run` for texts that share passes."""
         program, generator, found = self.loaded(), np.random.default_rng(0), []
         for texts in passes:
             counts = [len(rows) for rows in texts]
@@ -82,15 +82,15 @@ def encoder_parity(
     stored: PackageWeights,
     weights: Weights,
 ) -> Iterator[Measurement]:
-    """All measurements of one program but those of its weights.
+    """Yield all measurements of one program; rounding.py measures its weights.
 
     Args:
         runner: the program.
         reference: transformers' model.
-        tokens: the parity text's.
-        known: what transformers makes of their passages with the original weights, [n, labels or d].
+        tokens: the tokens of the parity text.
+        known: transformers' outputs for the passages with the original weights, [n, labels or d].
         stored: the package's weights.
-        weights: the checkpoint's, of which the host's tables are taken.
+        weights: the checkpoint's weights, which contain the host's tables.
     """
     part, task = runner.part, runner.plan["task"]
     texts = passages(tokens, part.tokens, task)
@@ -121,18 +121,18 @@ def encoder_parity(
 
 
 class Tables:
-    """The host's tables, as the checkpoint has them."""
+    """The host's tables, read from the checkpoint."""
 
     def __init__(self, plan: Mapping[str, Any], weights: Weights) -> None:
-        self.named: Mapping[str, str] = plan["tables"]  # path -> the checkpoint's name
+        self.named: Mapping[str, str] = plan["tables"]  # path -> the checkpoint's tensor name
         self.weights = weights
 
     def table(self, ids: Tensor) -> Tensor:
-        """Rows of the table of tokens."""
+        """Return rows of the token embedding table."""
         return self.weights(self.named["embedding"])[ids].float()
 
     def rows(self, text: Sequence[int]) -> Floats:
-        """The sum that the host computes for a text, [n, d]."""
+        """Return the sum of table rows that the host computes for a text, [n, d]."""
         found = self.table(torch.tensor(list(text)))
         if "positions" in self.named:
             found = found + self.weights(self.named["positions"])[: len(text)].float()
@@ -141,7 +141,7 @@ class Tables:
         return found.numpy()
 
     def over(self, stored: Callable[[str], Tensor]) -> Weights:
-        """Weights of which these are the tables."""
+        """Return a weight lookup with these tables in place of `stored`'s."""
         return lambda name: self.weights(name) if name in self.named.values() else stored(name)
 
 
@@ -152,14 +152,14 @@ def stack_parity(
     plan: Mapping[str, Any],
     known: Mapping[str, Tensor],
 ) -> Iterator[Measurement | NotRun]:
-    """All measurements of the programs as a runtime has them, but that of the tables (table.py).
+    """Yield all measurements of the programs together as in a runtime; table.py measures the tables.
 
     Args:
-        load: makes a runtime.
+        load: builds a runtime.
         reference: transformers' model.
         stored: the packages' weights, by transformers' names.
         plan: plan.json's content.
-        known: what the reference step wrote.
+        known: the reference step's output.
     """
     load = reused(load)
     tokens: list[int] = known["tokens"].tolist()
@@ -187,13 +187,13 @@ def stack_parity(
 
 
 def _with_tables(encoder: Encoder, names: Mapping[str, str], stored: Callable[[str], Tensor]) -> Weights:
-    """The packages' weights and the host's tables, by transformers' names."""
+    """Return a lookup of the packages' weights and the host's tables, by transformers' names."""
     tables = {names[path]: torch.from_numpy(table[:]) for path, table in encoder.tables.items()}
     return lambda name: tables[name] if name in tables else stored(name)
 
 
 def _expected(reference: EncoderReference, texts: Sequence[Sequence[int]], weights: Weights, embedding: str) -> Tensor:
-    """Return what transformers makes of all texts, one after the other."""
+    """Return transformers' outputs for all texts, concatenated."""
     return torch.cat(reference.run(texts, _rows_of(weights(embedding)), weights))
 
 
@@ -202,7 +202,7 @@ def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def run(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[str, Any], bucket: int) -> Floats:
-    """Outputs of all texts, one after the other."""
+    """Return the outputs for all texts, concatenated."""
     outputs = [encoder.run(text, bucket) for text in texts]
     return np.concatenate([out[:1] if plan["task"] == CLASSIFY else out for out in outputs])
 
@@ -210,7 +210,7 @@ def run(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[str, Any
 def cost(
     load: Callable[[], Encoder], plan: Mapping[str, Any], known: Mapping[str, Tensor]
 ) -> Iterator[Measurement | NotRun]:
-    """Question 3: the shipped precision against the original weights in fp32, bucket by bucket."""
+    """Measure question 3: the shipped precision against the original weights in fp32, bucket by bucket."""
     with load_programs_as("fp16"):
         encoder = load()
     for bucket in plan["buckets"]:
@@ -227,7 +227,7 @@ def cost(
 
 
 def _labels_compared(original: Tensor, shipped: Tensor, detail: str) -> Iterator[Measurement | NotRun]:
-    """How the distributions over labels differ, and the labels; close calls are counted apart. Both [n, labels]."""
+    """Compare distributions over labels and best labels, both [n, labels]; close calls are counted separately."""
     p, q = log_softmax(original, -1), log_softmax(shipped, -1)
     yield Measurement("label_kl", float(kl_div(q, p, reduction="none", log_target=True).sum(-1).mean()), detail)
     clear, agree = decided(original), p.argmax(-1) == q.argmax(-1)
@@ -240,7 +240,7 @@ def _labels_compared(original: Tensor, shipped: Tensor, detail: str) -> Iterator
 
 
 def decided(logits: Tensor) -> Tensor:
-    """Whether the margin between the two best labels is clear, [n]."""
+    """Return whether the margin between the two best labels is clear, [n]."""
     best = log_softmax(logits, -1).topk(min(2, logits.shape[-1]), dim=-1).values
     return best[:, 0] - best[:, -1] >= CLEAR_MARGIN
 
@@ -248,18 +248,18 @@ def decided(logits: Tensor) -> Tensor:
 def _spans_compared(
     original: Tensor, shipped: Tensor, labels: Sequence[str], detail: str
 ) -> Iterator[Measurement | NotRun]:
-    """The share of spans that both have, among those in which the original is decided on every token."""
+    """Measure the share of spans that both find, among those in which the original is decided on every token."""
     clear = decided(original)
     ours, theirs = (set(spans(x, labels, clear)) for x in (shipped, original))
     if not ours | theirs:
-        yield NotRun("span_agreement", "the original finds no span in this text of which it is sure")
+        yield NotRun("span_agreement", "the original is sure of no span in this text")
         return
     share = len(ours & theirs) / len(ours | theirs)
     yield Measurement("span_agreement", share, f"{detail}, {len(theirs)} spans")
 
 
 def spans(logits: Tensor, labels: Sequence[str], clear: Tensor) -> Iterator[tuple[int, int, str]]:
-    """First and last token and type of every span whose tokens, and those beside it, are clear."""
+    """Yield the first and last token and the type of every span whose tokens and neighbours are all clear."""
     rows = [Span(i, i + 1, labels[row], 1.0) for i, row in enumerate(logits.argmax(-1).tolist())]
     for span in grouped(rows):
         if bool(clear[max(span.start - 1, 0) : span.end + 1].all()):

@@ -1,6 +1,6 @@
 """The reference for encoders: transformers' own forward pass, one layer's weights in memory at a time.
 
-As in gates/reference.py nothing here knows a family, weights come from a callable, and all is fp32 and eager.
+As in gates/reference.py, nothing here depends on a family, weights come from a callable, and all is fp32 and eager.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ CLASSES = {
     CLASSIFY: "AutoModelForSequenceClassification",
     EMBED: "AutoModel",
 }
-BATCH = 256  # tokens that go through a layer at once: more would take memory, and gain little
-SHORT = 16  # tokens of a text that is classified as a whole: so that the reference has several of them
+BATCH = 256  # tokens that go through a layer at once: more would cost memory and save little time
+SHORT = 16  # tokens of a text that is classified as a whole, so that the reference has several such texts
 
 
 class EncoderReference:
     """transformers' encoder of a checkpoint's config, without weights."""
 
     def __init__(self, source: Path, task: str) -> None:
-        """Builds it.
+        """Build the model on the meta device.
 
         Args:
             source: the folder with config.json.
-            task: what it is for, which decides its head.
+            task: the model's task, which decides its head.
         """
         import transformers
 
@@ -46,19 +46,19 @@ class EncoderReference:
         with without_weights():
             self.model = getattr(transformers, CLASSES[task]).from_config(config, **options)
         if getattr(self.model, "pooler", None) is not None:
-            self.model.pooler = None  # an embedding is made of hidden states
+            self.model.pooler = None  # an embedding is computed from hidden states
         self.model.eval()
         self.origins = origins(self.model, read_tensors(source))
         self.path, self.layers = _layers(self.model, config.num_hidden_layers)
 
     @torch.no_grad()
     def run(self, texts: Sequence[Sequence[int]], rows: Callable[[Tensor], Tensor], weights: Weights) -> list[Tensor]:
-        """What comes out for each text: a row [n, labels or d] for each token, or [1, labels] for the whole.
+        """Return the output for each text: a row [n, labels or d] for each token, or [1, labels] for the whole text.
 
         Args:
-            texts: tokens of each.
-            rows: gives rows of the embedding for ids.
-            weights: of everything else, by transformers' names.
+            texts: the tokens of each text.
+            rows: returns rows of the embedding table for ids.
+            weights: all other weights, by transformers' names.
         """
         ids, places = torch.unique(torch.cat([torch.tensor(list(text)) for text in texts]), return_inverse=True)
         embed = self.model.get_input_embeddings()
@@ -68,7 +68,7 @@ class EncoderReference:
             return self._forward(torch.split(places, [len(text) for text in texts]), weights)
 
     def _forward(self, texts: Sequence[Tensor], weights: Weights) -> list[Tensor]:
-        """Return what comes out for each text. A layer's weights are read anew for each batch of texts."""
+        """Return the output for each text. A layer's weights are read again for each batch of texts."""
         hooks = []
         for index, layer in enumerate(self.layers):
 
@@ -89,7 +89,7 @@ class EncoderReference:
         return found
 
     def _load_around(self, embed: nn.Module, weights: Weights) -> None:
-        """Gives the model its weights but for those of the layers and of the table of tokens."""
+        """Load the model's weights, but not the layers' weights and the token embedding table."""
         for name, module in self.model.named_modules():
             own = dict(module.named_parameters(recurse=False))
             if module is not embed and not name.startswith(f"{self.path}."):
@@ -98,19 +98,19 @@ class EncoderReference:
                     setattr(module, key, nn.Parameter(value, requires_grad=False))
 
     def _outputs(self, result: Any) -> Iterator[Tensor]:
-        """Yield for each text of a batch [n, labels or d], or [1, labels]."""
+        """Yield [n, labels or d] or [1, labels] for each text of a batch."""
         out: Tensor = result.logits if "logits" in result else result.last_hidden_state
         yield from (each.reshape(-1, each.shape[-1]) for each in out)
 
 
 def _batches(texts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield texts [texts, n]: neighbours of equal length, of BATCH tokens at most or one by itself."""
+    """Yield batches [texts, n] of neighbouring texts of equal length, of at most BATCH tokens or a single text."""
     for length, alike in groupby(texts, len):
         yield from torch.split(torch.stack(list(alike)), max(1, BATCH // length))
 
 
 def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
-    """The list of a model's layers and its name: the first list of so many modules."""
+    """Return a model's list of layers and its name: the first ModuleList that has `count` modules."""
     return next(
         (name, module)
         for name, module in model.named_modules()
@@ -119,6 +119,9 @@ def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
 
 
 def passages(tokens: Sequence[int], bucket: int, task: str) -> list[list[int]]:
-    """The texts that a bucket's program is compared on: the tokens cut into pieces that fill it, but the last."""
+    """Return the texts on which a bucket's program is compared: the tokens in pieces of equal length.
+
+    A piece fills the bucket, or is short if texts are classified as a whole. The last piece may be shorter.
+    """
     size = min(bucket, SHORT) if task == CLASSIFY else bucket
     return [list(tokens[at : at + size]) for at in range(0, len(tokens), size)]

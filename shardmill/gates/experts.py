@@ -1,6 +1,6 @@
-"""Which experts a program chooses, token by token, against those that transformers chooses.
+"""The experts that a program chooses, token by token, compared with transformers' choices.
 
-A program's choice is no output of it: the passes are fed once more, observed.
+A program has no output for its choices, so the passes are run again under observation.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement
 from shardmill.runtime.functions import located
 
-# Scores that are closer than this share of the largest are as good as equal to an engine that rounds so.
+# An engine that rounds like this cannot tell scores apart whose difference is below this share of the largest score.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}
-LEAST = 32  # tokens that a program is judged by
-FEW = 0.01  # of all choices: of a sound router no more are close calls in fp32
+LEAST = 32  # fewest tokens on which a program may be judged
+FEW = 0.01  # share of all choices: a correct router has at most this share of close calls in fp32
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The experts of a part's layers, each field [layers, n, classes]."""
+    """The choices of experts in a part's layers, each field [layers, n, classes]."""
 
-    chosen: Tensor  # 1 for those that a token takes
-    scores: Tensor  # by which they were chosen
+    chosen: Tensor  # 1 for each expert that a token is routed to
+    scores: Tensor  # the scores that decided the choice
 
 
 def chosen_by(program: Path, function: str, layers: int, rerun: Callable[[], object]) -> Choices:
-    """What a program chooses.
+    """Return the experts that a program chooses.
 
     Args:
         program: the bundle.
-        function: the one that takes the passes; "" for a program's only one.
-        layers: how many have experts.
-        rerun: feeds every token once, in order.
+        function: the function that runs the passes; "" for a program's only function.
+        layers: the number of layers with experts.
+        rerun: runs every token once, in order.
     """
     rounds = _rounds(program, function)
-    each = len(rounds) // layers  # rounds of a layer
+    each = len(rounds) // layers  # rounds per layer
     wanted = {name for scores, chosen in rounds for name in (scores, chosen)}
     seen: dict[str, list[Tensor]] = {name: [] for name in wanted}
 
@@ -60,10 +60,10 @@ def chosen_by(program: Path, function: str, layers: int, rerun: Callable[[], obj
 
 
 def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
-    """The scores of every round of models/routing.py's selection, and what it chooses, by their names in the program.
+    """Return, for each round of models/routing.py's selection, the program's names for its scores and its choice.
 
-    A round subtracts scores from their maximum, multiplies what follows with the experts' order, subtracts that from
-    its own maximum, and subtracts what follows from 1: that is the choice.
+    A round subtracts scores from their maximum and multiplies the result with the experts' order. It subtracts the
+    product from its maximum, and subtracts a last result from 1: this is the choice.
     """
     path, wanted = located(program, called)
     function, _ = pick_function(load_model(path), wanted)
@@ -86,75 +86,76 @@ def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
 
 
 def _maker(op: Op, side: str, made: Mapping[str, Op]) -> Op | None:
-    """The operation that an argument comes from."""
+    """Return the operation that produces an argument."""
     name = op.inputs[side][0]
     return made.get(name) if isinstance(name, str) else None
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A program's choices beside transformers', each field [layers, n]."""
+    """A program's choices beside transformers' choices, each field [layers, n]."""
 
-    same: Tensor  # whether the sets of experts are equal
-    close: Tensor  # whether the scores leave it open
-    edge: Tensor  # whether they leave open which experts share a softmax, which the sets do not show
+    same: Tensor  # True if the sets of experts are equal
+    close: Tensor  # True if the scores leave the choice open
+    edge: Tensor  # True if SparseMixer's softmax membership is within rounding of its limit; the sets do not show it
 
     @property
     def fell(self) -> Tensor:
-        """Close calls that fell otherwise."""
+        """Return the close calls that were decided differently."""
         return self.close & ~self.same
 
     def decided(self, wrong: Tensor) -> int:
-        """Return how many tokens come before the first with a call that fell otherwise.
+        """Return the number of tokens before the first close call that was decided differently.
 
-        From there on the two models run on different values, and neither is wrong. All tokens if many calls are close,
-        or if none comes before.
+        After it the two models compute with different values, and neither is wrong. All tokens count if close calls are
+        frequent, or if the first token already has such a call.
 
         Args:
-            wrong: whether what comes out for a token differs, [n]. An expert on the edge fell otherwise only then.
+            wrong: True for each token whose output differs, [n]. A token with an expert on the edge counts as decided
+                differently only if its output differs.
 
         Raises:
-            GateError: if some come before, but too few to judge a program by.
+            GateError: if there is such a call, and too few tokens before it to judge a program.
         """
         tokens = torch.nonzero(self.fell.any(dim=0) | (self.edge.any(dim=0) & wrong))
         few = float(self.close.float().mean()) <= FEW
         count = int(tokens[0]) or len(wrong) if len(tokens) and few else len(wrong)
         if count < min(LEAST, len(wrong)):
             raise GateError(
-                f"a close call of experts fell otherwise at token {count}: of {len(wrong)} tokens only those before it "
-                f"can be compared, and fewer than {LEAST} say too little; name another text in `parity.text`"
+                f"a close call between experts was decided differently at token {count} of {len(wrong)}: only tokens "
+                f"before it can be compared, and at least {LEAST} are needed; name another text in `parity.text`"
             )
         return count
 
     def before(self, count: int) -> Compared:
-        """The choices of the first tokens, so many."""
+        """Return the choices of the first `count` tokens."""
         return Compared(self.same[:, :count], self.close[:, :count], self.edge[:, :count])
 
 
 def compared(found: Choices, indices: list[Tensor], precision: str, jitter: float = 0.0) -> Compared:
-    """A program's choices beside transformers'.
+    """Compare a program's choices with transformers' choices.
 
     Args:
-        found: what the program chose.
-        indices: of each layer, as gates/routed.py gives them.
-        precision: what the program computed in.
-        jitter: SparseMixer's eps; 0 for another router.
+        found: the program's choices.
+        indices: the experts of each layer, as returned by gates/routed.py.
+        precision: the precision in which the program computed.
+        jitter: SparseMixer's eps; 0 for any other router.
     """
     count, chosen = found.chosen.shape[2], indices[0].shape[1]
     truth = torch.stack([_sets(index, count) for index in indices])
     ordered = found.scores.sort(dim=2, descending=True).values
     size = found.scores.abs().amax(dim=2)
     close = torch.zeros_like(size, dtype=torch.bool)
-    if chosen < count:  # else there is nothing to choose; NaN is no close call
+    if chosen < count:  # otherwise there is nothing to choose; NaN is no close call
         close = (ordered[..., chosen - 1] - ordered[..., chosen]) <= RESOLUTION[precision] * size
     edge = _on_edge(found.scores, jitter, RESOLUTION[precision]) if jitter else torch.zeros_like(close)
     return Compared((truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2), close, edge)
 
 
 def _on_edge(scores: Tensor, jitter: float, resolution: float) -> Tensor:
-    """Whether a token's expert is as far from the best as SparseMixer still lets it share a softmax: [layers, n].
+    """Return whether an expert is at SparseMixer's limit for sharing a softmax: [layers, n].
 
-    Source: transformers, models/phimoe/modeling_phimoe.py. It takes two experts in turn, the second from those left.
+    Source: transformers, models/phimoe/modeling_phimoe.py. It selects two experts in turn, the second among the rest.
     """
     found = torch.zeros(scores.shape[:2], dtype=torch.bool)
     left, size = scores, scores.abs().amax(dim=2, keepdim=True)
@@ -167,7 +168,7 @@ def _on_edge(scores: Tensor, jitter: float, resolution: float) -> Tensor:
 
 
 def agreement(name: str, found: Compared) -> Measurement:
-    """The share of tokens and layers whose set of experts is transformers', where the scores decide it."""
+    """Measure the share of tokens and layers with the same set of experts as transformers, if the scores decide it."""
     same, close = found.same, found.close
     apart = close | _after(found.fell)
     counted = same[~apart] if bool((~apart).any()) else same
@@ -178,14 +179,14 @@ def agreement(name: str, found: Compared) -> Measurement:
 
 
 def _after(fell: Tensor) -> Tensor:
-    """The choices [layers, n] of a token in the layers after one in which a close call fell otherwise.
+    """Return the choices [layers, n] of a token in layers after a close call that was decided differently.
 
-    There the token is another one, and may well take other experts.
+    There the token's hidden state is different, so it may well be routed to other experts.
     """
     return (fell.int().cumsum(dim=0) - fell.int()) > 0
 
 
 def _sets(index: Tensor, count: int) -> Tensor:
-    """Indices [n, chosen] as a mask [n, classes]; a token without experts takes the last class."""
+    """Return indices [n, chosen] as a mask [n, classes]; a token without experts gets the last class."""
     mask = torch.zeros(len(index), count)
     return mask.scatter(1, torch.where(index < 0, count - 1, index), 1.0)

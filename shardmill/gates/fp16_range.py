@@ -1,4 +1,4 @@
-"""Tells how near the activations of a built model come to the limits of fp16, by layer and operation.
+"""Reports how close the activations of a built model come to the limits of fp16, by layer and operation.
 
 A text runs through all programs on the portable engine in fp16 mode, where an overflow is one that the device would
 have, too. The values with which the host hides slots (the attention mask) are not activations and don't count.
@@ -38,7 +38,7 @@ class Row:
         layer: the layer that the operation belongs to; None in the LM head.
         first: index of the first token of the first pass in which the result left fp16; None if it never did.
 
-    The other attributes are those of RangeRow.
+    The other attributes are the attributes of RangeRow.
     """
 
     program: str
@@ -53,15 +53,15 @@ class Row:
 
     @property
     def leaves(self) -> bool:
-        """Whether the result overflowed or turned NaN."""
+        """Return whether the result overflowed or turned NaN."""
         return bool(self.overflows or self.nans)
 
 
 def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
-    """One row per operation of every program, in the order of a pass, over passes of the widest width.
+    """Return one row for each operation of every program, in the order of a pass, from passes of the widest width.
 
     A program with one function per width is run only at the widest width that the text fills, in its whole context.
-    Tokens left over are skipped, because another function would take them, whose results have names of their own.
+    Remaining tokens are skipped: another function would run them, and its results have different names.
     """
     engine.reset()
     engine.fit(engine.slots)
@@ -93,7 +93,7 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
 
 
 def _function(program: Program, width: int) -> Function:
-    """The one that takes passes of a width."""
+    """Return the function that runs passes of a width."""
     path, name = located(program.path, program.function(width))
     function, _ = pick_function(load_model(path), name)
     return function
@@ -106,7 +106,7 @@ def _row(program: str, layer: int | None, row: RangeRow, starts: Sequence[int]) 
 
 
 def layer_of(function: Function) -> dict[str, int]:
-    """Maps the output of each operation to its layer, which is told by the last weight used before it.
+    """Map the output of each operation to its layer, which is the layer of the last weight used before it.
 
     Operations between the addition that ends one layer and the first weight of the next belong to the next.
     """
@@ -127,12 +127,12 @@ def layer_of(function: Function) -> dict[str, int]:
 
 
 def worst(rows: Iterable[Row]) -> list[Row]:
-    """Sorts rows by how near they are to leaving fp16: NaN first, then overflows, then by headroom."""
+    """Sort rows by how near they are to leaving fp16: NaN first, then overflows, then by headroom."""
     return sorted(rows, key=lambda row: (not row.nans, not row.overflows, row.headroom))
 
 
 def by_layer(rows: Iterable[Row]) -> list[Row]:
-    """The worst row of each layer, and of each program's operations outside layers, in the order of a pass."""
+    """Return the worst row of each layer, and of each program's operations outside layers, in the order of a pass."""
     groups: dict[tuple[str, int | None], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.program, row.layer), []).append(row)
@@ -140,11 +140,11 @@ def by_layer(rows: Iterable[Row]) -> list[Row]:
 
 
 def first_to_leave(rows: Sequence[Row]) -> Row | None:
-    """The operation that left fp16 first: the first such operation of the earliest such pass."""
+    """Return the operation that left fp16 first: the first such operation of the earliest such pass."""
     left = [row for row in rows if row.first is not None]
     return min(left, key=lambda row: (row.first, rows.index(row)), default=None)
 
 
 def as_json(rows: Iterable[Row]) -> list[Mapping[str, Any]]:
-    """Rows as plain data."""
+    """Return rows as plain data."""
     return [asdict(row) for row in rows]

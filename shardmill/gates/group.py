@@ -1,7 +1,7 @@
-"""Parity of a group of experts: what its program adds to the residual stream, against transformers' layer.
+"""Parity of a group of experts: its program's contribution to the residual stream, against transformers' layer.
 
-There every token takes experts of the group only, in turn, so that all of them are compared, whatever the router would
-choose; which it chooses is compared where the router lies.
+In this gate every token is routed to experts of the group only, in turn, so that all experts are compared, whatever the
+router would choose. The router's choices are compared in the part that contains the router.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shardmill.plan import Part
 
 
 def added(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
-    """What the layer's experts are called with, and what those of the group add to its output [n, d].
+    """Return the call of the layer's experts, and the contribution of the group's experts to the layer's output [n, d].
 
-    The latter is a difference of two outputs, for only the layer knows what its branch is multiplied with.
+    The contribution is a difference of two outputs, because only the layer knows its branch multiplier.
 
     Args:
         reference: transformers' model.
         part: the group.
         x: the layer's input, [n, d].
-        weights: of the whole layer.
+        weights: the weights of the whole layer.
     """
 
     def run() -> Tensor:
@@ -52,13 +52,13 @@ def group_parity(
     stored: PackageWeights,
     verify: int,
 ) -> Iterator[Measurement | NotRun]:
-    """All measurements of a group of experts but those of its weights.
+    """Yield all measurements of a group of experts; rounding.py measures its weights.
 
     Args:
         program: the compiled bundle.
-        part: what it was made from.
+        part: the part that was converted to the program.
         reference: transformers' model.
-        known: what transformers makes of the text with the original weights: hidden [layers + 1, n, d].
+        known: transformers' results for the text with the original weights: hidden [layers + 1, n, d].
         source: the checkpoint's folder.
         stored: the package's weights.
         verify: the most tokens of a decode pass.
@@ -78,5 +78,5 @@ def group_parity(
 
 
 def _columns(rows: Floats) -> Floats:
-    """[T, channels] as programs take it: [1, channels, T, 1]."""
+    """Return [T, channels] in the layout of a program's inputs: [1, channels, T, 1]."""
     return rows.T[None, :, :, None]

@@ -1,4 +1,4 @@
-"""Parity of a slice of the LM head: its logits, against those of transformers."""
+"""Parity of a slice of the LM head: its logits, compared with transformers' logits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def head_parity(
     stored: PackageWeights,
     verify: int,
 ) -> Iterator[Measurement | NotRun]:
-    """All measurements of a head part but those of its weights.
+    """Yield all measurements of a head part; rounding.py measures its weights.
 
     Args:
         program: the compiled bundle.
-        part: what it was made from.
+        part: the part that was converted to the program.
         reference: transformers' model.
         known: the last layer's output [n, d] and the logits [n, vocab], both with the original weights.
         stored: the package's weights.

@@ -1,4 +1,4 @@
-"""The heap of glibc, which keeps what is freed between blocks in use; by the size of weights that is a lot."""
+"""Control of glibc's heap, which keeps freed memory between blocks in use: for model weights, gigabytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 
 def give_back() -> None:
-    """Returns freed memory to the system."""
+    """Return freed memory to the system."""
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -16,5 +16,5 @@ def give_back() -> None:
 
 @cache
 def _trim() -> Callable[[int], int] | None:
-    """glibc's malloc_trim. Looked up once: every CDLL makes a class, which only the collector frees."""
+    """Return glibc's malloc_trim. Cached, because every CDLL creates a class that only the garbage collector frees."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,6 +1,6 @@
-"""A part's constants by the checkpoint's names, in fp32, from wherever their stored values come.
+"""A part's stored constants by the checkpoint's tensor names, in fp32, wherever the values are stored.
 
-A tensor is in memory only while it is used, so a part of any size takes the memory of its largest one.
+A tensor is in memory only while it is used, so a part of any size needs the memory of its largest tensor.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from shardmill.plan import Constant, Part
 
 
 class HeldWeights(ABC):
-    """The constants that hold a part's tensors."""
+    """The constants that contain a part's tensors."""
 
     def __init__(self, part: Part, name: str, prefix: str = "model.") -> None:
-        """Keeps what they belong to.
+        """Store the arguments and index the part's tensors.
 
         Args:
-            part: whose they are.
-            name: of what holds them, for errors.
+            part: the part that the constants belong to.
+            name: name of the package or file that contains the constants, for error messages.
             prefix: begins the checkpoint's names where transformers' begin with "model.".
         """
         self.part, self.name, self.prefix = part, name, prefix
-        self._by_tensor: dict[str, list[Constant]] = {}  # by the tensor that they are made from
-        self._divisors: dict[tuple[str, int | None], Constant] = {}  # by the matrix whose magnitude they hold
-        self._blocks = Counter(tensor.path for tensor in part.tensors)  # of each constant, how many
+        self._by_tensor: dict[str, list[Constant]] = {}  # by the checkpoint tensor that they are made from
+        self._divisors: dict[tuple[str, int | None], Constant] = {}  # by the matrix whose magnitude they contain
+        self._blocks = Counter(tensor.path for tensor in part.tensors)  # number of blocks in each constant
         for tensor in part.tensors:
             if tensor.source.magnitude == "only":
                 self._divisors.setdefault((tensor.source.tensor, tensor.source.index), tensor)
             else:
                 self._by_tensor.setdefault(tensor.source.tensor, []).append(tensor)
-        self.last: tuple[str, Tensor] | None = None  # experts that share a constant ask for it one after the other
+        self.last: tuple[str, Tensor] | None = None  # experts that share a constant request it one after the other
         self.kept: tuple[str, Stored] | None = None
 
     @abstractmethod
     def stored(self, path: str) -> Stored:
-        """A constant as it is stored. Raises GateError where there is none of that path."""
+        """Return a constant as it is stored. Raises GateError if no constant has that path."""
 
     def __call__(self, name: str) -> Tensor:
-        """A checkpoint's tensor in fp32, as the stored constants would have it.
+        """Return a checkpoint's tensor in fp32, rebuilt from the stored constants.
 
         Args:
-            name: transformers' name of it.
+            name: transformers' name for the tensor.
 
         Raises:
-            GateError: if it is not held.
+            GateError: if no constant contains the tensor.
         """
         made = self.made_of(name)
         if not made:
@@ -65,12 +65,12 @@ class HeldWeights(ABC):
         return found
 
     def made_of(self, name: str) -> list[Constant]:
-        """The blocks that are made of a checkpoint's tensor, by transformers' name of it."""
+        """Return the blocks that are made from a checkpoint's tensor, given transformers' name for it."""
         tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
         return self._by_tensor.get(tensor, [])
 
     def fill(self, found: Tensor, name: str) -> None:
-        """Writes what is held of a checkpoint's tensor to its place there: maybe only some experts."""
+        """Write the stored blocks of a checkpoint's tensor into `found`; they may cover only some experts."""
         for held in self.made_of(name):
             place = found if held.source.index is None else found[held.source.index]
             if held.rows and held.source.shape:  # the part's rows of a tensor that is read whole
@@ -78,21 +78,21 @@ class HeldWeights(ABC):
             put_back(place, self.block(held), held.source, self.magnitude(held))
 
     def over(self, original: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
-        """The checkpoint's tensors, `original`, with the held values wherever there are some."""
+        """Return a lookup of the checkpoint's tensors (`original`) in which stored values replace the original ones."""
 
         def weights(name: str) -> Tensor:
             if not self.made_of(name):
                 return original(name)
-            found = original(name).float()  # mapped privately, if it is not a copy already
+            found = original(name).float()  # mapped privately, unless it is a copy already
             self.fill(found, name)
             return found
 
         return weights
 
     def block(self, tensor: Constant) -> Tensor:
-        """A block of a constant in fp32."""
+        """Return a block of a constant in fp32."""
         if self.last is None or self.last[0] != tensor.path:
-            self.last = None  # one at a time
+            self.last = None  # only one constant in memory
             self.last = tensor.path, self.values(tensor.path)
         values, (row, column) = self.last[1], tensor.at
         if len(tensor.shape) == 1:
@@ -101,9 +101,10 @@ class HeldWeights(ABC):
         return values[row : row + tensor.shape[0], column : column + tensor.shape[1]]
 
     def matrix_rows(self, name: str) -> Iterator[Tensor]:
-        """The same as a call for a matrix, as blocks of rows, each maybe over the one before it.
+        """Yield a matrix in fp32 as blocks of rows; a block may overwrite the one before it.
 
-        Where rows of constants are rows of the matrix, no more of it is made at a time; else it is made whole.
+        If rows of constants are rows of the matrix, only one block is in memory at a time; otherwise the whole matrix
+        is.
         """
         made = sorted(self.made_of(name), key=_first_row)
         ends = [0, *(_first_row(held) + held.shape[0] for held in made)]
@@ -117,44 +118,44 @@ class HeldWeights(ABC):
                 yield undone(rows[:, column : column + width], held.source)
 
     def _shared(self, path: str) -> Stored:
-        """A constant as it is stored; one that holds several matrices is kept until another is asked for."""
+        """Return a constant as it is stored; one with several matrices is cached until another one is requested."""
         if self.kept is not None and self.kept[0] == path:
             return self.kept[1]
-        self.kept = None  # one at a time
+        self.kept = None  # only one constant in memory
         found = self.stored(path)
         if self._blocks[path] > 1:
             self.kept = path, found
         return found
 
     def magnitude(self, tensor: Constant) -> float:
-        """What a block was divided by, which another constant holds."""
+        """Return the divisor that was applied to a block; another constant contains it."""
         if not tensor.source.magnitude:
             return 1.0
         return float(self.block(self._divisors[tensor.source.tensor, tensor.source.index])[0])
 
     def values(self, path: str) -> Tensor:
-        """A constant in fp32."""
+        """Return a constant in fp32."""
         return self.stored(path).whole()
 
     def rows(self, path: str) -> Iterator[Tensor]:
-        """The same, a block of rows at a time, each block over the one before it."""
+        """Yield a constant in fp32 as blocks of rows; each block overwrites the one before it."""
         return self.stored(path).rows()
 
 
 def _keeps_rows(tensor: Constant) -> bool:
-    """Whether a block's rows are rows of its tensor, each number moved and multiplied at most."""
+    """Return whether a block's rows are rows of its tensor, with each number at most multiplied and moved."""
     source, pace = tensor.source, tensor.source.rows[2] if tensor.source.rows else 1
     plain = replace(source, tensor="", rows=None, add=0.0, times=1.0) == Source("")
     return plain and pace == 1 and tensor.rows is None and len(tensor.stored) == len(tensor.shape) == MATRIX
 
 
 def _first_row(tensor: Constant) -> int:
-    """Of its tensor, that a block is made of."""
+    """Return the first row of a block in its tensor."""
     return tensor.source.rows[0] if tensor.source.rows else 0
 
 
 def held_weights(all_held: Sequence[HeldWeights]) -> tuple[Weights, Iterator[Tensor]]:
-    """Layer and norm weights of a whole model by transformers' names, and the LM head's rows in blocks."""
+    """Return a lookup of a model's layer and norm weights by transformers' names, and the LM head's rows in blocks."""
     owners: dict[str, list[HeldWeights]] = {}
     for one in all_held:
         for name in {transformers_name(tensor, one.prefix) for tensor in one.part.tensors}:
@@ -164,7 +165,7 @@ def held_weights(all_held: Sequence[HeldWeights]) -> tuple[Weights, Iterator[Ten
     def weights(name: str) -> Tensor:
         if name == "lm_head.bias":
             return torch.cat([one(name) for one in heads])
-        first, *others = owners[name]  # several, where a tensor has experts that lie in different programs
+        first, *others = owners[name]  # several if a tensor's experts are in different programs
         found = first(name)
         for other in others:
             other.fill(found, name)
@@ -174,6 +175,6 @@ def held_weights(all_held: Sequence[HeldWeights]) -> tuple[Weights, Iterator[Ten
 
 
 def transformers_name(tensor: Constant, prefix: str) -> str:
-    """What transformers calls the parameter that a constant is made from."""
+    """Return transformers' name for the parameter in a constant."""
     name = tensor.source.tensor
     return "model." + name.removeprefix(prefix) if name.startswith(prefix) else name

@@ -1,7 +1,7 @@
-"""What precision may cost, by the bits of the weights: the limits of question 3 in the table of thresholds are INT8's.
+"""How much precision may cost, by the bits of the weights. In the table of thresholds, question 3 has INT8's limits.
 
-Weights of fewer bits cost more whatever is done, and a gate that INT4 can't pass says nothing of a build. A build that
-names a budget is held to that instead: whoever sets it has said what the model may cost.
+Weights of fewer bits cost more whatever is done, and a gate that INT4 can't pass says nothing about a build. A build
+that names a budget is compared with its budget instead: whoever sets it has decided how much the model may lose.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shardmill.gates.thresholds import COST, THRESHOLDS, Threshold
 
 FOUR, SIX = "4 bits", "6 bits"
 APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"
-FEW = 0.1  # of a model's weights: that many of fewer bits are judged by the limits of the others
-MOST = 4  # times the noise of an average matrix is what one matrix of a part may bring
+FEW = 0.1  # if at most this share of a model's weights has fewer bits, those weights do not loosen the limits
+MOST = 4  # one matrix of a part may have this many times the noise of an average matrix
 SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
 LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
-# Limits by the fewest bits of a weight, each with its reason. Where a number is not named, INT8's limit holds.
+# Limits by the fewest bits of a weight, each with its reason. A measurement without an entry keeps INT8's limit.
 COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
     FOUR: {
         "psnr": (6.0, LOUDER.format(24)),
@@ -32,30 +32,30 @@ COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
         "label_agreement": (0.9, "labels are few, and their margins wide"),
         "span_agreement": (
             0.8,
-            "a span has several tokens, each of which may differ as the agreement of labels allows",
+            "a span has several tokens, and each token may differ as the agreement of labels allows",
         ),
         "embedding_cosine": (0.9, "noise of a fifth of the signal's power leaves 0.9"),
     },
     SIX: {
         "psnr": (18.0, LOUDER.format(12)),
         "experts_agreement_fp16": (0.8, "scores move by four times as much as with INT8"),
-        "kl": (0.06, "between INT8's and that of 4 bits"),
-        "top1_agreement": (0.95, "between INT8's and that of 4 bits"),
-        "perplexity_ratio": (1.05, "between INT8's and that of 4 bits"),
+        "kl": (0.06, "between the limits of INT8 and of 4 bits"),
+        "top1_agreement": (0.95, "between the limits of INT8 and of 4 bits"),
+        "perplexity_ratio": (1.05, "between the limits of INT8 and of 4 bits"),
         "label_kl": (0.06, "the limit of next-token distributions"),
-        "label_agreement": (0.97, "between INT8's and that of 4 bits"),
-        "span_agreement": (0.94, "between INT8's and that of 4 bits"),
-        "embedding_cosine": (0.97, "between INT8's and that of 4 bits"),
+        "label_agreement": (0.97, "between the limits of INT8 and of 4 bits"),
+        "span_agreement": (0.94, "between the limits of INT8 and of 4 bits"),
+        "embedding_cosine": (0.97, "between the limits of INT8 and of 4 bits"),
     },
 }
 
 
 def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
-    """By which limits weights are judged: a key of COSTS, or nothing for those of the table.
+    """Return which limits apply to weights: a key of COSTS, or '' for the limits of the table.
 
     Args:
-        numbers: how many weights have each form.
-        share: of the weights; where those of the fewest bits are no more than that, the next ones decide.
+        numbers: the number of weights in each form.
+        share: share of the weights. If the weights of the fewest bits are at most this share, the next ones decide.
     """
     least, counted = share * sum(numbers.values()), 0
     for count, found in sorted((form(name).bits, number) for name, number in numbers.items()):
@@ -66,13 +66,13 @@ def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
 
 
 def shares(forms: Mapping[str, str]) -> dict[str, float]:
-    """Return which share of a part's noise its matrices of 4 and of 6 bits may bring, by the keys of COSTS.
+    """Return the share of a part's noise that its matrices of 4 and of 6 bits may contribute, by the keys of COSTS.
 
     The noise of a part is the sum over its matrices, so one matrix of 4 bits among many of 8 loosens the part's limits
-    by little. Matrices are counted, not weights: the whole signal passes through a small matrix too.
+    only a little. Matrices are counted, not weights: the whole signal passes through a small matrix too.
 
     Args:
-        forms: the form of each of its matrices.
+        forms: the form of each matrix of the part.
     """
     found = {key: sum(form(name).bits == count for name in forms.values()) for count, key in ((4, FOUR), (6, SIX))}
     left: float = 1.0
@@ -85,19 +85,20 @@ def shares(forms: Mapping[str, str]) -> dict[str, float]:
 
 
 def budget(growth: float) -> dict[str, float]:
-    """Limits of a build whose perplexity was allowed to grow by a factor, as the calibration text foresees it.
+    """Return the limits of a build whose perplexity on the calibration text was allowed to grow by a factor.
 
-    A parity text is another one, and short: some hundred tokens know the growth to within as much again. No budget is
-    looser than what INT4 throughout may cost, nor stricter than what INT8 may: fp16 arithmetic costs something, too.
+    The parity text is different and short, some hundred tokens, so its estimate may be off by as much as the growth
+    itself. No budget is looser than the limits of INT4 throughout, nor stricter than INT8's: fp16 arithmetic costs
+    something, too.
     """
     wide = {"perplexity_ratio": 1 + 2 * (growth - 1), "kl": 2 * math.log(growth)}
     return {name: min(max(limit, THRESHOLDS[name].limit), COSTS[FOUR][name][0]) for name, limit in wide.items()}
 
 
 def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
-    """Return the thresholds by which a verdict says that it was judged.
+    """Return the thresholds that a verdict records as its own.
 
-    No budget or share in a verdict gives looser thresholds than those of 4 bits.
+    No budget or share in a verdict gives looser thresholds than the limits of 4 bits.
     """
     named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
     return table(judged.get("limits", ""), named, judged.get("shares"))
@@ -106,15 +107,15 @@ def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
 def table(
     key: str, budget: Mapping[str, float] | None = None, shares: Mapping[str, float] | None = None
 ) -> dict[str, Threshold]:
-    """Return the thresholds of a build, or of a part.
+    """Return the thresholds of a build or a part.
 
     Args:
-        key: what `bits` gives.
-        budget: limits that somebody set, by the names of numbers of question 3; they go before all others.
+        key: the result of `bits`.
+        budget: limits set by the user, by the names of measurements of question 3; they override all others.
         shares: the result of `shares`, for a part: its limits lie between INT8's and the limits of fewer bits.
 
     Raises:
-        KeyError: for a key or a name that there is not.
+        KeyError: for an unknown key or name.
     """
     limits = dict(COSTS[key]) if key else {}
     if shares:

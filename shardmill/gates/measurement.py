@@ -1,4 +1,4 @@
-"""What a gate measured, held against the thresholds: the rows of a verdict, and a line for those that missed."""
+"""Measurements of a gate, compared with the thresholds: the rows of a verdict, and an error about failed ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Measurement:
     name: str
     value: float
     detail: str = ""
-    allowed: Allowed | None = None  # what the model itself allows, where the threshold is but the most that it may
+    allowed: Allowed | None = None  # the limit that the model itself allows, if it is stricter than the threshold
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Margin:
-    """How close two logits may be that change places where one width of a pass rounds to fp16 and another otherwise."""
+    """How close two logits may be that can change places if two widths of a pass round to fp16 differently."""
 
     value: float
 
@@ -38,11 +38,11 @@ class Margin:
 def compare(
     measurements: Iterable[Measurement], thresholds: Mapping[str, Threshold] | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of a verdict, passed or not: each number with its threshold and meaning.
+    """Return the rows of a verdict, passed or not: each number with its threshold and meaning.
 
     Args:
         measurements: the numbers.
-        thresholds: those to hold them against; the table if there are none, see gates/limits.py.
+        thresholds: the thresholds to apply; by default the table, see gates/limits.py.
     """
     rows = []
     for m in measurements:
@@ -58,14 +58,14 @@ def compare(
 
 
 def demand(gate: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raises GateError, which names each number that missed its threshold, unless all passed."""
+    """Raise GateError, naming each number that missed its threshold, unless all passed."""
     missed = [row for row in rows if not row["passed"]]
     if missed:
         raise GateError(f"{gate}: {'; '.join(map(describe, missed))}")
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """Says what a number is and what it must be."""
+    """Return a text with a number's name, value and threshold."""
     detail = f" ({row['detail']})" if row["detail"] else ""
     why = f": {row['limit_why']}" if "limit_why" in row else ""
     return f"{row['name']} is {_told(row['value'], row['threshold'])}, must be {row['threshold']}{detail}{why}"
@@ -79,7 +79,7 @@ def nearness(row: Mapping[str, Any]) -> float:
 
 
 def _told(value: float, threshold: str) -> str:
-    """A number in as many digits as put it on its side of the limit: 1.0101 where 1.01 is allowed."""
+    """Format a number with enough digits to show on which side of the limit it lies: 1.0101 for a limit of 1.01."""
     limit = float(threshold.split()[-1])
     tries = (f"{value:.{digits}g}" for digits in range(3, 17))
     sided = (text for text in tries if (float(text) > limit, float(text) < limit) == (value > limit, value < limit))

@@ -1,8 +1,8 @@
-"""What transformers calls a checkpoint's tensors once they are loaded, by its own conversions.
+"""Transformers' names for a checkpoint's tensors, by transformers' own conversions.
 
-For most families the names on disk are those in memory. Where they are not, as for experts that lie one by one on disk
-and stacked in memory, transformers has a list of renamings and converters for the family, which is applied here one
-parameter at a time.
+For most families the names on disk are the names in memory. For others they differ: experts, for example, may be
+separate tensors on disk and one stacked tensor in memory. For these families transformers has a list of renamings and
+converters, which is applied here one parameter at a time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Weights = Callable[[str], Tensor]  # a checkpoint's name of a tensor -> values in any float dtype
+Weights = Callable[[str], Tensor]  # a tensor's name in the checkpoint -> values in any float dtype
 
 
 @dataclass
 class Origin:
-    """What a parameter is made from."""
+    """The origin of a parameter: tensors of the checkpoint and a converter."""
 
-    converter: Any = None  # transformers' WeightConverter, or None for a tensor that is taken as it is
+    converter: Any = None  # transformers' WeightConverter, or None for a tensor that is used unchanged
     tensors: list[tuple[str, str]] = field(default_factory=list)  # names on disk, each with the converter's pattern
 
 
 def origins(model: nn.Module, names: Iterable[str]) -> dict[str, Origin]:
-    """By the name of each parameter what it is made from, given the names of a checkpoint's tensors."""
+    """Map each parameter's name to its origin, given the names of a checkpoint's tensors."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -43,17 +43,17 @@ def origins(model: nn.Module, names: Iterable[str]) -> dict[str, Origin]:
 
 
 def origin_of(name: str, known: Mapping[str, Origin]) -> Origin:
-    """What a parameter is made from, by what `origins` found; a name that it lacks is one on disk."""
+    """Return a parameter's origin, given the result of `origins`; a name without an entry is a name on disk."""
     return known.get(name) or Origin(tensors=[(name, "")])
 
 
 def loaded(name: str, known: dict[str, Origin], weights: Weights) -> Tensor:
-    """The value of a parameter in fp32.
+    """Return a parameter's value in fp32.
 
     Args:
-        name: the parameter's.
-        known: what `origins` found; a name that it lacks is one on disk.
-        weights: gives the tensors on disk by name.
+        name: the parameter's name.
+        known: the result of `origins`; a name without an entry is a name on disk.
+        weights: returns the tensors on disk by name.
     """
     origin = origin_of(name, known)
     if origin.converter is None:

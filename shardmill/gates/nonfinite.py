@@ -1,7 +1,7 @@
-"""Names the operation and the layer at which numbers stopped being finite, once a measurement says that they did.
+"""Names the operation and the layer at which numbers stopped being finite, if a measurement is not finite.
 
-The passes that were measured are fed again, observed, up to that operation. Nothing of it is done for a measurement
-that is a number.
+The measured passes are run again under observation, up to that operation. Nothing is run again for a finite
+measurement.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class _Found(Exception):
 
 
 def explained(measurement: Measurement, rerun: Rerun, where: Path | Engine) -> Measurement:
-    """The measurement; if it is no finite number, its detail names the first operation whose result is none.
+    """Return the measurement; if it is not finite, its detail names the first operation with a non-finite result.
 
     Args:
-        measurement: what a gate measured.
-        rerun: feeds the same passes again, in the same precision.
+        measurement: the gate's measurement.
+        rerun: runs the same passes again, in the same precision.
         where: the one program that `rerun` runs, or the engine whose programs it runs.
     """
     if math.isfinite(measurement.value) or not is_portable():
@@ -68,7 +68,7 @@ def _observer(program: Path) -> Callable[[str, str, Tensor], None]:
 
 
 def _rerun_engine(engine: Engine, rerun: Rerun) -> None:
-    """Runs with every program observed, from states that no earlier pass has spoilt: 0 * NaN, though masked, is NaN."""
+    """Run with every program observed, from new states: 0 * NaN is NaN, so a masked NaN would spoil a pass."""
     programs = engine.programs
     for program in programs:
         program.renew()

@@ -1,4 +1,4 @@
-"""Parity of one part: three questions, each with numbers of its own; transformers answers them, never our own code."""
+"""Parity of one part: three questions, each with its own numbers. Transformers answers them, never our own code."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from shardmill.runtime.program import Program, reused
 
 
 def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
-    """Return the widths that a gate runs a part's program at; none if it may run it at any.
+    """Return the widths at which a gate runs a part's program; empty if it may run at any width.
 
-    The first pass of a width takes Core ML minutes. So there a narrower pass is filled up, as a session fills it up,
-    and all widths that decoding uses are compared in the whole stack. A program of fixed widths fills up by itself.
+    The first pass of a width takes Core ML minutes. On Core ML a narrower pass is therefore padded, as a session pads
+    it, and all widths that decoding uses are compared in the whole stack. A program of fixed widths pads by itself.
     """
     return () if is_portable() or part.calls.functions else (verify, part.tokens)
 
 
 class Runner:
-    """A layers part fed by hand through MLModel.predict, with the host's work done by the contract's Host."""
+    """A layers part, run by hand through MLModel.predict, with the host's arrays computed by the contract's Host."""
 
     def __init__(self, program: Path, part: Part, runtime: Mapping[str, Any]) -> None:
-        """Load nothing yet.
+        """Store the arguments; the program is loaded at the first pass.
 
         Args:
             program: the compiled bundle.
-            part: what it was made from.
-            runtime: what the contract's Host needs to know, see plan.json's "runtime".
+            part: the part that was converted to the program.
+            runtime: the parameters of the contract's Host, see plan.json's "runtime".
         """
         self.program, self.part, self.runtime = program, part, runtime
         self.names = [name for name in inputs(part.blueprint) if name not in caches(part.blueprint)]
@@ -59,7 +59,10 @@ class Runner:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Slots of the contexts that the program has functions for, ascending; one, where they are for any."""
+        """Return the lengths in slots of the contexts that the program has functions for, ascending.
+
+        There is only one length if the functions accept any context.
+        """
         return (*self.part.calls.contexts, self.part.slots)
 
     def _load(self) -> Program:
@@ -73,13 +76,13 @@ class Runner:
         """Run passes from empty states, in the whole context unless they name another.
 
         Returns:
-            Outputs [n, channels] for inputs [n, d], and by name what the states hold of the tokens.
+            Outputs [n, channels] for inputs [n, d], and by name the states' contents for the tokens.
         """
         program, host, passes = self.loaded(), Host(self.runtime), list(passes)
         program.move(passes[0].slots or self.part.slots, keep=False)
         program.renew()
         scale = np.float32(self.part.graph.stream_scale)
-        outputs = np.zeros((len(rows), 0), np.float32)  # as wide as the first result will be
+        outputs = np.zeros((len(rows), 0), np.float32)  # replaced when the first result shows how wide it is
         for p in filled_up(passes, self.widths, self.part.slots):
             if p.slots:
                 program.move(p.slots)
@@ -92,7 +95,7 @@ class Runner:
         return outputs, self.states(program, len(rows), passes[-1].offset)
 
     def states(self, program: Program, used: int, offset: int = 0) -> dict[str, Floats]:
-        """What the states hold of the first `used` positions; of a ring, of the last ones that it still holds."""
+        """Return the states' contents for the first `used` positions; a ring contains only the last positions."""
         found = {}
         for name in caches(self.part.blueprint):
             values = program.kept(name)
@@ -109,19 +112,19 @@ class Runner:
 def layers_parity(
     runner: Runner, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> Iterator[Measurement | NotRun]:
-    """All measurements of a layers part but those of its weights.
+    """Yield all measurements of a layers part; rounding.py measures its weights.
 
     Args:
         runner: the part's program.
         reference: transformers' model.
-        known: what transformers makes of the text with the original weights: hidden [layers + 1, n, d], and experts
-            where the model has some.
+        known: transformers' results for the text with the original weights: hidden [layers + 1, n, d], and experts
+            if the model has any.
         source: the checkpoint's folder.
         stored: the package's weights.
     """
     part, indices, boundaries = runner.part, range(runner.part.start, runner.part.end), known["hidden"]
     x, split = boundaries[part.start], part.blueprint.ends_in_experts
-    original = checkpoint_weights(source, stored.prefix)  # of experts that lie in other packages
+    original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
     held = stored.over(original) if split else stored
     with load_programs_as("fp32"):
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
@@ -144,7 +147,8 @@ def layers_parity(
             yield from width_measurements(runner, x.numpy(), plain, states, probed.allowed)
     with load_programs_as("fp16"):
         shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
-        # Of weights a choice that falls otherwise would say all; those are counted below.
+        # The exact weights of the experts are left out: if a choice differs, they differ entirely; choices are counted
+        # below.
         exact = at_end(reference, part, x, original)[:-1] if split else [boundaries[part.end]]
         ratio = Measurement("psnr", _worst(np.min, psnr, shipped, exact))
         yield explained(ratio, lambda: runner.run(x.numpy(), cut(len(x), [part.tokens])), runner.program)
@@ -156,7 +160,7 @@ def layers_parity(
 
 
 def _wrong(rows: Floats, expected: Sequence[Tensor]) -> Tensor:
-    """Whether a token's output [n, channels] is off by more than the gate allows, [n]."""
+    """Return True for each token whose output [n, channels] has a larger error than the gate allows, [n]."""
     limit = THRESHOLDS["program_error"]
     errors = (
         _worst(np.max, relative_error, rows[i : i + 1], [piece[i : i + 1] for piece in expected])
@@ -171,9 +175,9 @@ def _worst(
     rows: Floats,
     expected: Sequence[Tensor],
 ) -> float:
-    """The extreme of what is measured of each piece of outputs [n, channels], cut as what is expected of them.
+    """Return the extreme of a measure over pieces of the outputs [n, channels], split like the expected pieces.
 
-    np.max and np.min keep a NaN wherever it stands. There may be more channels than are expected.
+    np.max and np.min keep a NaN wherever it stands. The outputs may have more channels than are expected.
     """
     edges = np.cumsum([piece.shape[1] for piece in expected])
     return float(extreme(list(map(measure, np.split(rows, edges, axis=1), expected))))
@@ -182,20 +186,20 @@ def _worst(
 def _choices(
     runner: Runner, x: Floats, width: int, truth: Mapping[int, Tensor], precision: str
 ) -> experts.Compared | None:
-    """The experts that the part's layers take beside transformers'; None where no layer has any.
+    """Compare the experts that the part's layers choose with transformers'; None if no layer has experts.
 
     Args:
         runner: runs the part's program.
         x: the part's input, [n, d].
         width: tokens of a pass.
         truth: indices of the experts by layer, [n, chosen].
-        precision: what the program computes in.
+        precision: the precision in which the program computes.
     """
     routed = [i for i, kind in runner.part.blueprint.layers if kind.ffn == "experts"]
     if not routed:
         return None
     function = runner.part.calls.functions.get(width, "")
-    # A pass that another function takes, or that is filled up, has no choices that could be told by their names.
+    # If a pass is run by another function, or padded, its choices can't be found by their names.
     count = len(x) - (len(x) % width if runner.part.calls.functions else 0)
     run = partial(runner.run, x[:count], list(cut(count, [width])))
     found = experts.chosen_by(runner.program, function, len(routed), run)
@@ -206,14 +210,14 @@ def _choices(
 def width_measurements(
     runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats], within: Allowed
 ) -> Iterator[Measurement]:
-    """Question 2: compares every other way to cut the sequence with one token a pass.
+    """Measure question 2: compare every other way to split the sequence with one token a pass.
 
     Args:
         runner: runs the part's program.
         x: the part's input, [n, d].
-        plain: its output with one token a pass, [n, d].
-        states: what one token a pass leaves in the states, by name.
-        within: how far apart they may be.
+        plain: the output with one token a pass, [n, d].
+        states: the states' contents after passes of one token, by name.
+        within: how far apart the results may be.
     """
     verify, upper = runner.runtime["verify"], runner.part.tokens
     ways = schedules(len(x), verify, upper) | at_lengths(len(x), runner.part.calls.widths, verify, runner.lengths)
@@ -232,13 +236,13 @@ def width_measurements(
 
 
 def width_measure(schedule: str) -> str:
-    """The name of a schedule's measurement; Core ML has no fp32, so there it is the one that allows fp16 rounding."""
+    """Return the name of a schedule's measurement; on Core ML, which has no fp32, the one that allows fp16 rounding."""
     if not is_portable():
         return "width_error_fp16"
     return "rejected_draft_error" if schedule in (REJECTED, MOVING) else "width_error"
 
 
-# What only an engine with an fp32 mode can measure, and why Core ML can't.
+# Measurements that only an engine with an fp32 mode can make, and why Core ML can't.
 NOT_RUN = {
     "program_error": "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package",
     "speculation_mismatches": "in fp16 another width rounds otherwise, and close calls fall either way",
@@ -247,5 +251,5 @@ NOT_RUN = {
 
 
 def not_run() -> dict[str, str]:
-    """The measurements that this machine can't make, each with the reason."""
+    """Return the measurements that this machine can't make, each with the reason."""
     return {} if is_portable() else NOT_RUN

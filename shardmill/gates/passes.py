@@ -1,4 +1,4 @@
-"""Ways to cut a sequence into passes; the result must be the same whichever is used."""
+"""Ways to split a sequence into passes; each of these ways must give the same result."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-REJECTED, MOVING = "rejected drafts", "moving between contexts"  # ways in which drafts are wrong
+REJECTED, MOVING = "rejected drafts", "moving between contexts"  # schedules with wrong drafts
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One call: which tokens of the sequence are fed at which positions, and how many rows of the result are kept."""
+    """One call: the tokens of the sequence to run, their positions, and the number of rows of the result to keep."""
 
     tokens: tuple[int, ...]  # indices into the sequence; the index of a wrong draft is not its position
     positions: tuple[int, ...]
     kept: int
-    slots: int = 0  # of the context in which it is fed, 0 for the whole
-    offset: int = 0  # of the slots, which else are the positions
+    slots: int = 0  # of the context in which the pass runs; 0 for the whole context
+    offset: int = 0  # added to a position to get its slot
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The slots that the tokens go into."""
+        """Return the slots that the tokens are written to."""
         return tuple(position + self.offset for position in self.positions)
 
 
 def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
-    """Covers `length` tokens with passes of the given widths in rotation; the last one may be narrower."""
+    """Cover `length` tokens with passes of the given widths in rotation; the last one may be narrower."""
     start = turn = 0
     while start < length:
         end = min(start + widths[turn % len(widths)], length)
@@ -36,12 +36,12 @@ def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
 
 
 def filled_up(passes: Iterable[Pass], widths: Sequence[int], slots: int) -> Iterator[Pass]:
-    """Fill each pass up to the next of the widths, as a session does: with its last token, in the slots that follow.
+    """Pad each pass to the next of the widths, as a session does: with its last token, in the slots that follow.
 
     Args:
-        passes: of any widths.
-        widths: those that a program is run at; none if it is run at any.
-        slots: of the whole context. A pass that would reach beyond its context stays as it is.
+        passes: passes of any widths.
+        widths: the widths at which a program is run; empty if it runs at any.
+        slots: slots of the whole context. A pass that padding would extend beyond its context stays as it is.
     """
     for p in passes:
         count = len(p.tokens)
@@ -52,10 +52,10 @@ def filled_up(passes: Iterable[Pass], widths: Sequence[int], slots: int) -> Iter
 
 
 def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
-    """Passes of `width` whose first token is right and whose drafts are wrong, so that one row of each is kept.
+    """Yield passes of `width` with a right first token and wrong drafts, so that one row of each pass is kept.
 
-    Each is followed by narrower passes of right tokens, which must not see the rejected slots that they have not yet
-    overwritten. The drafts are tokens from elsewhere in the sequence.
+    Narrower passes of right tokens follow each of these passes, and must not see rejected slots that are not
+    overwritten yet. The drafts are tokens from elsewhere in the sequence.
     """
     start = turn = 0
     while start < length:
@@ -69,7 +69,7 @@ def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
 
 
 def with_padding(length: int, width: int) -> Iterator[Pass]:
-    """Passes of `width` that keep half of their rows; the rest is padding, which later tokens overwrite."""
+    """Yield passes of `width` that keep half of their rows; the rest is padding, which later tokens overwrite."""
     start = 0
     while start < length:
         positions = tuple(range(start, min(start + width, length)))
@@ -80,13 +80,14 @@ def with_padding(length: int, width: int) -> Iterator[Pass]:
 
 
 def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence[int]) -> dict[str, list[Pass]]:
-    """Passes of every width in each shorter context, and passes that move from one context to the next, by name.
+    """Return passes of every width in each shorter context, and passes that move between contexts, by name.
 
-    Some of the latter have wrong drafts, which are carried along and must stay hidden; others fill a context first.
+    Some of the moving passes have wrong drafts, which move with the context and must stay hidden; others first fill a
+    context.
 
     Args:
-        count: tokens of the sequence; of those a shorter context gets as many as it holds.
-        widths: those that there are functions for.
+        count: tokens of the sequence; a shorter context gets only the tokens that fit.
+        widths: the widths of the program's functions.
         verify: the most tokens of a decode pass.
         lengths: slots of all contexts, ascending.
     """
@@ -101,10 +102,10 @@ def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence
 
 
 def _over_the_end(count: int, widths: Sequence[int], slots: int, following: int) -> list[Pass]:
-    """Half of the tokens in the last slots of a context, the rest in the next one, behind them.
+    """Return passes with half of the tokens in the last slots of a context, and the others behind them in the next.
 
-    A context may have many times the slots that a test has tokens: without these passes none of its last ones would
-    ever be written, or carried along.
+    A context may have many times the slots that a test has tokens. Without these passes its last slots would never be
+    written, or moved.
     """
     before = min(slots, (count + 1) // 2)
     after = min(count - before, following - slots)
@@ -114,13 +115,13 @@ def _over_the_end(count: int, widths: Sequence[int], slots: int, following: int)
 
 
 def _later(one: Pass, by: int) -> Pass:
-    """The same pass of tokens so many further on."""
+    """Return the same pass, `by` tokens later."""
     span = tuple(position + by for position in one.positions)
     return replace(one, tokens=span, positions=span)
 
 
 def _moving(count: int, verify: int, lengths: Sequence[int]) -> Iterator[Pass]:
-    """Passes of which every second one has wrong drafts, so that each move between lengths has some behind it."""
+    """Yield passes, every second one with wrong drafts, so that each move between lengths follows wrong drafts."""
     slots = lengths[0]
     for start in range(count):
         positions = range(start, start + 1 if start % 2 else min(start + verify, count))
@@ -131,14 +132,15 @@ def _moving(count: int, verify: int, lengths: Sequence[int]) -> Iterator[Pass]:
 
 
 def compared_widths(verify: int, upper: int) -> tuple[int, ...]:
-    """The widths that are compared with one token a pass: every one that decoding may take, and the widest."""
+    """Return the widths that are compared with one token a pass: every width that decoding may use, and the widest."""
     return tuple(sorted({*range(2, verify + 1), upper} - {1}))
 
 
 def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
-    """The tested widths, a mixture of widths, rejected drafts, and padding where prompts take a wider pass, by name.
+    """Return the schedules to test, by name: each width, a mixture of widths, rejected drafts, and padded passes.
 
-    The result of each must equal that of one token a pass.
+    The result of each must equal the result of one token a pass. Padding is tested if prompts use wider passes than
+    decoding.
 
     Args:
         length: tokens of the sequence.

@@ -1,9 +1,9 @@
 """The reference for parity: Hugging Face transformers' own forward pass, with few weights in memory at a time.
 
-Nothing here knows a family. The model is built without weights; hooks give each layer its own when it is called and
-take them away after it; the matrices of linear layers come in blocks of rows, see by_rows.py. Weights come from a
+Nothing here depends on a family. The model is built without weights. Hooks load each layer's weights when the layer is
+called and free them after it; the matrices of linear layers come in blocks of rows, see by_rows.py. Weights come from a
 callable, so the same code runs the original checkpoint (what did INT8 and fp16 cost?) and the weights dequantised from
-the packages (is the program the graph?). Everything is fp32, attention is transformers' eager.
+the packages (is the program the graph?). Everything is fp32, and attention is transformers' eager implementation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shardmill.gates.naming import Weights, loaded, origins
 from shardmill.gates.stand_ins import Blocks, Skipped, Unnormed
 from shardmill.models.hf_config import load_hf_config
 
-HEAD_ROWS = 4096  # of the LM head at a time: glibc keeps blocks of up to 32 MB for the next, others it gives back
+HEAD_ROWS = 4096  # rows of the LM head at a time: glibc reuses blocks of up to 32 MB, and frees larger ones
 
 
 def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
-    """The checkpoint's own weights in their own dtype, mapped and read when used.
+    """Return a lookup of the checkpoint's weights in their own dtype, memory-mapped and read when used.
 
     Args:
         source: the checkpoint's folder.
@@ -45,24 +45,26 @@ def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
 
 
 def mapped_rows(weights: Weights, name: str) -> Iterator[Tensor]:
-    """A matrix in blocks of HEAD_ROWS rows, each mapped when it is asked for: what was read of the others is let go."""
+    """Yield a matrix in blocks of HEAD_ROWS rows, each mapped on request, so that earlier blocks can be freed."""
     for first in range(0, len(weights(name)), HEAD_ROWS):
         yield weights(name)[first : first + HEAD_ROWS]
 
 
 class Reference:
-    """transformers' model of a checkpoint's config, without weights."""
+    """Transformers' model for a checkpoint's config, without weights."""
 
     def __init__(self, source: Path, context: int, carry: int = 0, often: bool = False) -> None:
-        """Builds it.
+        """Build the model on the meta device.
 
         Args:
             source: the folder with config.json and the headers of the weight files.
             context: the length of the whole sequence, which decides LongRoPE's factors.
-            carry: channels that a layer passes to the next beside the hidden state; wherever hidden states are taken
-                or given here, they follow it.
-            often: whether layers are run thousands of times. Then what a layer has freed does not go back to the system
-                (see `give_back`), which would spend a sixth of the time on giving it again.
+            carry: channels that a layer passes to the next beside the hidden state. In all arguments and results here,
+                these
+                channels follow the hidden state.
+            often: True if layers run thousands of times. Then memory that a layer has freed does not go back to the
+                system
+                (see `give_back`): getting it again would take a sixth of the time.
         """
         from transformers import AutoModelForCausalLM
 
@@ -79,14 +81,14 @@ class Reference:
 
     @property
     def final_norm(self) -> str:
-        """Name of the last norm in the decoder: its only child with weights beside the embedding and the layers."""
+        """Return the name of the decoder's last norm: the only child with weights besides embedding and layers."""
         children: dict[str, Any] = {name: list(child.parameters()) for name, child in self.decoder.named_children()}
         (found,) = (name for name, own in children.items() if own and name not in ("embed_tokens", "layers"))
         return found
 
     @torch.no_grad()
     def layers(self, hidden: Tensor, indices: Collection[int], weights: Weights) -> list[Tensor]:
-        """Outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
+        """Return the outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
         with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, Unnormed()):
             self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
         self._give_back()
@@ -101,14 +103,14 @@ class Reference:
         indices: Collection[int] = (),
         into: Tensor | None = None,
     ) -> Tensor:
-        """Logits [n, rows] of the last layer's outputs [n, d], or of the inputs of the last few layers.
+        """Return logits [n, rows] for the last layer's outputs [n, d], or for the inputs of the last few layers.
 
         Args:
-            hidden: those, at positions 0 .. n - 1.
+            hidden: these outputs or inputs, at positions 0 .. n - 1.
             head: rows of the LM head [rows, d] in blocks.
-            weights: of everything else.
+            weights: all other weights.
             indices: the layers that are still to run.
-            into: where the head's results go, [n, rows] in fp32, so that not every call has to be given new memory.
+            into: memory for the head's results, [n, rows] in fp32, so that repeated calls need not allocate it.
         """
         with self._only(indices, hidden, weights), self._headed(head, weights, into):
             result: Tensor = self.model(inputs_embeds=self._stream(hidden)[None], use_cache=False).logits[0]
@@ -117,7 +119,7 @@ class Reference:
 
     @torch.no_grad()
     def first(self, tokens: Sequence[int], table: Callable[[Tensor], Tensor], weights: Weights) -> Tensor:
-        """The first layer's input [n, d] for tokens, given as to `run`."""
+        """Return the first layer's input [n, d] for tokens; the arguments are the same as for `run`."""
         with (
             self._only((), None, weights) as outputs,
             self._embedded(tokens, table) as places,
@@ -128,7 +130,7 @@ class Reference:
 
     @torch.no_grad()
     def normed(self, hidden: Tensor, weights: Weights) -> Tensor:
-        """What the LM head is given [n, d] for the last layer's outputs [n, d]."""
+        """Return the LM head's input [n, d] for the last layer's outputs [n, d]."""
         norm = getattr(self.decoder, self.final_norm)
         self._load(norm, f"model.{self.final_norm}.", weights)
         result: Tensor = norm(self._stream(hidden)[None])[0]
@@ -139,15 +141,15 @@ class Reference:
     def run(
         self, tokens: Sequence[int], table: Callable[[Tensor], Tensor], head: Iterable[Tensor], weights: Weights
     ) -> dict[str, Tensor]:
-        """A whole forward pass: hidden [layers + 1, n, d], the first layer's input first, and logits [n, vocab].
+        """Run a whole forward pass: hidden [layers + 1, n, d], the first layer's input first, and logits [n, vocab].
 
-        Of a model with experts also experts [layers, n, chosen], their indices, see routed.py.
+        For a model with experts, also return experts [layers, n, chosen], the experts' indices, see routed.py.
 
         Args:
-            tokens: n of them.
-            table: gives rows of the embedding for ids.
+            tokens: the n tokens.
+            table: returns rows of the embedding table for ids.
             head: the LM head's rows [vocab, d] in blocks, in any float dtype.
-            weights: of everything else.
+            weights: all other weights.
         """
         every = range(len(self.decoder.layers))
         with (
@@ -163,21 +165,21 @@ class Reference:
 
     @contextmanager
     def _embedded(self, tokens: Sequence[int], table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-        """Gives the model a table of the tokens that occur; yields their places in it [1, n]."""
+        """Give the model an embedding table of the tokens that occur; yield their indices in this table [1, n]."""
         ids, places = torch.unique(torch.tensor(list(tokens)), return_inverse=True)
         rows, embed = nn.Parameter(table(ids).float(), requires_grad=False), self.decoder.embed_tokens
         with replaced(embed, "weight", rows), replaced(embed, "padding_idx", None):
             yield places[None]
 
     def _stream(self, hidden: Tensor) -> Tensor:
-        """Hidden states without what is carried beside them."""
+        """Return hidden states without the carried channels."""
         return hidden[:, : hidden.shape[1] - self.carry]
 
     @contextmanager
     def _only(self, indices: Collection[int], hidden: Tensor | None, weights: Weights) -> Iterator[list[Tensor]]:
-        """Lets the decoder run some of its layers only, fed with `hidden` [n, d] where it is given.
+        """Restrict the decoder to some of its layers, fed with `hidden` [n, d] if given.
 
-        Yields the first of these layers' input and every layer's output, each [n, d], as they come about.
+        Yield a list that collects the first of these layers' input and every layer's output, each [n, d].
         """
         own = self.decoder.layers
         chosen = nn.ModuleList([layer if i in indices else Skipped(layer, self.carry) for i, layer in enumerate(own)])
@@ -202,7 +204,7 @@ class Reference:
             self._give_back()
 
         with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
-            for name, parameter in dict(self.decoder._parameters).items():  # of its own, used before the first layer
+            for name, parameter in dict(self.decoder._parameters).items():  # used before the first layer
                 zeros = torch.zeros(parameter.shape)
                 given = zeros if hidden is not None else loaded(f"model.{name}", self.origins, weights)
                 stack.enter_context(replaced(self.decoder, name, nn.Parameter(given, requires_grad=False)))
@@ -213,17 +215,17 @@ class Reference:
             yield outputs
 
     def _give_back(self) -> None:
-        """Returns freed memory to the system, unless layers are run too often for that."""
+        """Return freed memory to the system, unless layers run too often for that."""
         if not self.often:
             give_back()
 
     def _parted(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """A layer's first arguments, each with a batch axis, from [n, d]."""
+        """Return a layer's first arguments, each with a batch axis, from [n, d]."""
         stream = self._stream(hidden)[None]
         return (stream, hidden[None, :, stream.shape[2] :]) if self.carry else (stream,)
 
     def _joined(self, passed: tuple[Any, ...]) -> Tensor:
-        """[n, d] from what a layer takes or gives first."""
+        """Return [n, d] from the first arguments or results of a layer."""
         stream: Tensor = passed[0][0]
         if not self.carry:
             return stream
@@ -231,14 +233,14 @@ class Reference:
         return torch.cat([stream, carried], dim=1)
 
     def _load(self, module: nn.Module, prefix: str, weights: Weights) -> None:
-        """Assigns a module's weights, in fp32, but for the matrices of linear layers, which are fetched when used."""
+        """Assign a module's weights in fp32, except the matrices of linear layers, which are fetched when used."""
         names = module.state_dict().keys() - by_rows.lend(module, prefix, self.origins, weights)
         found = {name: loaded(prefix + name, self.origins, weights) for name in sorted(names)}
         module.load_state_dict(found, assign=True, strict=False)
 
     @contextmanager
     def _headed(self, head: Iterable[Tensor], weights: Weights, into: Tensor | None = None) -> Iterator[None]:
-        """Gives the model its last norm's weights, and an LM head that multiplies block by block."""
+        """Give the model its last norm's weights, and an LM head that multiplies block by block."""
         norm = getattr(self.decoder, self.final_norm)
         self._load(norm, f"model.{self.final_norm}.", weights)
         bias = None if self.model.lm_head.bias is None else weights("lm_head.bias").float()
@@ -249,7 +251,7 @@ class Reference:
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Modules made within have parameters on the meta device, but real buffers."""
+    """Build modules in this context with parameters on the meta device, but real buffers."""
     register = nn.Module.register_parameter
 
     def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -265,7 +267,7 @@ def without_weights() -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an attribute another value for a while."""
+    """Replace an attribute's value within the context."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -275,11 +277,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
-    """Return a rotary module's forward as it is for a sequence of `context` tokens, if fewer are fed too.
+    """Return a rotary module's forward that computes as for a sequence of `context` tokens, even if fewer are fed.
 
-    The last position of the sequence is added to the positions fed, since only the largest of them decides
+    The last position of the sequence is appended to the positions fed, since only the largest position decides
     transformers' factors (dynamic_rope_update, longrope_frequency_update). Tables of the whole context would take most
-    of a layer's time if that is long.
+    of a layer's time if the context is long.
     """
 
     def longer(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:

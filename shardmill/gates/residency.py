@@ -1,15 +1,15 @@
 """Residency: every operation but constants must run on the Neural Engine, or be predicted to; unknown is a failure.
 
-On a Mac MLComputePlan measures, at the default shape T = 1 and, through a copy of the package whose default is the
-upper bound, at T = max, since a plan describes the default shape only. An encoder's program has a single shape, and one
-of fixed widths has a function for each, of which a plan names the default one only (ExecuTorch,
-coreml_compute_plan.py): each is measured in a copy of the package that has no other.
-Elsewhere the portable engine's placement rules predict, for the whole range of T at once. The two are never mixed:
-each row carries its evidence.
+On a Mac MLComputePlan measures. A plan describes the default shape only, which is T = 1. For T = max, the plan of a
+copy of the package is read whose default is the upper bound. An encoder's program has a single shape. A program of
+fixed widths has a function for each width, and a plan names the default function only (ExecuTorch,
+coreml_compute_plan.py). So each function is measured in a copy of the package that contains no other. Elsewhere the
+portable engine's placement rules predict, for the whole range of T at once. The two are never mixed: each row carries
+its evidence.
 
-That an operation can run there does not mean that Core ML chooses to run it there. A program with so few weights that
-dispatching it does not pay (rule W5; the demo's programs are such) is expected on the CPU. It does not fail when an
-operation that the Neural Engine supports is given to the CPU.
+An operation that can run there need not be dispatched there by Core ML. A program with so few weights that dispatching
+it does not pay (rule W5; the demo's programs, for example) is expected on the CPU. It does not fail if an operation
+that the Neural Engine supports runs on the CPU.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Row:
 def inspect(
     package: Path, bundle: Path, tokens: int, fixed: bool = False, functions: Mapping[str, int] = NONE
 ) -> tuple[list[Row], list[dict[str, Any]]]:
-    """A row for each operation at each shape that is looked at, and findings on the program as a whole.
+    """Return a row for each operation at each inspected shape, and findings on the program as a whole.
 
     Args:
         package: the .mlpackage.
         bundle: the .mlmodelc that was compiled from it.
         tokens: the upper bound of T.
-        fixed: whether T is always that.
-        functions: the program's by name, each with the T that it always has, where it has one for each.
+        fixed: True if T always equals `tokens`.
+        functions: for a program of fixed widths, the width T of each function by name.
     """
     predicted, findings = predict(package, tokens, fixed or bool(functions))
     if is_portable():
@@ -70,12 +70,12 @@ def inspect(
 
 
 def _of_width(row: Row, functions: Mapping[str, int]) -> Row:
-    """A row with the shape of its function, where that has only one."""
+    """Return a row with the shape of its function, if the function has only one."""
     return replace(row, shape=f"T={functions[row.function]}") if row.function in functions else row
 
 
 def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:
-    """Rows and findings by the placement rules."""
+    """Return rows and findings according to the placement rules."""
     from portable_coreml.judge.placement import judge_package
 
     verdicts = judge_package(package)
@@ -85,21 +85,21 @@ def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row],
 
 
 def measure(bundle: Path, shape: str) -> Iterator[Row]:
-    """Rows by Core ML's own plan for a compiled bundle."""
+    """Yield rows according to Core ML's own plan for a compiled bundle."""
     with native_call():
         rows = list(planned(bundle))
     yield from (Row(shape=shape, evidence="measured", **row) for row in rows)
 
 
 def measure_functions(package: Path, functions: Mapping[str, int]) -> Iterator[Row]:
-    """Rows of each function, by plans of copies that have only that one."""
+    """Yield the rows of each function, from plans of copies that contain only this function."""
     for name, width in functions.items():
         rows = _measured_copy(package, partial(with_one_function, name=name), f"T={width}")
         yield from (replace(row, function=name) if row.function == ONLY else row for row in rows)
 
 
 def _measured_copy(package: Path, copied: Callable[[Path, Path], None], shape: str) -> list[Row]:
-    """Rows by the plan of a changed copy of a package, which `copied` writes from one path to the other."""
+    """Return rows from the plan of a changed copy of a package, which `copied` writes from one path to the other."""
     import coremltools as ct
 
     with tempfile.TemporaryDirectory() as folder:
@@ -112,9 +112,9 @@ def _measured_copy(package: Path, copied: Callable[[Path, Path], None], shape: s
 
 
 def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:
-    """The gate's numbers.
+    """Return the gate's numbers.
 
-    `not_chosen` is among them only where a plan was read and the program is large enough for the Neural Engine.
+    `not_chosen` is included only if a plan was read and the program is large enough for the Neural Engine.
     """
     rows, findings = list(rows), list(findings)
     counts = Counter(row.status for row in rows)
@@ -131,7 +131,7 @@ def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> lis
 
 
 def first(rows: Iterable[Row], status: str) -> str:
-    """Names the first operation with a status, for an error line, or returns ''."""
+    """Return a text that names the first operation with a status, for an error line, or ''."""
     return next(
         (f"first: {r.operation} {r.output} {','.join(r.rules)}".strip() for r in rows if r.status == status), ""
     )

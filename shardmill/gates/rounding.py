@@ -1,4 +1,4 @@
-"""Are a program's weights the checkpoint's? Rounded ones have to be near them, chosen ones just as they were chosen."""
+"""Compares a program's weights with the checkpoint's: rounded weights must be near, a quantiser's codes identical."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shardmill.gates.measurement import Measurement
 from shardmill.gates.stored import Stored, fp16_step
 from shardmill.gates.weights import Chosen, PackageWeights
 
-TOO_SMALL = ", of which rows are so small that fp16 has no scale for them; give it the form fp16 in a recipe"
-FP16_NORMAL = 2.0**-14  # the smallest number that fp16 holds in full precision
-Worst = tuple[float, str]  # the largest value of some tensors, NaN if any is, and the label of the tensor that has it
+TOO_SMALL = ", some of whose rows are too small for a scale in fp16; give the matrix the form fp16 in a recipe"
+FP16_NORMAL = 2.0**-14  # the smallest number that fp16 represents in full precision
+Worst = tuple[float, str]  # the largest value of some tensors, NaN if there is one, and the label of its tensor
 
 
 def weights_kept(stored: PackageWeights, source: Path, forms: Mapping[str, str]) -> Iterator[Measurement]:
-    """Yield how far the stored weights are from the checkpoint's and, if a quantiser chose codes, from those.
+    """Yield how far the stored weights are from the checkpoint's weights and from the codes that a quantiser chose.
 
     Args:
         stored: the package's weights.
@@ -40,12 +40,12 @@ def weights_kept(stored: PackageWeights, source: Path, forms: Mapping[str, str])
 def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Worst:
     """Return the largest distance of stored weights from the original ones, in quantisation steps.
 
-    A tensor in fp16 counts in steps of fp16 (2^-10 of the value), a palette in gaps between its entries.
+    The step of a tensor in fp16 is fp16's (2^-10 of the value); the step of a palette is the gap between its entries.
 
     Args:
         stored: the package's weights.
         source: the checkpoint's folder.
-        paths: which constants.
+        paths: the constants to compare.
     """
     worst, weights = (0.0, ""), PartWeights(stored.part, source)
     for path in paths:
@@ -56,7 +56,7 @@ def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Wors
 
 
 def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapping[str, str]) -> Iterator[Measurement]:
-    """Yield what rounding did to constants: to their codes, to those beside subnormal scales, and to the scales."""
+    """Yield the rounding errors of constants: of codes, of codes with subnormal scales, and of scales."""
     worst: dict[str, Worst] = dict.fromkeys(("weight_steps", "subnormal_steps", "scale_steps"), (0.0, ""))
     weights = PartWeights(stored.part, source)
     for path in paths:
@@ -80,11 +80,11 @@ def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapp
 
 
 def distances(steps: Tensor, scale: Tensor | None, expected: Tensor, levels: int) -> dict[str, Tensor]:
-    """Return what is measured of a block of rows, by the number's name, each [rows].
+    """Return the distances measured in a block of rows, by the measurement's name, each [rows].
 
     Args:
         steps: the largest distance of each row's weights, in quantisation steps, [rows].
-        scale: as it is stored, [rows]; None for a block without scales.
+        scale: the stored scales, [rows]; None for a block without scales.
         expected: the checkpoint's rows.
         levels: the largest code.
     """
@@ -108,12 +108,12 @@ def further(worst: Worst, found: Tensor, label: str) -> Worst:
 
 
 def _steps(rows: Tensor, expected: Tensor, step: Tensor) -> Tensor:
-    """Return each row's largest distance in steps, [rows], NaN where any is. The stored rows are overwritten."""
+    """Return each row's largest distance in steps, [rows], NaN if a row has one. The stored rows are overwritten."""
     return rows.sub_(expected).abs_().div_(step).reshape(len(rows), -1).amax(1)
 
 
 def kept_db(stored: PackageWeights, source: Path) -> dict[str, float]:
-    """How much of each matrix is kept: its signal over the noise of what is stored, in dB, by its path.
+    """Return the signal-to-noise ratio of each stored matrix in dB, by its path.
 
     Args:
         stored: the package's weights.
@@ -130,7 +130,7 @@ def kept_db(stored: PackageWeights, source: Path) -> dict[str, float]:
 
 
 def _blocks(kept: Stored, weights: PartWeights, path: str, source: Path) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows of a constant as they are stored, those of the checkpoint, and the quantisation step between them."""
+    """Yield stored rows of a constant, the checkpoint's rows, and the quantisation step between them."""
     tensors = weights.tensors[path]
     original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
     original = original.reshape(kept.values.shape)
@@ -142,14 +142,14 @@ def _blocks(kept: Stored, weights: PartWeights, path: str, source: Path) -> Iter
 
 
 def codes_differ(stored: PackageWeights, chosen: Chosen, paths: list[str]) -> tuple[int, str]:
-    """How many stored codes and scales are others than a quantiser's, and the constant that has the most of them."""
+    """Return how many stored codes and scales differ from a quantiser's, and the constant with the most differences."""
     found = {path: _different(stored.stored(path), chosen.of(path)) for path in paths}
     worst = max(found, key=lambda path: found[path])
     return sum(found.values()), worst if found[worst] else ""
 
 
 def _different(kept: Stored, theirs: Mapping[str, Tensor]) -> int:
-    """The same of one constant. What has another form than it was to have differs in each of its numbers."""
+    """Return the number of differences in one constant. If its form is wrong, all its numbers count as different."""
     mine = {"codes" if kept.coded else "": kept.values, "scale": kept.scale, "lut": kept.tables}
     held = {name: values for name, values in mine.items() if values is not None}
     if held.keys() != theirs.keys():

@@ -1,4 +1,4 @@
-"""Which experts transformers' model takes, seen where it calls them; and what it does where others are taken."""
+"""Observes which experts transformers' model is routed to, and replaces its choice by another."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ LAYER = re.compile(r"layers\.(\d+)\..*\bexperts$")
 
 @dataclass(frozen=True)
 class Call:
-    """What a layer's experts are called with."""
+    """The arguments of a call of a layer's experts."""
 
     hidden: Tensor  # [n, d]
-    index: Tensor  # [n, chosen]; one over the last expert's stands for none
+    index: Tensor  # [n, chosen]; the index after the last expert stands for no expert
     weights: Tensor  # [n, chosen]
 
     def share(self, start: int, end: int) -> Tensor:
-        """The weights of experts [start, end), [n, end - start]: 0 where a token does not take one."""
+        """Return the weights of experts [start, end), [n, end - start]: 0 if a token is not routed to the expert."""
         dense = torch.zeros(len(self.index), max(end, int(self.index.max()) + 1))
         return dense.scatter_add(1, self.index, self.weights.float())[:, start:end]
 
 
-Choice = Callable[[Call], tuple[Tensor, Tensor]]  # what the experts are called with -> other indices and weights
+Choice = Callable[[Call], tuple[Tensor, Tensor]]  # the experts' arguments -> other indices and weights
 
 
 def none_taken(call: Call) -> tuple[Tensor, Tensor]:
-    """A choice whose experts give nothing."""
+    """Return the same experts with weights of 0, so that they contribute nothing."""
     return call.index, call.weights * 0
 
 
 def taken_in_turn(start: int, end: int) -> Choice:
-    """A choice among experts [start, end) only, in which all of them have their turn, with different weights."""
+    """Return a choice that uses experts [start, end) only, each in turn, with different weights."""
 
     def choice(call: Call) -> tuple[Tensor, Tensor]:
         n, taken = len(call.index), min(call.index.shape[1], end - start)
@@ -50,7 +50,7 @@ def taken_in_turn(start: int, end: int) -> Choice:
 
 @contextmanager
 def choosing(model: nn.Module, layer: int, choice: Choice) -> Iterator[list[Call]]:
-    """Lets a layer's experts take `choice` in place of the router's; collects what the router calls them with."""
+    """Replace the router's choice in a layer by `choice`; yield a list that collects the router's own calls."""
     calls: list[Call] = []
     (experts,) = (module for number, module in _experts(model) if number == layer)
     forward = experts.forward
@@ -66,18 +66,18 @@ def choosing(model: nn.Module, layer: int, choice: Choice) -> Iterator[list[Call
     try:
         yield calls
     finally:
-        del experts.forward  # the class's own shows again
+        del experts.forward  # restores the class's own forward
 
 
 def _experts(model: nn.Module) -> Iterator[tuple[int, nn.Module]]:
-    """The experts of each layer that has some."""
+    """Yield the number and the experts module of each layer with experts."""
     for name, module in model.named_modules():
         if (match := LAYER.search(name)) and not isinstance(module, nn.ModuleList):
             yield int(match[1]), module
 
 
 def _choice(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The indices and the weights among what experts are called with."""
+    """Return the indices and the weights among the experts' arguments."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     index = next(value for value in tensors if not value.is_floating_point())
     return index, next(value for value in tensors if value.is_floating_point() and value.shape == index.shape)
@@ -85,7 +85,7 @@ def _choice(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, T
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[dict[int, Tensor]]:
-    """Collects, by layer, [n, chosen] indices of the experts that transformers' model takes; -1 for none."""
+    """Collect the experts that transformers' model is routed to, indices [n, chosen] by layer; -1 for no expert."""
     found: dict[int, Tensor] = {}
 
     def looker(layer: int) -> Callable[..., None]:
@@ -104,7 +104,10 @@ def observed(model: nn.Module) -> Iterator[dict[int, Tensor]]:
 
 
 def by_layer(found: Mapping[int, Tensor], layers: int) -> dict[str, Tensor]:
-    """What `observed` found as one tensor "experts" [layers, n, chosen], -1 in layers without; none without any."""
+    """Return the result of `observed` as one tensor "experts" [layers, n, chosen], or {} if no layer has experts.
+
+    Layers without experts get the index -1.
+    """
     if not found:
         return {}
     none = torch.full_like(next(iter(found.values())), -1)

@@ -1,7 +1,7 @@
 """Speculation: the decoding loop that ships, on the real programs, with drafts that are right and wrong in turn.
 
-Its tokens must equal those of one token a pass. The latter are taken here without the loop, so that it does not judge
-itself.
+Its tokens must equal the tokens of one token a pass. The latter are computed here without the loop, so that the loop
+does not judge itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEW_TOKENS = 40
 
 
 class TurningDrafter:
-    """Drafts the tokens that will come, one of them wrong: the first, then the second and so on, then none.
+    """A drafter that proposes the true continuation with one wrong token, one place later in each draft, then none.
 
     Attributes:
         misjudged: number of passes that did not accept exactly the drafts before the wrong one.
@@ -29,11 +29,11 @@ class TurningDrafter:
         self.turn = self.right = self.misjudged = 0
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
-        """Starts over with a draft whose first token is wrong."""
+        """Start again with a draft whose first token is wrong."""
         self.turn = 0
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
-        """Drafts at most `limit` tokens to follow `context`."""
+        """Draft at most `limit` tokens to follow `context`."""
         done = len(context) - self.prompt
         tokens = list(self.truth[done : done + limit])
         wrong = self.turn % (limit + 1)
@@ -44,16 +44,16 @@ class TurningDrafter:
         return Draft(tuple(tokens))
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
-        """Counts a pass that did not accept exactly the drafts before the wrong one."""
+        """Count a pass that did not accept exactly the drafts before the wrong one."""
         self.misjudged += accepted != self.right
-        self.right = 0  # a pass that has no room for drafts asks for none
+        self.right = 0  # a pass without room for drafts calls no `propose`
 
     def finish(self) -> None:
-        """Does nothing: there is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 def one_by_one(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
-    """Generates `count` tokens greedily, one token a pass."""
+    """Generate `count` tokens greedily, one token a pass."""
     engine.reset()
     tokens = list(prompt)
     for at in range(len(prompt) + count - 1):
@@ -64,9 +64,9 @@ def one_by_one(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def mismatches(engine: Engine, prompt: Sequence[int]) -> tuple[int, str]:
-    """Counts tokens of a greedy text that drafting changes and passes that misjudge their drafts.
+    """Count tokens of a greedy text that drafting changes and passes that misjudge their drafts.
 
-    The second result tells how many drafts were accepted, in words.
+    The second result is a text with the number of accepted drafts.
     """
     count = min(NEW_TOKENS, engine.slots - len(prompt))
     truth = one_by_one(engine, prompt, count)

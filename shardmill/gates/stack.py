@@ -1,4 +1,4 @@
-"""Parity of the whole stack: the logits of all parts, chained by the engine, against those of transformers."""
+"""Parity of the whole stack: the logits of all parts, chained by the engine, compared with transformers' logits."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from shardmill.runtime.engine import Engine
 from shardmill.runtime.program import reused
 from shardmill.runtime.table import Table
 
-POSITIONS = 32  # whose distributions are compared at a time: with a large vocabulary all of them take gigabytes
+POSITIONS = 32  # positions to compare at a time: with a large vocabulary, the distributions of all take gigabytes
 
 
 def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
     """Return logits [n, vocab] of a sequence that is fed in the given passes, each token into its slot.
 
-    On Core ML a pass of another width than the engine's is filled up as a session fills it up.
+    On Core ML a pass whose width the engine does not use is padded as a session pads it.
     """
     engine.reset()
     logits = np.zeros((len(tokens), engine.vocab), np.float32)
@@ -52,15 +52,15 @@ def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Float
 
 @dataclass(frozen=True)
 class StoredModel:
-    """transformers' model with the weights that the packages hold."""
+    """Transformers' model with the weights that the packages contain."""
 
     reference: Reference
     weights: Weights
-    head: Callable[[], Iterable[Tensor]]  # gives rows [vocab, d] in blocks
-    original: Callable[[Tensor], Tensor]  # gives the checkpoint's rows of the embedding for those of the host's table
+    head: Callable[[], Iterable[Tensor]]  # returns rows [vocab, d] in blocks
+    original: Callable[[Tensor], Tensor]  # returns the checkpoint's embedding rows for rows of the host's table
 
     def logits(self, tokens: Sequence[int], table: Table | Floats) -> Tensor:
-        """Its logits [n, vocab], given the host's table [vocab, d]."""
+        """Return the model's logits [n, vocab], given the host's table [vocab, d]."""
 
         def rows(ids: Tensor) -> Tensor:
             return self.original(torch.from_numpy(table[ids.numpy()]).float())
@@ -71,12 +71,12 @@ class StoredModel:
 def stack_parity(
     load: Callable[[], Engine], stored: StoredModel, states: Mapping[str, Tensor]
 ) -> Iterator[Measurement | NotRun | Margin]:
-    """All measurements of the stack but that of the embedding table (table.py).
+    """Yield all measurements of the stack; table.py measures the embedding table.
 
     Args:
-        load: makes an engine.
-        stored: what transformers makes of the packages' weights.
-        states: what the reference step wrote: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with
+        load: builds an engine.
+        stored: transformers' model with the packages' weights.
+        states: the reference step's output: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with
             the original weights.
     """
     load = reused(load)
@@ -88,7 +88,10 @@ def stack_parity(
 def program_and_widths(
     load: Callable[[], Engine], stored: StoredModel, tokens: Sequence[int]
 ) -> Iterator[Measurement | NotRun | Margin]:
-    """Questions 1 and 2. The engine is gone when this ends, and is idle before transformers has run: both are large."""
+    """Measure questions 1 and 2.
+
+    The engine and transformers are both large. The engine is idle until transformers has run, and is freed at the end.
+    """
     with load_programs_as("fp32"):
         engine = load()
     truth = partial(stored.logits, tokens, engine.table)
@@ -123,10 +126,10 @@ def _gaps_apart(rows: Floats, others: Floats) -> float:
 
 
 def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) -> Iterator[Measurement | NotRun]:
-    """Question 3: the shipped precision against the original weights in fp32, over all n tokens.
+    """Measure question 3: the shipped precision against the original weights in fp32, over all n tokens.
 
-    Some models predict the text worse than chance: those with random weights, or made for another language. Of these,
-    neither the most likely token nor the perplexity tells what INT8 costs, for both jump at random.
+    Some models predict the text worse than chance, such as models with random weights or for another language. For
+    these, neither the most likely token nor the perplexity shows what INT8 costs, because both jump at random.
     """
     with load_programs_as("fp16"):
         engine = load()
@@ -136,7 +139,7 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
 
     found = compared(original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0]))  # nothing follows the last
     yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)
-    # Unlike math.exp, torch's says inf of a program that is so broken.
+    # Unlike math.exp, torch's returns inf for a badly broken program.
     before, after = (float(loss[:-1].double().mean().exp()) for loss in (found.loss, found.shipped_loss))
     if before < original.shape[1]:
         yield top1(found)
@@ -154,15 +157,21 @@ class Compared:
 
     divergence: Tensor  # of the shipped distribution from the original's, in nats
     margin: Tensor  # between the original's two best tokens, in nats
-    agree: Tensor  # whether both have the same most likely token
+    agree: Tensor  # True if both have the same most likely token
     loss: Tensor  # the original's -log p(the token that follows)
     shipped_loss: Tensor
 
 
 def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
-    """Compares logits [n, vocab]. Args: following the token after each position [n].
+    """Compare logits [n, vocab] position by position.
 
-    What is kept has its place from the start: between blocks that come and go it would hold hundreds of MB.
+    The results are allocated first: if they were allocated between blocks that come and go, the heap would fragment by
+    hundreds of MB.
+
+    Args:
+        original: the original's logits.
+        shipped: the logits of the shipped programs.
+        following: the token after each position, [n].
     """
     n = len(following)
     found = Compared(torch.empty(n), torch.empty(n), torch.empty(n, dtype=torch.bool), torch.empty(n), torch.empty(n))
@@ -178,7 +187,7 @@ def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
 
 
 def top1(found: Compared) -> Measurement | NotRun:
-    """Agreement on the most likely token where the original's margin is clear."""
+    """Return the agreement on the most likely token at positions where the original's margin is clear."""
     clear = found.margin >= CLEAR_MARGIN
     if not bool(clear.any()):
         return NotRun("top1_agreement", "the original is decided at no position of this text")
@@ -191,7 +200,7 @@ def top1(found: Compared) -> Measurement | NotRun:
 def stored_model(
     reference: Reference, packages: Mapping[str, tuple[Part, Path]], embedding: Part, source: Path, prefix: str
 ) -> StoredModel:
-    """transformers' model with the weights of all packages.
+    """Return transformers' model with the weights of all packages.
 
     Args:
         reference: the model without weights.

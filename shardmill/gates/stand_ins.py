@@ -1,4 +1,4 @@
-"""Modules that take the places of others in transformers' model, where a part of it is to run."""
+"""Modules that replace others in transformers' model to run only a part of the model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 class Unnormed(nn.Identity):
-    """Stands for the last norm where the last layer's outputs are wanted; a decoder may ask a norm for its dtype."""
+    """A replacement for the last norm that returns its input; it has a dtype, because a decoder may read it."""
 
     weight = torch.zeros(())
 
 
 class Skipped(nn.Module):
-    """Stands for a layer that is not run; it has what the decoder asks a layer for."""
+    """A replacement for a layer that is not run; it has the attributes that the decoder reads from a layer."""
 
     def __init__(self, layer: nn.Module, carry: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Skipped(nn.Module):
 
 
 class Blocks(nn.Module):
-    """An LM head whose rows [vocab, d] come in blocks: in fp32 all of them may take gigabytes."""
+    """An LM head whose rows [vocab, d] come in blocks: in fp32 all rows may take gigabytes."""
 
     def __init__(self, rows: Iterable[Tensor], bias: Tensor | None, into: Tensor | None) -> None:
         super().__init__()

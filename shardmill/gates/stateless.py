@@ -1,4 +1,4 @@
-"""Parity of programs that keep nothing from pass to pass: slices of the LM head, and groups of experts."""
+"""Parity of programs without state between passes: slices of the LM head, and groups of experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardmill.plan import Part
 from shardmill.runtime.functions import of_blueprint
 from shardmill.runtime.program import Program, reused
 
-Inputs = Callable[[list[int]], Mapping[str, Floats]]  # of a pass, given the numbers of its rows
+Inputs = Callable[[list[int]], Mapping[str, Floats]]  # the numbers of a pass's rows -> the program's inputs
 
 
 def stateless_parity(
@@ -33,16 +33,16 @@ def stateless_parity(
     verify: int,
     model: nn.Module,
 ) -> Iterator[Measurement | NotRun]:
-    """Answer the three questions of a program, given what transformers makes of the same rows.
+    """Answer the three questions for a program, given transformers' results for the same rows.
 
     Args:
-        inputs: the program's inputs for some of the rows.
+        inputs: returns the program's inputs for some of the rows.
         program: the compiled bundle.
-        part: what it was made from.
-        expected: what transformers gives with the weights that the package holds, [n, channels].
-        original: the same with the checkpoint's weights.
+        part: the part that was converted to the program.
+        expected: returns transformers' result with the weights that the package contains, [n, channels].
+        original: transformers' result with the checkpoint's weights, [n, channels].
         verify: the most tokens of a decode pass.
-        model: transformers', which `expected` calls.
+        model: transformers' model, which `expected` calls.
     """
     load = reused(lambda: Program(program, False, of_blueprint(part.blueprint, part.calls)))
     widths, count = gate_widths(part, verify), len(original)

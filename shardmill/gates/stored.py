@@ -12,22 +12,22 @@ from torch import Tensor
 from shardmill.forms.form import Form
 
 FP16_STEP = 2**-24  # between neighbouring fp16 numbers near 0
-BLOCK = 8_000_000  # numbers of a matrix in fp32 at a time: glibc keeps up to 32 MB for the next, others it gives back
+BLOCK = 8_000_000  # numbers of a matrix in fp32 at a time: glibc reuses blocks of up to 32 MB, and frees larger ones
 
 
 def rows_at_once(columns: int) -> int:
-    """How many rows of a matrix make a block of BLOCK numbers; at least one."""
+    """Return how many rows of a matrix make a block of BLOCK numbers; at least one."""
     return max(1, BLOCK // columns)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Numbers, or codes and what they mean.
+    """A constant's stored numbers: fp16 values, or codes with their scales or palettes.
 
     Attributes:
         values: fp16, or codes of a matrix [out, in]: integers to be scaled, or indices into tables.
         scale: the quantisation step of each output channel, [out, 1].
-        tables: a palette's, [tables, entries], each for as many output channels as the others.
+        tables: a palette's tables, [tables, entries], each for the same number of output channels.
     """
 
     values: Tensor
@@ -35,7 +35,7 @@ class Stored:
     tables: Tensor | None = None
 
     def has_form(self, form: Form) -> bool:
-        """Return whether this is how a form is stored: fp16, codes with scales, or indices into its tables."""
+        """Return whether the constant is stored as a form requires: fp16, codes with scales, or indices into tables."""
         if form.kind == "palette":
             shape = (form.tables(len(self.values)), 2**form.bits)
             return self.tables is not None and tuple(self.tables.shape) == shape
@@ -43,11 +43,11 @@ class Stored:
 
     @property
     def coded(self) -> bool:
-        """Whether the values are codes."""
+        """Return whether the values are codes."""
         return self.scale is not None or self.tables is not None
 
     def whole(self) -> Tensor:
-        """All of it in fp32."""
+        """Return the whole constant in fp32."""
         if not self.coded:
             return self.values.float()
         found = torch.empty(self.values.shape)
@@ -58,9 +58,9 @@ class Stored:
         return found
 
     def rows(self, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
-        """Its rows [start, stop) in fp32, a block at a time; the product with the scale is not rounded again.
+        """Yield rows [start, stop) in fp32, a block at a time; the product with the scale is not rounded again.
 
-        Each block overwrites the one before it: allocating a new one each time would fragment the heap.
+        Each block overwrites the one before it: allocating new memory for each would fragment the heap.
         """
         stop, count = len(self.values) if stop is None else stop, rows_at_once(math.prod(self.values.shape[1:]))
         scratch = torch.empty(self.values[:count].shape)
@@ -77,11 +77,11 @@ class Stored:
         """Return the quantisation step at each expected number; rounding to nearest is off by half a step at most.
 
         A palette's step is the gap between the two nearest entries; for a number beyond the table, the sum of the
-        distances to both entries. No step is under fp16's smallest: a channel of nothing but zeros has a scale of 0.
+        distances to both entries. No step is below fp16's smallest: a channel of only zeros has a scale of 0.
 
         Args:
-            expected: rows of what the constant was made from, in fp32.
-            first: which row of the constant the first of them is.
+            expected: the original rows of the constant, in fp32.
+            first: the index, in the constant, of the first of these rows.
         """
         if self.scale is not None:
             return self.scale[first : first + len(expected)].clamp(min=FP16_STEP)
@@ -90,7 +90,7 @@ class Stored:
         return torch.stack([_gap(*pair) for pair in zip(expected, self._tables(first, len(expected)), strict=True)])
 
     def _tables(self, first: int, count: int) -> Tensor:
-        """The table of each row, [count, entries], in fp32."""
+        """Return the table of each row, [count, entries], in fp32."""
         assert self.tables is not None
         share = len(self.values) // len(self.tables)
         return self.tables[torch.arange(first, first + count) // share].float()

@@ -1,4 +1,4 @@
-"""The host's embedding table against the checkpoint's: every row, for the text of the other gates holds a few hundred.
+"""Compares every row of the host's embedding table with the checkpoint; the other gates' text uses only some hundred.
 
 Both files are read a block of rows at a time, so that a table of gigabytes takes the memory of one block.
 """
@@ -28,10 +28,10 @@ def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement
     Args:
         embedding: the embedding part.
         source: the checkpoint's folder.
-        table: embedding.safetensors, which holds the rows with every multiplier of the model.
+        table: embedding.safetensors, whose rows include every multiplier of the model.
 
     Raises:
-        GateError: the table is not of the checkpoint's shape.
+        GateError: if the table's shape differs from the checkpoint's.
     """
     worst: dict[str, Worst] = dict.fromkeys(("weight_steps", "subnormal_steps", "scale_steps"), (0.0, ""))
     for tensor in embedding.tensors:
@@ -47,10 +47,10 @@ def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement
 
 
 def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-    """Yield the first row of each block of one table, and what is measured of the block's rows.
+    """Yield the first row of each block of one table, and the distances measured in the block's rows.
 
     Raises:
-        GateError: the table is not of the checkpoint's shape.
+        GateError: if the table's shape differs from the checkpoint's.
     """
     held = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}
     stored = held.get(original.path)
@@ -63,14 +63,14 @@ def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[
     for rows, plain in pairs:
         kept = Stored(rows, None if scale is None else scale[first : first + len(rows)])
         expected = turned(plain, original.source, vectors)
-        steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [rows], NaN where any is
+        steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [rows], NaN if a row has one
         of_rows = None if kept.scale is None else kept.scale[:, 0]
         yield first, distances(steps, of_rows, expected, form("int8").levels)
         first += len(rows)
 
 
 def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:
-    """The scales [rows, 1] of a table in int8, in fp32."""
+    """Return the scales [rows, 1] of a table in int8, in fp32."""
     if info is None:
         return None
     (rows,) = info.shape
@@ -79,7 +79,7 @@ def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:
 
 
 def _blocks(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
-    """A matrix in fp32, a block of rows at a time."""
+    """Yield a matrix in fp32, a block of rows at a time."""
     rows, columns = tensor.shape
     dtype = torch.int8 if tensor.dtype == "I8" else DTYPES[tensor.dtype]
     at_once = rows_at_once(columns)

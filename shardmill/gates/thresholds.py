@@ -1,4 +1,4 @@
-"""All numbers that gates measure, in one table: what each one means, its limit, and the reason for the limit."""
+"""All numbers that gates measure, in one table: the meaning of each, its limit, and the reason for the limit."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from shardmill.models import DECODER, ENCODER
 
 @dataclass(frozen=True)
 class Threshold:
-    """The limit of a measurement, with what the measurement means to a person."""
+    """The limit of a measurement, with the measurement's meaning in words."""
 
     question: str
     limit: float
-    at_least: bool  # whether the limit is the least that a value may be, rather than the most
+    at_least: bool  # True if the limit is a minimum, False if it is a maximum
     meaning: str
     why: str
-    of: str = ""  # the kind of model that it is measured of, CALIBRATED or MIXTURE; any if empty
+    of: str = ""  # the kind of model that the measurement applies to, CALIBRATED or MIXTURE; any if empty
 
     def holds(self, value: float) -> bool:
-        """Whether `value` is within the limit; NaN never is."""
+        """Return whether `value` is within the limit; NaN never is."""
         return value >= self.limit if self.at_least else value <= self.limit
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """A limit that follows from the model, see disturbed.py, and why it is that, in words."""
+    """A limit that follows from the model, see disturbed.py, and the reason in words."""
 
     limit: float
     why: str
 
 
-CLEAR_MARGIN = 0.1  # nat: below it the original's two best tokens, or labels, are as good as equal
-CALIBRATED, MIXTURE = "calibrated", "mixture"  # builds with codes of a quantiser, and models with experts
+CLEAR_MARGIN = 0.1  # nat: below it the original's two best tokens, or labels, count as equal
+CALIBRATED, MIXTURE = "calibrated", "mixture"  # builds with a quantiser's codes, and models with experts
 ORDER = (
     "only the order of summation may differ: the square root of the longest sum times what rounding to fp32 moves "
     "transformers' own result, and never more than the program's error may be"
 )
 ROUNDING = (
     "only rounding may differ: eight times what rounding to fp16 moves transformers' own result, and never more than a "
-    "tenth of it"
+    "tenth of the result"
 )
 PROGRAM, WIDTHS, COST, PLACEMENT = "1 program", "2 widths", "3 cost", "residency"
 
@@ -70,7 +70,7 @@ THRESHOLDS = {
         PROGRAM,
         0,
         False,
-        "stored codes and scales that are others than those that a quantiser chose",
+        "stored codes and scales that differ from the quantiser's",
         "a package follows from the quantiser's file, bit for bit",
         CALIBRATED,
     ),
@@ -253,7 +253,7 @@ THRESHOLDS = {
         0.98,
         True,
         "share of spans that both find, among those in and beside which the original is decided on every token",
-        "a span has several tokens, each of which may differ as the agreement of labels allows",
+        "a span has several tokens, and each token may differ as the agreement of labels allows",
         ENCODER,
     ),
     "embedding_cosine": Threshold(
@@ -282,7 +282,7 @@ THRESHOLDS = {
         PLACEMENT,
         0,
         False,
-        "operations of which it is not known whether they can run on the Neural Engine",
+        "operations that are not known to be able to run on the Neural Engine",
         "what is not known counts as a failure",
     ),
     "program_findings": Threshold(

@@ -1,7 +1,7 @@
 """Reads a package's weights with coremltools, one tensor at a time.
 
-Everything here that reads a package is coremltools' own, and nothing is the portable engine's, which is itself under
-test.
+Everything here that reads a package is coremltools' code. The portable engine's reader is not used, because the
+portable engine is itself under test.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from shardmill.plan import Part
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a quantiser decided on.
+    """A quantiser's results.
 
     Attributes:
-        file: with codes, scales and tables, as convert/codes.py describes it.
-        forms: of the part's matrices, by their paths.
+        file: the file with codes, scales and tables, as convert/codes.py describes it.
+        forms: the forms of the part's matrices, by their paths.
     """
 
     file: Path
@@ -40,32 +40,32 @@ class Chosen:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Of the file's tensors."""
+        """Return the names of the file's tensors."""
         with safe_open(self.file, "pt") as held:
             return frozenset(held.keys())
 
     def named(self, path: str) -> dict[str, str]:
-        """The names of a constant's tensors by what they are: codes, scale or lut; "" for values that are no codes."""
+        """Return the names of a constant's tensors by role: codes, scale or lut; "" for values that are not codes."""
         own = {what: f"{path}.{self.forms.get(path, FP16)}.{what}" for what in ("codes", "scale", "lut")} | {"": path}
         return {what: name for what, name in own.items() if name in self.names}
 
     def of(self, path: str) -> dict[str, Tensor]:
-        """The same tensors."""
+        """Return a constant's tensors by their role, as in `named`."""
         with safe_open(self.file, "pt") as held:
             return {what: held.get_tensor(name) for what, name in self.named(path).items()}
 
 
 class PackageWeights(HeldWeights):
-    """The constants of a package that hold a part's tensors."""
+    """The constants of a package that contain a part's tensors."""
 
     def __init__(self, package: Path, part: Part, prefix: str = "model.", chosen: Chosen | None = None) -> None:
-        """Reads the program.
+        """Read the program.
 
         Args:
             package: the .mlpackage.
-            part: what it was made from.
+            part: the part that was converted to the package.
             prefix: begins the checkpoint's names where transformers' begin with "model.".
-            chosen: what a quantiser decided on, for the package to hold.
+            chosen: a quantiser's results, which the package should contain.
         """
         super().__init__(part, package.name, prefix)
         self.chosen = chosen
@@ -75,7 +75,7 @@ class PackageWeights(HeldWeights):
             _demand_shared(first, other, package.name)
 
     def stored(self, path: str) -> Stored:
-        """A constant as it is stored."""
+        """Return a constant as it is stored."""
         op = self.op(path)
         if op.type == "const":
             return Stored(self.read(op.attributes["val"]).squeeze())
@@ -87,14 +87,14 @@ class PackageWeights(HeldWeights):
         return Stored(values, scale=beside.float().reshape(-1, 1))
 
     def read(self, value: Any) -> Tensor:
-        """A value of the protobuf. Each gets its own reader, since a reader keeps all that it has read in memory."""
+        """Return a value of the protobuf, with a new reader each time, since a reader caches all values."""
         from coremltools.converters.mil.frontend.milproto.load import TranscriptionContext, _load_value
 
         files = TranscriptionContext(str(self.package / MODEL_FILE.parent / "weights"))
         return torch.from_numpy(np.asarray(_load_value(files, value)))
 
     def op(self, path: str) -> Any:
-        """The operation that holds a constant."""
+        """Return the operation that contains a constant."""
         for candidate in (f"{stem(path)}_to_fp16{suffix}" for suffix in ("_quantized", "_palettized", "")):
             if candidate in self.ops:
                 return self.ops[candidate]
@@ -102,13 +102,13 @@ class PackageWeights(HeldWeights):
 
 
 def _constants(function: Any) -> dict[str, Any]:
-    """The operations of a function that hold constants, by their results."""
+    """Return the operations of a function that contain constants, by their results."""
     operations = function.block_specializations[function.opset].operations
     return {op.outputs[0].name: op for op in operations if op.type.startswith("const")}
 
 
 def _demand_shared(one: Mapping[str, Any], other: Mapping[str, Any], package: str) -> None:
-    """Raises GateError where two functions of a package do not read the same weights from the same places."""
+    """Raise GateError if two functions of a package do not read the same weights from the same places."""
     mine, theirs = ({name: places for name, op in ops.items() if (places := _places(op))} for ops in (one, other))
     if mine != theirs:
         strange = min(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
@@ -116,7 +116,7 @@ def _demand_shared(one: Mapping[str, Any], other: Mapping[str, Any], package: st
 
 
 def _places(op: Any) -> list[int]:
-    """Where in the weight file a constant's numbers begin; none for one that the program itself holds."""
+    """Return the offsets of a constant's numbers in the weight file; empty if they are inline in the program."""
     bound = [argument.value for key in sorted(op.inputs) for argument in op.inputs[key].arguments]
     values = [*(op.attributes[key] for key in sorted(op.attributes)), *bound]
     return [int(value.blobFileValue.offset) for value in values if value.WhichOneof("value") == "blobFileValue"]

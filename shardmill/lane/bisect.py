@@ -1,8 +1,8 @@
-"""Which operation a program can't be loaded with: it is cut off after one operation, and loaded, again and again.
+"""Finds the operation with which a program can't be loaded: cuts the program after an operation, and loads it.
 
-A cut program fails if the first pass of any width fails. The search takes it that a program which fails does so with
-all that comes after it too, so some twelve loads find one of thousands of operations. Where even the first operation
-fails, it may be the cut that is refused and not the operation: all probes are in the result, so that this shows.
+A cut program fails if the first pass of any width fails. The search assumes that every longer cut fails too, so some
+twelve loads find one of thousands of operations. If even the first operation fails, the cause may be the cut and not
+the operation: the result contains all probes, so that this shows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from shardmill.lane.cut import cut_after, operations
 from shardmill.lane.job import Found, Job
 from shardmill.lane.measurements import load_and_run
 
-Layers = Sequence[Sequence[object]]  # [name of its first operation's output, layer], in order
+Layers = Sequence[Sequence[object]]  # [name of the layer's first output, layer], in order
 
 
 def cut_and_load(job: Job, place: int) -> Found:
-    """Loads and runs the program cut off after the operation at `place`."""
+    """Load and run the program, cut after the operation at `place`."""
     import coremltools as ct
 
     with tempfile.TemporaryDirectory() as folder:
@@ -34,13 +34,13 @@ def cut_and_load(job: Job, place: int) -> Found:
 
 
 def list_operations(job: Job, _: int) -> Found:
-    """Type and first output of each operation; the process that searches loads nothing, not even coremltools."""
+    """Return type and first output of each operation; the searching process loads nothing, not even coremltools."""
     found = operations(job.package(job.unit), job.unit.program["function"])
     return Found(value={"operations": [list(pair) for pair in found]})
 
 
 def search(places: Sequence[int], fails: Callable[[int], bool]) -> int:
-    """The first of the places at which a program fails that fails as a whole; found by halves."""
+    """Return the first of the places at which a failing program fails, by binary search."""
     low, high = 0, len(places) - 1
     while low < high:
         middle = (low + high) // 2
@@ -52,7 +52,7 @@ def search(places: Sequence[int], fails: Callable[[int], bool]) -> int:
 
 
 def layer_at(place: int, names: Sequence[str], layers: Layers) -> int | None:
-    """The layer that the operation at `place` belongs to, given each operation's output and where layers begin."""
+    """Return the layer of the operation at `place`, given all operations' outputs and each layer's first output."""
     begins = {str(name): layer for name, layer in layers}
     found = None
     for name in names[: place + 1]:

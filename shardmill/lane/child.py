@@ -1,6 +1,6 @@
-"""The process that loads and runs programs. It tells its parent what it begins, where it stands, and what it found.
+"""The process that loads and runs programs. It reports each measurement's beginning, stages and result to its parent.
 
-It may die at any moment: nothing that it knows is lost but the measurement that it is at.
+It may die at any moment; only the measurement in progress is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardmill.lane.native import KEPT, said
 from shardmill.lane.whole import energy, load_all, passes, soak, widths
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-LEAST_FREE = 1 << 20  # bytes; with less, nothing can be compiled
+LEAST_FREE = 1 << 20  # bytes; nothing can be compiled with less
 HEARTBEAT = 0.5  # seconds between looks at the parent
 MEASURES: dict[str, Callable[[Job, int], Found]] = {
     "compile": compile_program,
@@ -53,11 +53,11 @@ MEASURES: dict[str, Callable[[Job, int], Found]] = {
 
 
 def run_child(pipe: int, script: Path) -> None:
-    """Does what the task on standard input says.
+    """Run the measurements of the task on standard input.
 
     Args:
-        pipe: where the parent listens.
-        script: measure.py, beside which the kit lies.
+        pipe: file descriptor that the parent reads.
+        script: measure.py, which lies beside the kit.
     """
     task = json.load(sys.stdin)
     threading.Thread(target=_follow, args=(task["parent"],), daemon=True).start()
@@ -69,7 +69,7 @@ def run_child(pipe: int, script: Path) -> None:
     tell({"stage": "the import of coremltools"})
     if task["engine"]:
         importlib.import_module(task["engine"]).install(precision="fp16")
-    import coremltools  # noqa: F401 (a failure here is told as such)
+    import coremltools  # noqa: F401 (if this fails, it is reported as the stage's failure)
 
     job = Job(read_kit(Path(task["kit"])), Path(task["work"]), task, lambda stage: tell({"stage": stage}))
     for key, following in zip(keys, [*keys[1:], ""], strict=True):
@@ -79,7 +79,7 @@ def run_child(pipe: int, script: Path) -> None:
 
 
 def _measured(job: Job, key: str) -> dict[str, Any]:
-    """One measurement's record; what the engine refuses is a result too."""
+    """Return one measurement's record; an error of the engine is a result too."""
     name = key.rsplit("/", 1)[1]
     kind, _, number = name.partition(".T=") if ".T=" in name else name.partition("#")
     try:
@@ -96,19 +96,19 @@ def _measured(job: Job, key: str) -> dict[str, Any]:
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:
-    """Whether the disk is what failed, of which libraries may tell in a text only, or in none."""
+    """Return whether the cause was a full disk; some libraries report it only in the message, or not at all."""
     told = isinstance(error, OSError) and error.errno in FULL
     there = next(place for place in (folder, *folder.parents) if place.exists())
     return told or any(os.strerror(code) in str(error) for code in FULL) or shutil.disk_usage(there).free < LEAST_FREE
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Without numbers that JSON lacks."""
+    """Replace numbers that JSON lacks by None."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def _follow(parent: int) -> None:
-    """Ends this process when its parent is gone."""
+    """End this process when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(HEARTBEAT)
     os._exit(1)

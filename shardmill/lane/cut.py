@@ -1,4 +1,4 @@
-"""Copies of a package: with another default shape, with one of its functions, or cut off after an operation."""
+"""Copies of a package: with another default shape, with a single function, or cut after an operation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-ONLY = "main"  # what the only function of a program is called
+ONLY = "main"  # name of a package's only function
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
-# MIL's types of tensors that Core ML takes as an output, by those of features (FeatureTypes.proto).
+# MIL's tensor types that Core ML accepts as outputs, each with its feature type (FeatureTypes.proto).
 OUTPUTS = {10: 65552, 11: 65568, 23: 131104}  # float16, float32, int32
 
 
 def with_default_tokens(source: Path, target: Path, tokens: int) -> None:
-    """A copy of a package whose flexible inputs default to T = `tokens`.
+    """Copy a package so that its flexible inputs default to T = `tokens`.
 
     A compute plan describes the default shape only, so the plan for another T needs such a copy.
     """
@@ -32,22 +32,22 @@ def with_default_tokens(source: Path, target: Path, tokens: int) -> None:
 
 
 def with_one_function(source: Path, target: Path, name: str) -> None:
-    """A copy of a package whose only function is the one of that name, which is then called ONLY."""
+    """Copy a package so that its only function is the given one, named ONLY in the copy."""
     spec = _alone(_copied(source, target), name)
     (target / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
 
 
 def operations(package: Path, function: str | None = None) -> list[tuple[str, str]]:
-    """Type and first output of each operation of a function, or of the only one; constants among them."""
+    """Return type and first output of each operation of a function, or of the only one; constants are included."""
     block = _block(_alone(_read(package), function))
     return [(op.type, op.outputs[0].name if op.outputs else "") for op in block.operations]
 
 
 def cut_after(source: Path, target: Path, place: int, function: str | None = None) -> None:
-    """A copy of a package whose program ends after the operation at `place`.
+    """Copy a package so that its program ends after the operation at `place`.
 
-    What the operations so far have made and others would have used is its output, so that nothing in front of the cut
-    can be dropped as unused. Of several functions `function` is left, as the only one.
+    The outputs are all results before the cut that operations after it would use, so that nothing before the cut can be
+    dropped as unused. If there are several functions, only `function` is kept.
     """
     spec = _alone(_copied(source, target), function)
     block = _block(spec)
@@ -72,7 +72,7 @@ def cut_after(source: Path, target: Path, place: int, function: str | None = Non
 
 
 def _copied(source: Path, target: Path) -> Any:
-    """Links a package's files to another place; its program is read, and left out there, to be written anew."""
+    """Hard-link a package's files to another place, except the program; return the program."""
     shutil.copytree(source, target, copy_function=link)
     (target / MODEL_FILE).unlink()
     return _read(source)
@@ -95,7 +95,7 @@ def _read(package: Path) -> Any:
 
 
 def _alone(spec: Any, name: str | None) -> Any:
-    """A specification with one of its functions only, which is then called ONLY."""
+    """Return a specification with only one of its functions, named ONLY."""
     if name is None:
         return spec
     kept, described = type(spec)(), next(one for one in spec.description.functions if one.name == name)
@@ -108,6 +108,6 @@ def _alone(spec: Any, name: str | None) -> Any:
 
 
 def _block(spec: Any) -> Any:
-    """The block of operations of the only function."""
+    """Return the block of operations of the only function."""
     (function,) = spec.mlProgram.functions.values()
     return function.block_specializations[function.opset]

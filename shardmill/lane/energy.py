@@ -1,4 +1,4 @@
-"""Energy of the whole chip, by macOS's powermetrics, which tells it to root only."""
+"""Energy of the whole chip, from macOS's powermetrics, which only root may run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shardmill.lane.job import Refused
 
 COMMAND = ("powermetrics", "--samplers", "cpu_power,gpu_power,ane_power", "-i", "100", "-f", "plist")
 CONSUMERS = ("cpu_energy", "gpu_energy", "ane_energy")  # millijoules in one sample
-ROOT_ONLY = f"powermetrics tells it to root only: sudo {sys.executable} measure.py, and what is measured already stays"
+ROOT_ONLY = f"powermetrics is for root only: sudo {sys.executable} measure.py, which keeps finished measurements"
 
 
 @contextmanager
 def meter(command: Sequence[str] = COMMAND) -> Iterator[Callable[[], float]]:
-    """Counts millijoules. Raises Refused where this process may not know."""
+    """Count millijoules. Raises Refused if this process may not run powermetrics."""
     if os.geteuid() != 0 or shutil.which(command[0]) is None:
         raise Refused(ROOT_ONLY)
     with counted(command) as millijoules:
@@ -29,9 +29,9 @@ def meter(command: Sequence[str] = COMMAND) -> Iterator[Callable[[], float]]:
 
 @contextmanager
 def counted(command: Sequence[str]) -> Iterator[Callable[[], float]]:
-    """Millijoules in the samples of a running `command`: property lists, each followed by a zero byte.
+    """Sum the energy in the samples of a running `command`: property lists, each followed by a zero byte.
 
-    Exact to one sample.
+    The sum is exact to one sample.
     """
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     sums = [0.0]
@@ -54,6 +54,6 @@ def counted(command: Sequence[str]) -> Iterator[Callable[[], float]]:
 
 
 def _millijoules(sample: bytes) -> float:
-    """Energy in one property list; processor, GPU and Neural Engine together."""
+    """Return the energy in one property list: processor, GPU and Neural Engine together."""
     processor = plistlib.loads(sample.strip())["processor"]
     return float(sum(processor[consumer] for consumer in CONSUMERS))

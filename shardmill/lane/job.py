@@ -1,4 +1,4 @@
-"""What a measurement is given, and what it gives."""
+"""The input and the result of a measurement."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Floats = NDArray[np.float32]
 
 
 class Refused(Exception):
-    """What can't be measured here, and why."""
+    """A measurement that can't be made here, with the reason."""
 
 
 class WrongError(Exception):
-    """A program that runs and gives what it should not; `value` holds the figures."""
+    """A program that runs with a wrong result; `value` contains the figures."""
 
     def __init__(self, text: str, value: dict[str, Any]) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured: facts, which another run gives again, and what it took, which no other run gives again."""
+    """A measurement's result: facts, which another run reproduces, and timings, which no other run reproduces."""
 
     value: dict[str, Any] = field(default_factory=dict)
     timing: dict[str, Any] = field(default_factory=dict)
@@ -43,13 +43,13 @@ class Job:
     """One child's work on a kit."""
 
     def __init__(self, kit: Kit, work: Path, task: Mapping[str, Any], tell: Callable[[str], None]) -> None:
-        """Loads nothing yet.
+        """Store the arguments; models are loaded on first use.
 
         Args:
-            kit: what is measured.
-            work: folder for what is compiled.
-            task: what the parent asks for: variant, unit, engine, passes, soak.
-            tell: takes the stage that begins, so that a death can be placed.
+            kit: the kit to measure.
+            work: folder for compiled programs.
+            task: the parent's task: variant, unit, engine, passes, soak.
+            tell: called with each stage that begins, so that a crash can be attributed to it.
         """
         self.kit, self.work, self._tell = kit, work, tell
         self.variant = kit.variants[task["variant"]]
@@ -63,20 +63,20 @@ class Job:
 
     @property
     def unit(self) -> Unit:
-        """The program that this child is about."""
+        """Return the program that this child measures."""
         return self.units[self._unit]
 
     def stage(self, name: str) -> None:
-        """Says where the work stands."""
+        """Report the stage that begins."""
         self.stage_name = name
         self._tell(name)
 
     def package(self, unit: Unit) -> Path:
-        """Where a program's package lies."""
+        """Return the path of a program's package."""
         return self.kit.folder / str(unit.program["path"])
 
     def bundle(self, unit: Unit) -> Path:
-        """Where it is compiled to."""
+        """Return the path of a program's compiled bundle."""
         return self.work / "compiled" / unit.variant / f"{unit.name}.mlmodelc"
 
     def load_unit(self, unit: Unit, way: str = "") -> Any:
@@ -87,11 +87,11 @@ class Job:
         return self.loaded[unit.name, way]
 
     def load(self, path: Path, unit: Unit, function: str | None, way: str = "") -> Any:
-        """Load a function of a compiled program, or its only one, on CPU and Neural Engine and with its build's hint.
+        """Load a function of a compiled program on CPU and Neural Engine, with its build's hint.
 
         Args:
             path: the bundle.
-            unit: what was compiled.
+            unit: the program in the bundle.
             function: its name in the bundle; None for the only one.
             way: UNHINTED for no hint, CPU for the CPU alone.
         """
@@ -105,10 +105,10 @@ class Job:
         return ct.models.CompiledMLModel(str(path), compute_units=units, **named)
 
     def predict(self, model: Any, inputs: Mapping[str, Floats], state: Any) -> Any:
-        """Return the outputs of a pass, whose inputs lie in arrays that exist as long as this process.
+        """Run a pass whose inputs are copied to arrays that exist as long as this process, and return the outputs.
 
-        Core ML keeps them for about a second after a pass, and then frees them without Python's lock: if nobody else
-        holds an array by then, the process may crash, in whatever it does by then (coremltools pull requests 2827 and
+        Core ML keeps input arrays for about a second after a pass, and then releases them without Python's lock. If
+        that is the last reference, the process may crash, whatever it is doing (coremltools pull requests 2827 and
         2829).
         """
         given = {name: self._buffer(model, name, array.shape) for name, array in inputs.items()}
@@ -120,21 +120,21 @@ class Job:
         return self._buffers.setdefault((id(model), name, shape), np.empty(shape, np.float32))
 
     def recorded(self, width: int, part: str) -> list[Mapping[str, Any]]:
-        """What a part was fed with and gave, pass by pass, in those passes that called it."""
+        """Return a part's recorded inputs and outputs for the passes that called it."""
         passes = self.variant["recorded"][str(width)]
         return [row[part] for row in passes if part in row]
 
     def array(self, key: str) -> Floats:
-        """A recorded array in float32; it is stored in float16 where that loses nothing."""
+        """Return a recorded array in float32; it is stored in float16 if that is lossless."""
         stored = np.load(self.kit.folder / "arrays" / f"{key}.npy", allow_pickle=False)
         return np.asarray(stored, np.float32)
 
     def inputs(self, row: Mapping[str, Any]) -> dict[str, Floats]:
-        """The inputs of a recorded call."""
+        """Return the inputs of a recorded call."""
         return {name: self.array(key) for name, key in row["inputs"].items()}
 
 
 def peak_bytes() -> int:
-    """Most memory that this process had resident. What the Neural Engine's own service holds is not in it."""
+    """Return the peak resident memory of this process, without the memory of the Neural Engine's own service."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

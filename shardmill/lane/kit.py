@@ -1,4 +1,4 @@
-"""A kit as it lies unpacked: what kit.json says, and whether every file is the one that was packed."""
+"""An unpacked kit: the content of kit.json, and a check that every file is the one that was packed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 FORMAT = 1
 KIT = "kit.json"
-UNHINTED, CPU, PORTABLE = "unhinted", "cpu", "portable"  # ways to load a program beside that of its build
+UNHINTED, CPU, PORTABLE = "unhinted", "cpu", "portable"  # ways to load a program besides its build's way
 
 
 class LaneError(Exception):
-    """One line for the person who measures."""
+    """An error in one line for the person who measures."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One program of a part, for some widths. A part has one, or several where its widths are programs of their own.
+    """One program of a part, for some widths. A part has several if its widths are separate programs.
 
     Attributes:
-        name: the part's, with the program's place where there are several.
-        part: the part as kit.json has it.
-        program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes; `of`, where
-            another variant has the same program; `alone`, where the function is compiled to a bundle of its own;
+        name: the part's name, with the program's index if there are several.
+        part: the part as kit.json describes it.
+        program: `path` of the package, `function` in it or null, `widths`, `fixed`, `weights` in bytes.
+            Also `of`, if another variant has the same program; `alone`, if the function has a separate bundle;
             `reshape_frequency`, the hint of flexible shapes; `bundle`, the portable compiler's, file by file, or null.
-        variant: the one under whose name it is compiled and measured.
+        variant: the variant under whose name the program is compiled and measured.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Unit:
 
     @property
     def called(self) -> str | None:
-        """The function's name in the compiled program; None for the only one."""
+        """Return the function's name in the compiled program; None for the only one."""
         return None if self.program.get("alone") else self.program["function"]
 
 
@@ -47,9 +47,9 @@ class Kit:
     """An unpacked kit.
 
     Attributes:
-        folder: where it lies.
-        digest: sha256 of kit.json, which names every other file's.
-        content: of kit.json.
+        folder: the folder of the kit.
+        digest: sha256 of kit.json, which names the sha256 of every other file.
+        content: the content of kit.json.
     """
 
     folder: Path
@@ -58,11 +58,11 @@ class Kit:
 
     @property
     def variants(self) -> dict[str, dict[str, Any]]:
-        """By name, in the kit's order."""
+        """Return the variants by name, in the kit's order."""
         return {variant["name"]: variant for variant in self.content["variants"]}
 
     def units(self, variant: str) -> dict[str, Unit]:
-        """The programs of a variant by name, in the order of a pass."""
+        """Return the programs of a variant by name, in the order of a pass."""
         found = {}
         for part in self.variants[variant]["parts"]:
             several = len(part["programs"]) > 1
@@ -73,7 +73,7 @@ class Kit:
 
 
 def read_kit(folder: Path) -> Kit:
-    """The kit in a folder. Raises LaneError where there is none, or one of another format."""
+    """Read the kit in a folder. Raises LaneError if it is missing or has another format."""
     try:
         raw = (folder / KIT).read_bytes()
         content = json.loads(raw)
@@ -89,7 +89,7 @@ def read_kit(folder: Path) -> Kit:
 
 
 def check_kit(kit: Kit) -> None:
-    """Raises LaneError, naming the first file that is not as it was packed."""
+    """Raise LaneError, naming the first file that differs from the packed one."""
     for name, sha in kit.content["files"].items():
         path = kit.folder / name
         if not path.is_file():

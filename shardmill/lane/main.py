@@ -1,4 +1,4 @@
-"""The process that a person starts: checks the kit, has everything measured, and writes one JSON."""
+"""The process that a person starts: it checks the kit, runs all measurements in children, and writes one JSON."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from shardmill.lane.system import identity
 from shardmill.lane.todo import groups
 from shardmill.lane.watch import Watch
 
-LIMIT = 1800.0  # seconds; the longest first load that anyone has published took 23 minutes
+LIMIT = 1800.0  # seconds; the longest first load that has been published took 23 minutes
 WRITTEN = ("results.jsonl", "result.json", "log.txt", "work")
-LONGEST = 7 * 86400.0  # seconds that anybody may wait for one measurement
+LONGEST = 7 * 86400.0  # seconds; upper bound of the time for one measurement
 PASSES = 30
 
 
 def main(script: Path, arguments: Sequence[str] | None = None) -> int:
-    """Measures the kit that lies beside measure.py, or is the child that does so.
+    """Measure the kit beside measure.py, or run as the child that does.
 
     Args:
         script: measure.py.
         arguments: of the command line.
 
     Returns:
-        0 when every measurement has its line, 1 after an error or where nothing could be measured, 130 after Ctrl-C.
+        0 if every measurement has its line, 1 after an error or if nothing could be measured, 130 after Ctrl-C.
     """
     options = _parser().parse_args(arguments)
     if options.child is not None:
@@ -76,17 +76,15 @@ def _count(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="measure.py",
-        description="Measures the programs of this kit on this machine. Stopped or killed, it goes on where it was.",
+        description="Measures the programs of this kit on this machine. A stopped run continues where it was.",
     )
     parser.add_argument("--out", type=Path, help="folder for results and compiled programs; default: beside measure.py")
     parser.add_argument("--timeout", type=_seconds, default=LIMIT, help="seconds that one measurement may take")
-    parser.add_argument("--passes", type=_count, default=PASSES, help="passes that a speed is the median of")
-    parser.add_argument("--engine", help="module to install where there is no Core ML, e.g. portable_coreml")
+    parser.add_argument("--passes", type=_count, default=PASSES, help="passes to take the median speed of")
+    parser.add_argument("--engine", help="module that replaces Core ML on other systems, e.g. portable_coreml")
+    parser.add_argument("--only", metavar="NAME", nargs="+", default=[], help="measure only these kinds, e.g. speed")
     parser.add_argument(
-        "--only", metavar="NAME", nargs="+", default=[], help="measure what is called so only, e.g. speed"
-    )
-    parser.add_argument(
-        "--soak", metavar="SECONDS", type=_seconds, default=0.0, help="run passes with pauses for so long, twice"
+        "--soak", metavar="SECONDS", type=_seconds, default=0.0, help="run passes with pauses for this time, twice"
     )
     parser.add_argument("--no-bisect", action="store_true", help="don't look for the operation that fails to load")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
@@ -143,7 +141,7 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
 
 
 def _give_back(paths: Iterable[Path]) -> None:
-    """Makes what root wrote theirs who called sudo: the next run may be without it."""
+    """Give root's files back to the user who called sudo: the next run may be without it."""
     user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     if os.geteuid() or not user or not group:
         return
@@ -153,7 +151,7 @@ def _give_back(paths: Iterable[Path]) -> None:
 
 
 def _closing(kit: Kit, results: Results, file: Path) -> str:
-    """What was found, in some lines."""
+    """Return a summary of the results, in some lines."""
     found = [f"{key}: {record['status']}: {record['detail']}" for key, record in _troubles(results)]
     counts = ", ".join(f"{_number(results, status)} {status}" for status in STATUSES if _number(results, status))
     names = " and ".join(kit.variants)

@@ -1,4 +1,4 @@
-"""What is measured of one program."""
+"""The measurements of one program."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_byt
 from shardmill.lane.kit import PORTABLE
 from shardmill.lane.plan import planned
 
-WARM = 3  # passes before those that count
+WARM = 3  # passes before the measured ones
 
 
 def compile_program(job: Job, _: int) -> Found:
-    """Compiles the package for this system."""
+    """Compile the package for this system."""
     import coremltools as ct
 
     target = job.bundle(job.unit)
@@ -42,15 +42,15 @@ def compile_program(job: Job, _: int) -> Found:
 
 
 def load_unit(job: Job, _: int, way: str = "") -> Found:
-    """Load the program in a new process, and run a first pass of every width: each is specialised then.
+    """Load the program in a new process, and run a first pass of every width, which specialises it.
 
-    The second time, which is another process, the system knows the program.
+    In a second process the system already knows the program.
     """
     return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.called, way))
 
 
 def load_portable(job: Job, _: int) -> Found:
-    """Load the bundle that the portable compiler made of the program, and compare a pass of each width."""
+    """Load the bundle that the portable compiler produced, and compare a pass of each width."""
     unit, target = job.unit, job.work / PORTABLE / job.unit.variant / f"{job.unit.name}.mlmodelc"
     job.stage("assembly of the bundle")
     shutil.rmtree(target, ignore_errors=True)
@@ -67,7 +67,7 @@ def load_portable(job: Job, _: int) -> Found:
 
 
 def load_and_run(job: Job, bundle: Path, function: str | None, way: str = "") -> dict[str, Any]:
-    """Loads a function of a bundle of the job's unit and runs it once at every width; what each took in seconds."""
+    """Load a function of a bundle and run it once at every width of the program; return the seconds of each step."""
     job.stage("load")
     start = time.perf_counter()
     model = job.load(bundle, job.unit, function, way)
@@ -86,7 +86,7 @@ def load_and_run(job: Job, bundle: Path, function: str | None, way: str = "") ->
 
 
 def parity(job: Job, width: int) -> Found:
-    """Every recorded pass of a width, against what the portable engine gave in fp32 and with fp16 rounding."""
+    """Compare every recorded pass of a width with the portable engine's outputs in fp32 and with fp16 rounding."""
     rows, runner = _rows(job, width), caller(job, width)
     exact, shipped, found = [], [], []
     for row in rows:
@@ -100,20 +100,20 @@ def parity(job: Job, width: int) -> Found:
     got, fp32, fp16 = (np.concatenate(each) for each in (found, exact, shipped))
     value = {"psnr": psnr(got, fp32), "psnr_expected": psnr(fp16, fp32), "psnr_emulated": psnr(got, fp16)}
     limit = job.kit.content["limits"]["psnr"]
-    if not value["psnr"] >= limit:  # nor is NaN enough
+    if not value["psnr"] >= limit:  # NaN fails too
         raise WrongError(f"psnr is {value['psnr']:.2f} dB against fp32, must be at least {limit:g}", value)
     return Found(value=value | {"passes": len(rows)})
 
 
 def speed(job: Job, width: int, way: str = "") -> Found:
-    """What one pass of a width takes in this program alone."""
+    """Time a pass of a width in this program alone."""
     row, runner = _rows(job, width)[0], caller(job, width, way)
     inputs = job.inputs(row)
     return Found(timing={**timed(lambda: runner(inputs), job.passes), "peak_bytes": peak_bytes()})
 
 
 def switch(job: Job, _: int, way: str = "") -> Found:
-    """Time a pass of each width, one after the other: the shape changes with every pass."""
+    """Time a pass of each width in turn, so that the shape changes with every pass."""
     widths = job.unit.program["widths"]
     inputs = [job.inputs(_rows(job, width)[0]) for width in widths]
     runner = caller(job, max(widths), way)
@@ -121,9 +121,9 @@ def switch(job: Job, _: int, way: str = "") -> Found:
 
 
 def residency(job: Job, width: int) -> Found:
-    """The device that Core ML's plan gives each operation.
+    """Return the device that Core ML's plan prefers for each operation.
 
-    A plan is of the default shape and of the default function only, so others need a copy.
+    A plan describes the default shape of the default function only, so other shapes and functions need a copy.
     """
     import coremltools as ct
 
@@ -147,7 +147,7 @@ def residency(job: Job, width: int) -> Found:
 
 
 def timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
-    """Median and least milliseconds of a call."""
+    """Return the median and the least milliseconds of a call."""
     for _ in range(WARM):
         call()
     taken = []
@@ -159,7 +159,7 @@ def timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
 
 
 def caller(job: Job, width: int, way: str = "") -> Callable[[dict[str, Floats]], Floats]:
-    """The loaded program with fresh states, as a function of its inputs."""
+    """Return the loaded program with fresh states, as a function of its inputs."""
     model = job.load_unit(job.unit, way)
     job.stage(f"passes at T={width}")
     state, output = _state(job, model), job.unit.part["output"]

@@ -1,8 +1,8 @@
-"""What an error says, also one of coremltools' native module, whose text is NSError's userInfo.
+"""The message of an error, including coremltools' native errors, whose text is an NSError's userInfo.
 
 `Utils::handleError` (coremlpython/CoreMLPythonUtils.mm:38-42 of coremltools 9.0) raises RuntimeError with the userInfo
-printed by "%@": a property list with an entry in each line, in which quotes, backslashes and line ends are escaped, and
-so is what is not ASCII, as UTF-16 (backslash, U, four digits). The error's own domain and code are not in it.
+printed by "%@": a property list with one entry per line. Quotes, backslashes and line ends are escaped. Other than
+ASCII characters are escaped as UTF-16 (backslash, U, four digits). The error's own domain and code are missing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SILENT = "Core ML gave no description"
 
 
 def said(error: BaseException) -> str:
-    """Return what an error says, in one line.
+    """Return the message of an error in one line.
 
-    Of an error of Core ML these are its words. Of any other it is the first line, with the second where the first only
-    announces it by a colon, and the error's kind where it says nothing.
+    For an error of Core ML this is its description. For any other error it is the first line, plus the second if the
+    first ends with a colon, or the error's type if the message is empty.
     """
     text = str(error)
     if (told := words(text)) != text:
@@ -36,10 +36,10 @@ def said(error: BaseException) -> str:
 
 
 def words(text: str) -> str:
-    """Return, of a text that ends in a userInfo, what comes before it and what it says; any other text as it is.
+    """Replace a userInfo at the end of a text by its message; return any other text unchanged.
 
-    Of a userInfo these are its description, its reason, and domain, code and text of the errors under it; all its
-    entries where it has no description.
+    The message consists of the userInfo's description, its reason, and domain, code and text of the underlying errors.
+    Without a description it contains all entries.
     """
     inside = USER_INFO.search(text)
     if not inside:
@@ -48,9 +48,9 @@ def words(text: str) -> str:
 
 
 def _told(entries: str) -> str:
-    """Return what a userInfo says; `entries` are the lines between its braces."""
+    """Return the message in a userInfo; `entries` are the lines between its braces."""
     found = [(len(match[1]), match[2], _unescaped(match[3])) for match in ENTRY.finditer(entries)]
-    outer = min((depth for depth, _, _ in found), default=0)  # one that is nested is another error's
+    outer = min((depth for depth, _, _ in found), default=0)  # a nested entry belongs to another error
     own = {name: value for depth, name, value in found if depth == outer}
     words = [own[name] for name in SAID if name in own]
     if not words:
@@ -62,7 +62,7 @@ def _told(entries: str) -> str:
 
 
 def _unescaped(value: str) -> str:
-    """Return a string of a property list as it was before it was printed."""
+    """Return the original of a string printed in a property list."""
     return ESCAPED.sub(_character, value[1:-1]) if value.startswith('"') else value
 
 

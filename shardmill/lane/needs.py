@@ -1,4 +1,4 @@
-"""Whether this Python can measure: asked before anything is imported that it may lack."""
+"""Checks whether this Python can measure, before anything is imported that may be missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = 600.0  # seconds that the first import of coremltools may take
 
 
 def lacking(script: Path, engine: str | None) -> str:
-    """Return what keeps this Python from measuring and what to do about it, in one line; "" if nothing does.
+    """Return in one line why this Python can't measure, and the remedy; "" if it can.
 
     Args:
         script: measure.py.
@@ -40,7 +40,7 @@ def _why(engine: str | None) -> str:
             return f"{name} is not installed for this Python {sys.version.split()[0]}"
     if found.split(".")[:1] != CORE_ML_TOOLS.split(".")[:1]:
         return f"coremltools is {found or 'of no known version'}, and {CORE_ML_TOOLS} is needed"
-    wanted = engine or NATIVE  # in a process of its own, since importing a native module may end the process
+    wanted = engine or NATIVE  # in a separate process, since importing a native module may end the process
     tried = subprocess.run(
         [sys.executable, "-c", f"import {wanted}"], capture_output=True, text=True, timeout=PATIENCE, check=False
     )

@@ -1,4 +1,4 @@
-"""Where Core ML's compute plan puts the operations of a compiled program."""
+"""The placement of a compiled program's operations in Core ML's compute plan."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations that a plan gives no device
+WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations without a device in a plan
 
 
 def planned(bundle: Path) -> Iterator[dict[str, Any]]:
-    """A row for each operation: function, output, operation, status and the preferred device, "" for none."""
+    """Yield a row for each operation: function, output, operation, status and preferred device, "" for no device."""
     import coremltools as ct
     from coremltools.models.compute_plan import MLComputePlan
 
@@ -26,7 +26,7 @@ def planned(bundle: Path) -> Iterator[dict[str, Any]]:
 
 
 def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
-    """The status that a plan's answer amounts to.
+    """Return the status that follows from a plan's devices.
 
     Args:
         kind: the operation's type.
@@ -42,7 +42,7 @@ def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
 
 
 def _output_of(op: Any) -> str:
-    """The name of an operation of a plan, which is also the rules' name: its first output, or the state it writes."""
+    """Return the name of a plan's operation, as in the rules: its first output, or the state that it writes."""
     if op.outputs:
         return str(op.outputs[0].name)
     written = op.inputs["input"].bindings if "input" in op.inputs else ()
@@ -50,7 +50,7 @@ def _output_of(op: Any) -> str:
 
 
 def _nested_operations(block: Any) -> Iterator[Any]:
-    """All operations of a block and of the blocks in it."""
+    """Yield all operations of a block and of its nested blocks."""
     for op in block.operations:
         yield op
         for inner in op.blocks:

@@ -1,4 +1,4 @@
-"""What a person sees meanwhile: which measurement of how many, what came of it, and how long the rest may take."""
+"""Progress on the terminal: the current measurement, its result, and an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from shardmill.lane.results import Record, Results
 from shardmill.lane.todo import Group, seconds_left
 
-SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "margin")  # figures, where there are some
+SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "margin")  # figures to show, if present
 
 
 class Progress:
     """Lines on the terminal."""
 
     def __init__(self, groups: Sequence[Group], results: Results) -> None:
-        """Says so if an earlier run has left something."""
+        """Print a line if an earlier run has left results."""
         self._all = [measurement for group in groups for measurement in group.measurements]
         self._results = results
         if results.records:
             print(f"going on: {len(results.records)} measurements are there already", flush=True)
 
     def begin(self, key: str) -> None:
-        """A measurement begins."""
+        """Print that a measurement begins."""
         print(f"{self._place()} {key} ...", flush=True)
 
     def done(self, record: Record) -> None:
-        """A measurement has its line."""
+        """Print the result of a measurement."""
         words = [record["status"], f"{record['timing']['seconds']:.1f} s" if "seconds" in record["timing"] else ""]
         figures = {**record["value"], **record["timing"]}
         words += [f"{name} {figures[name]:.4g}" for name in SHOWN if figures.get(name) is not None]

@@ -1,7 +1,7 @@
-"""The results as they come: one line for each finished measurement, on disk before the next begins.
+"""The results file: one line for each finished measurement, on disk before the next one begins.
 
-The first line says what is measured where; a run goes on only with the lines of the same kit on the same system. A
-line that a killed run left half written is cut off; one that was damaged later stays, is told, and counts for nothing.
+The first line identifies kit, engine and machine; a run continues only the lines of the same kit on the same system. A
+line that a killed run left incomplete is cut off. A line that was damaged later stays, is reported, and does not count.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Record = dict[str, Any]  # key, status, value, timing, detail
 
 
 class Results:
-    """A file of lines, and what they say by key."""
+    """A file of lines, and its records by key."""
 
     def __init__(self, path: Path, header: Record) -> None:
-        """Opens it, or begins it. Raises LaneError where it is another's, or another run is writing to it."""
+        """Open or create the file. Raises LaneError if it is another run's, or if another run is writing to it."""
         self.path, self.header = path, json.loads(json.dumps(header))
         self.records: dict[str, Record] = {}
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
@@ -38,19 +38,20 @@ class Results:
         if lines and lines[0] != self.header:
             raise LaneError(f"{path} is of another {_difference(lines[0], self.header)}; move it away and start again")
         self.damaged = [place for place, line in enumerate(lines[1:], 2) if not _is_record(line)]
-        # What was not run is tried again: root may measure what a user may not, and a disk may have room by now.
+        # A measurement that was not run is tried again: root may measure more than a user, and a disk may have room by
+        # now.
         finished = (line for line in lines[1:] if _is_record(line) and line["status"] != NOT_RUN)
         self.records |= {line["key"]: line for line in finished}
         if not lines:
             self._write(self.header)
 
     def add(self, record: Record) -> None:
-        """Keeps a finished measurement."""
+        """Append a finished measurement."""
         self._write(record)
         self.records[record["key"]] = record
 
     def status(self, key: str) -> str:
-        """That of a measurement; "" for one that is not finished."""
+        """Return the status of a measurement; "" if it is not finished."""
         return str(self.records[key]["status"]) if key in self.records else ""
 
     def _write(self, content: Record) -> None:
@@ -59,7 +60,7 @@ class Results:
 
 
 def _difference(found: Any, own: Record) -> str:
-    """Return what tells the head of a file from this run's, for a person."""
+    """Return a text with the differences between the file's header and this run's."""
     if not isinstance(found, dict) or found.keys() != own.keys():
         return "kit, engine or system"
     names = [name for name in ("kit", "engine") if found[name] != own[name]]
@@ -74,7 +75,7 @@ def _plain(value: Any) -> str:
 
 
 def _whole_lines(path: Path) -> list[Any]:
-    """What each line says that was written to its end, None for a damaged one; the file is cut off after them."""
+    """Return the content of each complete line, None for a damaged one; cut the file off after them."""
     raw = path.read_bytes()
     end = raw.rfind(b"\n") + 1
     if end < len(raw):
@@ -93,7 +94,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _is_record(line: Any) -> bool:
-    """Whether a line is a measurement, as `add` takes them."""
+    """Return whether a line is a measurement, as `add` writes it."""
     kinds = {"key": str, "status": str, "value": dict, "timing": dict, "detail": str}
     return (
         isinstance(line, dict)
@@ -103,7 +104,7 @@ def _is_record(line: Any) -> bool:
 
 
 def write_result(path: Path, kit: Kit, results: Results) -> None:
-    """One JSON of all measurements: canonical, and sealed by its own digest."""
+    """Write one JSON with all measurements: canonical, and sealed by its own digest."""
     variants = {}
     for name, variant in kit.variants.items():
         own = {key.split("/", 1)[1]: record for key, record in results.records.items() if key.startswith(f"{name}/")}

@@ -1,4 +1,4 @@
-"""Has everything measured, group by group, each in a child; what failed is a line, and the rest goes on without it."""
+"""Runs all measurements, group by group, each in a child process; a failure is recorded, and the other groups go on."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Run:
     """One start of measure.py.
 
     Attributes:
-        kit: what is measured.
-        results: where lines go, and what earlier runs left there.
+        kit: the kit to measure.
+        results: the results file, with the lines of earlier runs.
         watch: how children run.
         work: folder for compiled programs.
         engine: module that takes Core ML's place, or None.
-        passes: that a speed is the median of.
-        groups: the measurements that are asked for.
+        passes: the number of passes in a median.
+        groups: the requested measurements.
         soak: seconds of passes with pauses; 0 for none.
     """
 
@@ -43,13 +43,13 @@ class Run:
 
 
 def measure(run: Run, progress: Progress) -> None:
-    """Finishes every measurement that is not finished yet."""
+    """Finish every measurement that is not finished yet."""
     for group in run.groups:
         _finish(run, group, progress)
 
 
 def bisect(run: Run, progress: Progress) -> None:
-    """Looks for the operation that fails, in each program that can't be loaded; it may take a dozen loads that hang."""
+    """Find the failing operation in each program that can't be loaded; it may take a dozen loads that hang."""
     for group in run.groups:
         broken = [m.key for m in group.measurements if run.results.status(m.key) in FAILED]
         if any(key.endswith((f"/{COMPILE}", f"/{FIRST}")) for key in broken):
@@ -57,7 +57,7 @@ def bisect(run: Run, progress: Progress) -> None:
 
 
 def _finish(run: Run, group: Group, progress: Progress) -> None:
-    """Runs children until every measurement of a group has its line."""
+    """Run children until every measurement of a group has its line."""
     while todo := [m for m in group.measurements if not run.results.status(m.key)]:
         barred = {m.key: need for m in todo for need in m.needs if run.results.status(need) not in ("", OK)}
         for key, need in barred.items():
@@ -67,16 +67,16 @@ def _finish(run: Run, group: Group, progress: Progress) -> None:
         for record in watched(_patient(run), _task(run, group, [m.key for m in todo]), progress.begin):
             _add(run, progress, record)
             if record["status"] != OK and any(record["key"] in m.needs for m in todo):
-                break  # the child is ended, and what needs this is not tried
+                break  # the child is ended, and measurements that need this one are not tried
 
 
 def _patient(run: Run) -> Watch:
-    """Return how children are run, none of which is to be ended before its passes with pauses are over."""
+    """Return how to run children, so that none is ended before its passes with pauses are over."""
     return replace(run.watch, limit=run.watch.limit + run.soak)
 
 
 def _bisect(run: Run, group: Group, progress: Progress) -> None:
-    """Finds the first operation with which the program of a group can't be loaded."""
+    """Find the first operation with which the program of a group can't be loaded."""
     unit = run.kit.units(group.variant)[group.unit]
     stem = f"{group.variant}/{group.unit}/bisect"
     if run.results.status(stem):
@@ -101,7 +101,7 @@ def _bisect(run: Run, group: Group, progress: Progress) -> None:
 
 
 def _ask(run: Run, group: Group, key: str, progress: Progress) -> None:
-    """One measurement in a child of its own, if it has no line yet."""
+    """Run one measurement in a separate child, if it has no line yet."""
     if not run.results.status(key):
         for record in watched(run.watch, _task(run, group, [key]), progress.begin):
             _add(run, progress, record)

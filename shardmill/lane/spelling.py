@@ -1,4 +1,4 @@
-"""JSON with one spelling, and a record that carries the digest of itself, as all records of a build do."""
+"""Canonical JSON, and records that contain their own digest, like all records of a build."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ SEAL = "shardmill_seal"
 
 
 def dumps(content: Any) -> str:
-    """Sorted keys, one space, a final newline."""
+    """Return JSON with sorted keys, an indentation of one space and a final newline."""
     return json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with the sha256 of all else in it."""
+    """Add the sha256 of all other content to a record."""
     body = {key: value for key, value in content.items() if key != SEAL}
     return body | {SEAL: hashlib.sha256(dumps(body).encode()).hexdigest()}
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Writes a text that is there whole or not at all, also after the power fails."""
+    """Write a text so that the file is either complete or absent, even after a power failure."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(scratch, "w", encoding="utf-8") as file:
@@ -38,11 +38,11 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def write_out(file: IO[str]) -> None:
-    """Hand a file's text to the disk itself; fsync of macOS leaves it in the disk's cache (fsync(2) there)."""
+    """Flush a file to the disk itself; macOS' fsync leaves data in the disk's cache (see its fsync(2))."""
     file.flush()
     whole = getattr(fcntl, "F_FULLFSYNC", None)
     if whole is not None:
-        with suppress(OSError):  # a disk that does not know it, of a network perhaps
+        with suppress(OSError):  # not supported by some disks, such as network disks
             fcntl.fcntl(file, whole)
             return
     os.fsync(file.fileno())

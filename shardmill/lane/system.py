@@ -1,4 +1,4 @@
-"""What this machine is: chip, system, memory, and the packages that measure."""
+"""Identity of this machine: chip, system, memory, and the measuring packages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def identity() -> dict[str, Any]:
-    """What a measurement depends on, and what a run must find again to be gone on with."""
+    """Return the conditions of a measurement; a run continues only under equal ones."""
     return {
         "chip": _chip(),
-        # Not platform.mac_ver, which depends on the SDK that Python was built with: it may call macOS 26 16.0.
+        # Not platform.mac_ver: depending on the SDK of Python's build, it may call macOS 26 16.0.
         "system": _ask("sw_vers", "-productVersion") if sys.platform == "darwin" else platform.release(),
         "os": "macOS" if sys.platform == "darwin" else platform.system(),
         "build": _ask("sw_vers", "-buildVersion") if sys.platform == "darwin" else platform.machine(),
@@ -36,7 +36,7 @@ def _chip() -> str:
 
 
 def _ask(*command: str) -> str:
-    """Return what a program of macOS says. PATH need not name the folder of sysctl, as under sudo and in cron."""
+    """Return the output of a macOS program. PATH may lack the folder of sysctl, as under sudo and in cron."""
     own = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin", "SYSTEM_VERSION_COMPAT": "0"}
     return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
 

@@ -1,8 +1,8 @@
-"""What is measured of a kit, in which order and in which process, and how long the rest may take.
+"""The measurements of a kit, their order and processes, and an estimate of the time left.
 
 A program is compiled and loaded for the first time in one process. A second one loads it again, which is the warm load,
-and measures passes; a third one reads compute plans. Further ones load it otherwise: without the hint of its build, on
-the CPU alone, from the portable compiler's bundle. At last one process holds all programs of a variant and runs whole
+and measures passes; a third one reads compute plans. Others load it in another way: without its build's hint, on the
+CPU alone, from the portable compiler's bundle. Finally one process loads all programs of a variant and runs whole
 passes.
 """
 
@@ -21,12 +21,12 @@ COMPILE, FIRST, WARM, WHOLE = "compile", "load.first", "load.warm", "load.whole"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One line to be.
+    """One planned line of the results.
 
     Attributes:
-        key: VARIANT/UNIT/NAME, or VARIANT/NAME for what is measured of all programs together.
-        needs: keys without which it makes no sense.
-        weights: bytes of weights that are at stake.
+        key: VARIANT/UNIT/NAME, or VARIANT/NAME for a measurement of all programs together.
+        needs: keys of the measurements that must succeed first.
+        weights: bytes of the weights involved.
     """
 
     key: str
@@ -35,43 +35,43 @@ class Measurement:
 
     @property
     def kind(self) -> str:
-        """What is measured, whatever the width and the program."""
+        """Return the kind of measurement, without width and program."""
         return self.key.rsplit("/", 1)[1].partition(".T=")[0]
 
 
 @dataclass(frozen=True)
 class Group:
-    """What one process measures, in order."""
+    """The measurements of one process, in order."""
 
     variant: str
-    unit: str  # "" for all of a variant together
+    unit: str  # "" for all units of a variant together
     measurements: tuple[Measurement, ...]
 
 
 def is_beside(key: str) -> bool:
-    """Return whether a measurement is of a program that is loaded otherwise than its build loads it."""
+    """Return whether a measurement loads its program in another way than its build does."""
     return key.rsplit("/", 1)[-1].partition(".T=")[0].partition(".")[2] in (UNHINTED, CPU, PORTABLE, "fresh")
 
 
 def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Group]:
-    """Return all measurements of a kit that are asked for.
+    """Return all requested measurements of a kit.
 
     Args:
-        kit: what is measured.
-        soaks: whether passes with pauses are asked for.
-        only: how names of measurements begin that are, with those that they need; all of them where it is empty.
+        kit: the kit to measure.
+        soaks: True to include passes with pauses.
+        only: prefixes of the requested kinds, whose prerequisites are added; empty for all kinds.
 
     Raises:
-        LaneError: a name of `only` is no measurement's.
+        LaneError: a prefix in `only` matches no measurement.
     """
     every = [group for name in kit.variants for group in _of_variant(kit, name, soaks)]
     known = {m.key: m for group in every for m in group.measurements}
     kinds = sorted({m.kind for m in known.values()})
     for name in only:
         if not any(kind.startswith(name) for kind in kinds):
-            raise LaneError(f"--only {name}: no measurement is called so; there are {', '.join(kinds)}")
+            raise LaneError(f"--only {name}: no such measurement; choose from {', '.join(kinds)}")
     wanted = [key for key, m in known.items() if not only or m.kind.startswith(tuple(only))]
-    for key in wanted:  # which grows
+    for key in wanted:  # the list grows during iteration
         wanted += [need for need in known[key].needs if need not in wanted]
     kept = (Group(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
     return [group for group in kept if group.measurements]
@@ -96,7 +96,7 @@ def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[Group]:
 
 
 def _of_unit(unit: Unit) -> Iterator[list[Measurement]]:
-    """Yield what is measured of a program, process by process."""
+    """Yield the measurements of a program, process by process."""
     stem, widths, weights = _stem(unit), unit.program["widths"], int(unit.program["weights"])
 
     def each(kind: str, need: str) -> list[Measurement]:
@@ -119,7 +119,7 @@ def _of_unit(unit: Unit) -> Iterator[list[Measurement]]:
 
 
 def _stem(unit: Unit) -> str:
-    """How the keys of what is measured of a program begin."""
+    """Return the prefix of a program's keys."""
     return f"{unit.variant}/{unit.name}"
 
 
@@ -129,7 +129,7 @@ def _widths(variant: Mapping[str, Any]) -> Sequence[int]:
 
 
 def seconds_left(todo: Sequence[Measurement], done: Mapping[str, Record], known: Sequence[Measurement]) -> float:
-    """An estimate from what was measured so far: of the same kind, by bytes of weights; else the mean of all."""
+    """Estimate the time left from finished measurements: of the same kind, by bytes of weights; otherwise the mean."""
     taken = [(m, done[m.key]["timing"].get("seconds", 0.0)) for m in known if m.key in done]
     if not taken:
         return 0.0

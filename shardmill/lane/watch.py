@@ -1,4 +1,4 @@
-"""A child process that may die or hang, watched: each of its measurements becomes a record, whatever happens to it."""
+"""Runs a child process that may die or hang; each of its measurements becomes a record in any case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from shardmill.lane.native import KEPT, words
 from shardmill.lane.results import Record
 
-ENDING = 10.0  # seconds that a child has to end in after its last measurement
+ENDING = 10.0  # seconds that a child may take to end after its last measurement
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Watch:
 
     Attributes:
         script: measure.py.
-        log: where whatever they print goes.
+        log: file for the children's output.
         limit: seconds that one measurement may take.
     """
 
@@ -37,13 +37,13 @@ class Watch:
 
 
 def watched(watch: Watch, task: Mapping[str, Any], begun: Callable[[str], None]) -> Iterator[Record]:
-    """Runs a child and gives the record of every measurement that it finishes or fails at.
+    """Run a child and yield the record of every measurement that it finishes or fails.
 
-    It ends after the first one at which the child died or hung; what comes after that is another child's.
+    It ends after the first measurement at which the child died or hung; another child makes the rest.
 
     Args:
-        watch: how.
-        task: what the child does, see `child`.
+        watch: how to run it.
+        task: the child's task, see `child`.
         begun: called with the key of each measurement that begins.
     """
     reading, writing = os.pipe()
@@ -60,7 +60,7 @@ def watched(watch: Watch, task: Mapping[str, Any], begun: Callable[[str], None])
     os.close(writing)
     try:
         assert child.stdin is not None
-        with suppress(BrokenPipeError):  # of a child that has died already, which is told below
+        with suppress(BrokenPipeError):  # the child has died already, which is reported below
             child.stdin.write(json.dumps({**task, "parent": os.getpid()}).encode())
             child.stdin.close()
         yield from _followed(reading, child, watch, said, begun, task["keys"][0])
@@ -77,14 +77,17 @@ def _followed(
     begun: Callable[[str], None],
     first: str,
 ) -> Iterator[Record]:
-    """The records of a running child. Until it says what it begins, it is at the first; after the last, at none."""
+    """Yield the records of a running child.
+
+    Before its first report the child counts as being at the first measurement, after the last result at none.
+    """
     key, stage, start = first, "start of the process", time.monotonic()
     pending = b""
     while True:
         left = start + (watch.limit if key else ENDING) - time.monotonic()
         ready, _, _ = select.select([reading], [], [], max(left, 0))
         if not ready and not key:
-            return  # an engine that can't be taken down: all that it was asked for is there
+            return  # the engine does not shut down, but all requested measurements are there
         if not ready:
             yield _failed(key, "timeout", f"no end of {stage} within {watch.limit:g} s", start)
             return
@@ -120,19 +123,19 @@ def _fate(code: int) -> str:
 
 
 def _tail(log: Path, start: int) -> str:
-    """Return the last line that a child printed, or the words of an error of Core ML that it ended with."""
+    """Return the last line that a child printed, or the message of a Core ML error at the end of its output."""
     with open(log, "rb") as file:
         file.seek(start)
         lines = file.read()[-4 * KEPT :].decode("utf-8", "replace").strip().split("\n")
     begins = len(lines) - 1
-    while begins and lines[begins].startswith((" ", "}")):  # inside an error of Core ML, or at its end
+    while begins and lines[begins].startswith((" ", "}")):  # inside a Core ML error, or at its end
         begins -= 1
     said = words("\n".join(lines[begins:])).split("\n")[-1]
     return f": {said.strip()[:KEPT]}" if said else ""
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Ends a child and all that it started."""
+    """Kill a child and all processes that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,4 +1,4 @@
-"""What is measured of all programs of a variant together, in one process, as a runtime holds them."""
+"""The measurements of all programs of a variant together, in one process, as a runtime loads them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_byt
 from shardmill.lane.kit import Unit
 from shardmill.lane.measurements import timed
 
-SECONDS = 3.0  # that energy is counted over
+SECONDS = 3.0  # measuring time for energy
 EMPTY: Mapping[str, Floats] = {}
-BURST, PAUSE = 20, 1.5  # passes of each width, and the seconds between them: Core ML keeps inputs for about one
+BURST, PAUSE = 20, 1.5  # passes of each width, and seconds between bursts: Core ML keeps inputs for about one second
 
 
 def load_all(job: Job, _: int) -> Found:
-    """Loads every program of the variant."""
+    """Load every program of the variant."""
     kinds = {unit.part["kind"] for unit in job.units.values()}
     if "experts" in kinds:
         raise Refused("a pass of a model with routed experts is chained by a runtime only; measure it by its programs")
@@ -31,7 +31,7 @@ def load_all(job: Job, _: int) -> Found:
 
 
 def passes(job: Job, width: int) -> Found:
-    """Whole passes of a width: the tokens that they would choose, and what a pass takes."""
+    """Run whole passes of a width; return their likeliest tokens and the time of a pass."""
     chain = Chain(job, width)
     recorded = job.variant["recorded"][str(width)]
     chosen = [token for row in recorded for token in chain(row)]
@@ -50,9 +50,9 @@ def passes(job: Job, width: int) -> Found:
 def widths(job: Job, width: int) -> Found:
     """Compare passes of a width with passes of one token, over the same recorded text.
 
-    Of each program, fed with the same inputs, the relative error as the gates have it (width_error_fp16). Of whole
-    passes the tokens that are chosen alike, and the margin: how far the gap between the best two tokens moves. A guard
-    that has a close call verified again at T = 1 must take at least this for close.
+    For each program, run with the same inputs, return the relative error as in the gates (width_error_fp16). For whole
+    passes, return the tokens chosen alike, and the margin: how far the gap between the best two tokens moves. A guard
+    that verifies close calls again at T = 1 must treat at least this gap as close.
     """
     one, wide = job.variant["recorded"]["1"], job.variant["recorded"][str(width)]
     errors = {}
@@ -70,27 +70,29 @@ def widths(job: Job, width: int) -> Found:
 
 
 def _columns(job: Job, unit: Unit, rows: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
-    """Return what a part was fed with of the residual stream, token by token: [1, channels, tokens, 1] by its name.
+    """Return a part's recorded input from the residual stream, token by token: [1, channels, tokens, 1] by its name.
 
-    What was recorded for another width is not the same to the last bit, which fp16 would make a difference of.
+    A recording for another width differs in the last bits, which would make a difference in fp16.
     """
     name = unit.part["name"]
     return {_carried(unit): np.concatenate([job.array(row[name]["inputs"][_carried(unit)]) for row in rows], axis=2)}
 
 
 def _carried(unit: Unit) -> str:
-    """Return the name of the input that is what the part before gave."""
+    """Return the name of the input that is the previous part's output."""
     return "hidden" if unit.part["kind"] == "head" else "x"
 
 
 def _fed(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Floats] = EMPTY) -> Floats:
-    """Return what a part gives [tokens, channels], fed by hand with what was recorded of it.
+    """Return a part's outputs [tokens, channels] for its recorded inputs.
 
     Args:
         chain: passes of a width.
-        part: its name.
+        part: the part's name.
         rows: the recorded passes.
-        columns: what inputs [1, channels, tokens, 1] are instead, in passes of one token, for as many as there are.
+        columns: inputs [1, channels, tokens, 1] that replace recorded ones, for passes of one token; they also limit
+            the
+            number of passes.
     """
     unit = next(unit for unit in chain.units if unit.part["name"] == part)
     made = []
@@ -101,13 +103,13 @@ def _fed(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]], columns: Ma
 
 
 def _logits(chain: Chain, rows: Sequence[Mapping[str, Any]]) -> Floats:
-    """Return logits [tokens, V] of recorded passes; none without an LM head."""
+    """Return logits [tokens, V] of recorded passes; empty without an LM head."""
     found = [chain.logits(row).T for row in rows]
     return np.concatenate(found) if found and found[0].size else np.empty((0, 0), np.float32)
 
 
 def _apart(narrow: Floats, wide: Floats) -> dict[str, Any]:
-    """Count tokens chosen alike by logits [tokens, V] of two widths; measure how far the best two's gap moves."""
+    """Count tokens chosen alike by logits [tokens, V] of two widths, and measure how far the best two's gap moves."""
     best = np.argsort(wide, axis=1)[:, -2:]
     gaps = [np.diff(np.take_along_axis(logits, best, axis=1), axis=1) for logits in (wide, narrow)]
     agree = int((narrow.argmax(axis=1) == wide.argmax(axis=1)).sum())
@@ -115,11 +117,11 @@ def _apart(narrow: Floats, wide: Floats) -> dict[str, Any]:
 
 
 def soak(job: Job, _: int, kept: bool) -> Found:
-    """Run passes of all widths with pauses in which Python works, for as long as the person asks for.
+    """Run passes of all widths with pauses in which Python works, for the requested time.
 
     Args:
         job: the child's work.
-        kept: whether the arrays of a pass are held after it, or are Core ML's alone.
+        kept: True if Python keeps the arrays of a pass, False if only Core ML owns them afterwards.
     """
     rows = job.variant["recorded"]
     chains = [(Chain if kept else Fresh)(job, int(width)) for width in rows]
@@ -131,13 +133,13 @@ def soak(job: Job, _: int, kept: bool) -> Found:
                 count += 1
         job.stage(f"passes, {count} of them so far")
         pause = time.monotonic() + PAUSE
-        while time.monotonic() < pause:  # Core ML lets go of the arrays meanwhile, and Python uses its lock
+        while time.monotonic() < pause:  # meanwhile Core ML releases the arrays, and Python uses its lock
             [bytearray(1 << 12) for _ in range(1000)]
     return Found(value={}, timing={"passes": count, "peak_bytes": peak_bytes()})
 
 
 def energy(job: Job, width: int) -> Found:
-    """Millijoules of the whole chip for a pass of a width."""
+    """Measure the whole chip's millijoules for a pass of a width."""
     if not job.native:
         raise Refused("energy is read on a Mac only")
     chain = Chain(job, width)
@@ -149,16 +151,16 @@ def energy(job: Job, width: int) -> Found:
             chain.run(inputs)
             count += 1
         used = millijoules() - before
-    if not used:  # no chip runs on nothing
-        raise Refused(f"powermetrics told of no energy in {SECONDS:g} s: it failed, or writes what can't be read here")
+    if not used:  # no computation is free
+        raise Refused(f"powermetrics reported no energy in {SECONDS:g} s: it failed, or its format is not known here")
     return Found(timing={"mj_per_pass": used / count, "passes": count})
 
 
 class Chain:
-    """The programs of a width, one after the other: what a part gives is the next one's input."""
+    """The programs of a width in sequence; a part's output is the next part's input."""
 
     def __init__(self, job: Job, width: int) -> None:
-        """With fresh states."""
+        """Load the programs with fresh states."""
         self.job, self.width, self.nonfinite = job, width, 0
         self.units = [unit for unit in job.units.values() if width in unit.program["widths"]]
         self.models = {unit.name: job.load_unit(unit) for unit in self.units}
@@ -166,16 +168,16 @@ class Chain:
         self.states = {unit.name: self._state(unit) for unit in self.units}
 
     def logits(self, row: Mapping[str, Any]) -> Floats:
-        """Return the logits [V, T] of a recorded pass; none without an LM head."""
+        """Return the logits [V, T] of a recorded pass; empty without an LM head."""
         return self.run({unit.name: self.job.inputs(row[unit.part["name"]]) for unit in self.units})
 
     def __call__(self, row: Mapping[str, Any]) -> list[int]:
-        """The likeliest token after each token of a recorded pass; none without an LM head."""
+        """Return the likeliest token after each token of a recorded pass; empty without an LM head."""
         logits = self.logits(row)
         return [int(token) for token in logits.argmax(axis=0)] if logits.size else []
 
     def run(self, inputs: Mapping[str, Mapping[str, Floats]]) -> Floats:
-        """Logits [V, T] of a pass; of later parts only those inputs are taken that no program makes."""
+        """Return the logits [V, T] of a pass; `inputs` that another part's output provides are ignored."""
         hidden, logits = None, []
         for unit in self.units:
             given = dict(inputs[unit.name])
@@ -199,7 +201,7 @@ class Chain:
 
 
 class Fresh(Chain):
-    """The same with new arrays for every pass, which nobody holds afterwards but Core ML."""
+    """A chain with new arrays for every pass, which only Core ML owns afterwards."""
 
     def predict(self, unit: Unit, given: Mapping[str, Floats]) -> Any:
         """Return the outputs of one program."""

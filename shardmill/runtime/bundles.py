@@ -1,9 +1,9 @@
-"""The compiled bundles that this machine may load: the build's own, or its packages compiled again into a cache.
+"""The compiled bundles that this machine may load: the build's bundles, or its packages compiled again into a cache.
 
 Core ML specialises a bundle for one version of the system. A bundle from another version may fail to load with error
 -14, and a bundle of the portable compiler was never compared with Apple's for states, iOS 18 operations or blockwise
 weights. So Core ML loads the bundles that its own compiler made on this version of the system. For all others, the
-package is compiled here, once for each version of the system, and a line on standard error says so.
+package is compiled here, once for each version of the system, and a line on standard error reports it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shardmill.runtime.manifest import COMPILER, SYSTEM
 
 
 def compile_package(package: Path, bundle: Path, functions: Iterable[str] = ()) -> None:
-    """Compile a package to a bundle, or each of its functions to a bundle of its own.
+    """Compile a package to one bundle, or each of its functions to a separate bundle.
 
     Args:
         package: the .mlpackage.
-        bundle: the .mlmodelc to make; a folder of bundles if there are functions.
-        functions: the names of those that get bundles of their own.
+        bundle: the .mlmodelc to write; a folder of bundles if there are functions.
+        functions: the names of the functions that get separate bundles.
 
     Raises:
-        RuntimeError: Core ML refuses the package.
+        RuntimeError: Core ML rejects the package.
     """
     names = sorted(set(functions))
     if not names:
@@ -56,14 +56,14 @@ def _compile(package: Path, bundle: Path) -> None:
 
 
 def loadable(manifest: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Return the manifest with paths to bundles that this machine may load, which are compiled if need be.
+    """Return the manifest with paths to bundles that this machine may load; compile the missing ones.
 
     Args:
         manifest: model.json's content.
         root: the build's folder.
 
     Raises:
-        ShardmillError: a program is there neither as a bundle nor as a package, or its package can't be compiled.
+        ShardmillError: a program has neither a bundle nor a package, or its package can't be compiled.
     """
     parts = [
         part | {"program": part["program"] | {"path": str(_bundle(manifest, part, root))}} for part in manifest["parts"]
@@ -85,11 +85,9 @@ def _bundle(manifest: Mapping[str, Any], part: Mapping[str, Any], root: Path) ->
             return bundle
         why = f"its bundle was compiled by {foreign}"
     elif package is None or not package.is_dir():
-        raise ShardmillError(
-            f"{bundle} is not there, nor a package to compile it from; pull the build again, or build it"
-        )
+        raise ShardmillError(f"{bundle} is missing, and so is its package; pull the build again, or build it")
     else:
-        why = "the build has no bundle of it"
+        why = "the build has no bundle for it"
     return _compiled_here(part, package, why)
 
 
@@ -107,7 +105,7 @@ def _foreign(bundle: Path, part: Mapping[str, Any]) -> str:
 
 
 def _recorded(bundle: Path) -> Mapping[str, Any]:
-    """Return the engine that a bundle's receipt names; nothing if there is no receipt."""
+    """Return the engine that a bundle's receipt names; empty if there is no receipt."""
     try:
         found = read_json(bundle.with_suffix(".receipt.json")).get("engine")
     except (OSError, ShardmillError):
@@ -116,7 +114,7 @@ def _recorded(bundle: Path) -> Mapping[str, Any]:
 
 
 def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:
-    """Return the bundle of a package in the cache; compile it, and drop those of other systems, if it is not there."""
+    """Return a package's bundle from the cache; if it is missing, compile it and delete other systems' bundles."""
     functions = _functions(part) if part["program"].get("bundles") else []
     home = cache_folder() / "compiled" / digest({"package": str(package.resolve()), "functions": functions})[:32]
     system = {key: value for key, value in machine.engine().items() if key in SYSTEM}
@@ -130,8 +128,8 @@ def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ShardmillError(
-            f"{home}: can't be made ({error.strerror}), and programs are compiled for this machine there; set "
-            "XDG_CACHE_HOME to a folder that may be written"
+            f"{home}: can't be made ({error.strerror}), and programs compiled for this machine belong there; set "
+            "XDG_CACHE_HOME to a folder that is writable"
         ) from error
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=home) as scratch:
         made = Path(scratch) / folder.name
@@ -141,7 +139,7 @@ def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:
         except RuntimeError as error:
             raise ShardmillError(f"{package} can't be compiled: {first_line(error)}") from error
         for other in home.iterdir():
-            if other != folder and not other.name.startswith(SCRATCH):  # another process may be at work in those
+            if other != folder and not other.name.startswith(SCRATCH):  # other processes may be working in them
                 shutil.rmtree(other, ignore_errors=True)
         try:
             made.rename(folder)
@@ -152,13 +150,16 @@ def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:
 
 
 def _stamps(package: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of each file of a package. Hashes in model.json may be a stranger's claim."""
+    """Return size and modification time of each file of a package.
+
+    The hashes in model.json of a foreign build may be false.
+    """
     files = {file.relative_to(package).as_posix(): file.stat() for file in package.rglob("*") if file.is_file()}
     return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
 
 
 def _functions(part: Mapping[str, Any]) -> list[str]:
-    """Return the names of a part's functions at every length of its context."""
+    """Return the names of a part's functions for all lengths of its context."""
     each = [part.get("functions", {}), *(one["functions"] for one in part.get("contexts", {}).values())]
     return sorted({name for names in each for name in names.values() if name})
 

@@ -1,4 +1,4 @@
-"""The programs of a built encoder as one function: tokens in, a row of numbers for each of them out."""
+"""The programs of a built encoder as one function: tokens in, a row of numbers for each token out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardmill.runtime.table import EMBEDDING, read_tables
 
 
 class Encoder:
-    """A built encoder, resident: a program for each bucket, and the host's tables."""
+    """A built encoder in memory: a program for each bucket, and the host's tables."""
 
     def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
-        """Loads every program.
+        """Load every program.
 
         Args:
             manifest: model.json's content.
-            root: the folder that its paths start from.
+            root: the folder that the manifest's paths are relative to.
         """
         self.manifest, self.labels = manifest, tuple(manifest["labels"])
         self.tables = read_tables(root / manifest["embedding"]["path"])
@@ -35,41 +35,41 @@ class Encoder:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a pass."""
+        """Return the most tokens of a pass."""
         return max(self.programs)
 
     def bucket(self, count: int) -> int:
-        """The bucket that so many tokens go through. Raises ValueError for more than fit."""
+        """Return the bucket for `count` tokens. Raises ValueError if none is large enough."""
         return bucket_for(tuple(self.programs), count)
 
     def embedded(self, tokens: Sequence[int]) -> Floats:
-        """The host's rows [n, d] of tokens at positions 0 .. n - 1."""
+        """Return the host's rows [n, d] for tokens at positions 0 .. n - 1."""
         rows = self.tables[EMBEDDING][list(tokens)]
         if "positions" in self.tables:
             rows += self.tables["positions"][: len(tokens)]
         if "types" in self.tables:
-            rows += self.tables["types"][0]  # a single text is of the first type
+            rows += self.tables["types"][0]  # a single text has only the first type
         return rows
 
     def run(self, tokens: Sequence[int], bucket: int | None = None) -> Floats:
-        """A row for each token of a text: logits of the labels [n, labels], or hidden states [n, d].
+        """Return a row for each token of a text: logits of the labels [n, labels], or hidden states [n, d].
 
         Args:
-            tokens: at most as many as the largest bucket takes.
-            bucket: the program that takes them; the smallest that can, if left out.
+            tokens: the text's tokens, at most the size of the largest bucket.
+            bucket: the bucket whose program runs; by default the smallest one that is large enough.
 
         Raises:
-            ValueError: for more tokens than fit.
+            ValueError: if the text is too long.
         """
         (rows,) = self.run_together([tokens], bucket)
         return rows
 
     def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
-        """`run` of texts that share a pass: together they have at most as many tokens as the bucket takes."""
+        """Do the same as `run` for texts that share a pass; together they must fit into the bucket."""
         return self.through([self.embedded(text) for text in texts], bucket or self.bucket(sum(map(len, texts))))
 
     def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
-        """`run_together` for rows [n, d] of the host's tables."""
+        """Do the same as `run_together` for rows [n, d] of the host's tables."""
         counts = [len(rows) for rows in texts]
         given = arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
         out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
@@ -77,14 +77,14 @@ class Encoder:
 
 
 def load(build: Path, precision: str = "fp16") -> Encoder:
-    """The encoder of a finished build folder.
+    """Load the encoder of a finished build folder.
 
     Args:
         build: the folder.
-        precision: the portable engine's, "fp16" as the Neural Engine computes or "fp32"; Core ML has no choice.
+        precision: the portable engine's precision, "fp16" as the Neural Engine computes or "fp32"; ignored on Core ML.
 
     Raises:
-        ShardmillError: where the folder holds no finished build of an encoder.
+        ShardmillError: if the folder is not a finished build of an encoder.
     """
     manifest = loadable(read_manifest(build, ENCODER), build)
     with load_programs_as(precision):

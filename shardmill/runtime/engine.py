@@ -1,6 +1,6 @@
 """The programs of a built model as one causal language model: tokens in, logits out.
 
-The host does what the graph contract leaves to it: embedding lookup, the arrays of a pass (models/host.py), and the
+The host does what the graph contract assigns to it: embedding lookup, the arrays of a pass (models/host.py), and the
 chaining of parts.
 """
 
@@ -35,18 +35,18 @@ class Layers:
 
     program: Program
     inputs: Sequence[str]
-    experts: list[tuple[Program, int]]  # and how many of the layer's experts each holds
+    experts: list[tuple[Program, int]]  # each program and its number of experts
 
 
 class Engine:
-    """A built model, resident: implements the protocol of shardmill.decode.engine."""
+    """A built model in memory; implements the protocol of shardmill.decode.engine."""
 
     def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
-        """Loads every program, at the shortest length of its context.
+        """Load every program, at the shortest length of its context.
 
         Args:
             manifest: model.json's content.
-            root: the folder that its paths start from.
+            root: the folder that the manifest's paths are relative to.
         """
         self.slots: int = manifest["context"]
         self.lengths = lengths(manifest)
@@ -57,7 +57,7 @@ class Engine:
         self.table = read_tables(root / manifest["embedding"]["path"])[EMBEDDING]  # [vocab, d]
         self.host = Host(manifest)
         self.host.resize(self.lengths[0])
-        # What a token carries beside the residual stream: channels of the first part's x that the table lacks.
+        # Channels that a token carries beside the residual stream: the first part's x has them, the table does not.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
@@ -74,20 +74,20 @@ class Engine:
 
     @property
     def programs(self) -> list[Program]:
-        """All programs in the order of a pass."""
+        """Return all programs in the order of a pass."""
         layers = ([part.program, *(program for program, _ in part.experts)] for part in self.layers)
         return [*chain.from_iterable(layers), *self.heads]
 
     def reset(self) -> None:
-        """Forgets every slot. What the states hold is masked until it is overwritten."""
+        """Forget every slot. Old contents of the states are masked until they are overwritten."""
         self.host.reset()
         self._move(self.lengths[0])
 
     def fit(self, slots: int) -> None:
-        """Go on at the shortest length with so many slots; what lies in slots that it does not have is forgotten.
+        """Move to the shortest context of at least `slots` slots; the contents of slots beyond it are forgotten.
 
         Raises:
-            ShardmillError: the context has fewer.
+            ShardmillError: the whole context has fewer slots.
         """
         fitting = [length for length in self.lengths if length >= slots]
         if not fitting:
@@ -97,7 +97,7 @@ class Engine:
         self._move(fitting[0])
 
     def _move(self, length: int) -> None:
-        """Goes on at another length with what is held, or stays where it is if a part can't be loaded there."""
+        """Move to another context length with the cached contents, or stay if a part can't be loaded at that length."""
         if length == self.host.length:
             return
         try:
@@ -110,25 +110,25 @@ class Engine:
         self.host.resize(length)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Hides slots until they are written again."""
+        """Hide slots until they are written again."""
         self.host.forget(slots)
 
     def rewindable(self, position: int) -> bool:
-        """Whether the next pass may start at a position that was passed already, or at the end."""
+        """Return whether the next pass may start at an earlier position, or at the end."""
         return self.host.rewindable(position)
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """Writes each token's key and value into its slot and returns float32 logits [T, vocab]."""
+        """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
         hidden = self.hidden(tokens, slots, positions)
         logits = [head({"hidden": hidden})[0, :, :, 0] for head in self.heads]  # each [V_j, T]
         return np.concatenate(logits).T
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
-        """`forward` without the logits: the LM head does not run."""
+        """Do the same as `forward` without running the LM head."""
         self.hidden(tokens, slots, positions)
 
     def hidden(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """The last layer's output [1, d, T, 1]."""
+        """Return the last layer's output [1, d, T, 1]."""
         x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
         if max(slots) >= self.host.length:
@@ -142,11 +142,11 @@ class Engine:
 
 
 def load_program(root: Path, part: Mapping[str, Any], context: int) -> Program:
-    """A part's program, at the shortest of its lengths where it has several.
+    """Load a part's program, at the shortest of its lengths if it has several.
 
     Args:
-        root: the folder that its path starts from.
-        part: its entry in model.json.
+        root: the folder that the entry's path is relative to.
+        part: the part's entry in model.json.
         context: slots of the whole context.
     """
     path, several = root / part["program"]["path"], lengths_by_entry(part, context)
@@ -154,13 +154,14 @@ def load_program(root: Path, part: Mapping[str, Any], context: int) -> Program:
 
 
 def joined(hidden: Floats, width: int, stream: int, experts: Sequence[tuple[Call, int]]) -> Floats:
-    """The next part's x [1, width, T, 1] from what a part gave that ends where the host routes to experts.
+    """Return the next part's x [1, width, T, 1], given the output of a part that ends before routed experts.
 
     Args:
-        hidden: that, see models/contract.py.
+        hidden: that output, see models/contract.py.
         width: channels of x.
-        stream: of them, those of the residual stream.
-        experts: each group's program, in order, and how many experts it holds. Of those that no token takes none runs.
+        stream: channels of the residual stream, the first of x.
+        experts: each group's program, in order, and its number of experts. A group that no token is routed to does not
+            run.
     """
     x, z, weights = np.split(hidden, [width, width + stream], axis=1)
     x, first = x.copy(), 0
@@ -173,14 +174,14 @@ def joined(hidden: Floats, width: int, stream: int, experts: Sequence[tuple[Call
 
 
 def load(build: Path, precision: str = "fp16") -> Engine:
-    """The engine of a finished build folder.
+    """Load the engine of a finished build folder.
 
     Args:
         build: the folder.
-        precision: the portable engine's, "fp16" as the Neural Engine computes or "fp32"; Core ML has no choice.
+        precision: the portable engine's precision, "fp16" as the Neural Engine computes or "fp32"; ignored on Core ML.
 
     Raises:
-        ShardmillError: where the folder holds no finished build.
+        ShardmillError: if the folder is not a finished build.
     """
     manifest = read_manifest(build)
     missing = {"layers", "head"} - {part["kind"] for part in manifest["parts"]}

@@ -1,7 +1,7 @@
-"""Which function of a program takes a pass, and how a pass that is narrower than any of them is filled up.
+"""Choice of the function that runs a pass, and padding of a pass that is narrower than every function.
 
-A filled-up pass repeats its last token, whose numbers are as finite as they were; its masks say that what is repeated
-is written nowhere, so no state differs, and its rows of the output are left out.
+A padded pass repeats its last token, so all its numbers are finite. Its write masks are zero for the repeated tokens,
+so no state changes, and the rows of these tokens are dropped from the output.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shardmill.models.calls import Calls, own_bundle
 from shardmill.models.contract import Blueprint, T, inputs
 from shardmill.models.host import Floats
 
-TOKENS = 2  # the axis of an output [1, channels, T, 1] on which its tokens lie
-WRITES = ("kv_write_mask", "conv_write_mask")  # how inputs begin that say what is written
+TOKENS = 2  # the token axis of an output [1, channels, T, 1]
+WRITES = ("kv_write_mask", "conv_write_mask")  # prefixes of the inputs that are write masks
 
 
 @dataclass(frozen=True)
@@ -27,27 +27,27 @@ class Functions:
     """The functions of a program of fixed widths.
 
     Attributes:
-        names: each one's name by the tokens that it takes.
-        axes: on which axis of each input the tokens lie.
+        names: each function's name by its width in tokens.
+        axes: the token axis of each input.
     """
 
     names: Mapping[int, str]
     axes: Mapping[str, int]
 
     def width(self, tokens: int) -> int:
-        """The width that takes so many tokens. Raises ShardmillError for more than any takes."""
+        """Return the width for a pass of `tokens` tokens. Raises ShardmillError if no function is wide enough."""
         found = min((width for width in self.names if width >= tokens), default=0)
         if not found:
             raise ShardmillError(f"a pass of {tokens} tokens: the program takes {max(self.names)} at most")
         return found
 
     def tokens(self, given: Mapping[str, Floats]) -> int:
-        """How many a pass has, by its inputs."""
+        """Return the number of tokens of a pass, given its inputs."""
         name = next(name for name in given if name in self.axes)
         return int(given[name].shape[self.axes[name]])
 
     def filled(self, given: Mapping[str, Floats], width: int) -> dict[str, Floats]:
-        """The inputs of a pass for the function of a width."""
+        """Return the inputs of a pass, padded to a function's width."""
         return {name: _filled(array, self.axes.get(name), width, name) for name, array in given.items()}
 
 
@@ -61,13 +61,13 @@ def _filled(array: Floats, axis: int | None, width: int, name: str) -> Floats:
 
 
 def located(program: Path, function: str) -> tuple[Path, str]:
-    """What is loaded to call a function, and the function's name there, "" for the only one."""
+    """Return the path to load for a function, and the function's name there, "" if it is the only one."""
     own = own_bundle(program, function)
     return (own, "") if function and own.is_dir() else (program, function)
 
 
 def of_entry(part: Mapping[str, Any]) -> Functions | None:
-    """Those of a part as model.json has it; None where one function takes passes of any width."""
+    """Return the functions of a part's entry in model.json; None if one function accepts passes of any width."""
     if not part.get("functions"):
         return None
     names = {int(width): str(name) for width, name in part["functions"].items()}
@@ -75,7 +75,7 @@ def of_entry(part: Mapping[str, Any]) -> Functions | None:
 
 
 def of_blueprint(blueprint: Blueprint, calls: Calls) -> Functions | None:
-    """Those of a part by what the graph contract says of it."""
+    """Return the functions of a part according to the graph contract; None if one function accepts any width."""
     if not calls.functions:
         return None
     return Functions(calls.functions, _axes(inputs(blueprint), T))

@@ -1,4 +1,4 @@
-"""What a program without states needs of earlier passes: the host keeps it, hands it in, and adds what a pass gives."""
+"""KV caches on the host, for a program without states: the host passes them in and appends each pass's new rows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from shardmill.models.contract import Blueprint, caches, new_name
 from shardmill.models.host import Floats
 from shardmill.runtime.buffers import Buffers
 
-SLOTS = 2  # the axis of keys and values on which slots lie
-RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's slot is told by its row; in the others, [1, 1, S, T], by its column
+SLOTS = 2  # the slot axis of keys and values
+RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's row gives its slot; in the others, [1, 1, S, T], its column
 
 
 @dataclass
 class Held:
     """The caches of one program.
 
-    Core ML takes and gives fp32, so its caches are fp32 from the start and are written in place (see buffers.py). The
-    portable engine's are fp16 until its first answer says that it computes in fp32.
+    Core ML's inputs and outputs are fp32, so its caches are fp32 from the start and are written in place (see
+    buffers.py). The portable engine's caches are fp16 until its first output shows that it computes in fp32.
 
     Attributes:
-        written: by a cache's name, which is that of the input, the output that holds what a pass adds to it.
-        shapes: of the caches.
+        written: for each cache, by the name of its input, the output with the rows that a pass adds.
+        shapes: the shapes of the caches.
     """
 
     written: Mapping[str, str]
@@ -46,7 +46,7 @@ class Held:
             array.fill(0)
 
     def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Go on with caches of other numbers of slots, which hold what these held, as far as they reach."""
+        """Change the number of slots of the caches and keep their contents, as far as they fit."""
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         for name, shape in self.shapes.items():
             old = self.arrays[name]
@@ -57,15 +57,15 @@ class Held:
             self.arrays[name] = carried(old, new)
 
     def write(self, outputs: Mapping[str, Any], given: Mapping[str, Floats]) -> None:
-        """Puts what a pass gave into the slots that its masks name.
+        """Write the new rows of a pass into the slots that its masks name.
 
         Args:
-            outputs: of the program; rows of tokens beyond those of the masks are left out.
-            given: the pass' inputs.
+            outputs: the program's outputs; rows of tokens beyond the masks' tokens are ignored.
+            given: the inputs of the pass.
         """
         for name, output in self.written.items():
             rows = np.asarray(outputs[output])
-            if rows.dtype != self.arrays[name].dtype:  # an engine that computes in fp32 says so by its first answer
+            if rows.dtype != self.arrays[name].dtype:  # an engine that computes in fp32 shows it in its first output
                 self.arrays[name] = self.arrays[name].astype(rows.dtype)
             cache = self.arrays[name]
             if name.startswith("c_"):
@@ -77,9 +77,9 @@ class Held:
 
 
 def carried(before: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
-    """Puts into a cache [1, ., slots, .] what another of the same layer holds, as far as both reach.
+    """Copy the contents of one cache [1, ., slots, .] into another cache of the same layer, as far as they fit.
 
-    A ring, of keys and values or of a convolution, is the same in every context, so all of it is carried.
+    A ring, of keys and values or of a convolution, is the same in every context, so all of its contents are copied.
     """
     rows = min(before.shape[SLOTS], into.shape[SLOTS])
     into[:, :, :rows] = before[:, :, :rows]
@@ -87,20 +87,20 @@ def carried(before: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
 
 
 def _slots(count: int, given: Mapping[str, Floats]) -> Any:
-    """The slot of each token, by the write mask for caches of so many slots."""
+    """Return the slot of each token, from the write mask for caches of `count` slots."""
     mask = next(mask for name, mask in given.items() if name.startswith("kv_write_mask") and mask.shape[2] == count)
     return mask[0, 0].argmax(axis=0)
 
 
 def held_by_entry(part: Mapping[str, Any]) -> Held | None:
-    """The caches of a part as model.json has it; None where its program keeps them."""
+    """Return the caches of a part's entry in model.json; None if the program itself keeps them."""
     written: Mapping[str, str] = part.get("written", {})
     shapes = {name: _shape(part["inputs"][name]) for name in written}
     return Held(written, shapes) if written else None
 
 
 def held_by_blueprint(blueprint: Blueprint) -> Held | None:
-    """Those of a part by what the graph contract says of it."""
+    """Return the caches of a part according to the graph contract; None if the program itself keeps them."""
     if not blueprint.hosted or blueprint.kind != "layers":
         return None
     shapes = caches(blueprint)

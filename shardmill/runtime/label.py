@@ -17,7 +17,7 @@ from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped, likeliest, read_calibration
 from shardmill.runtime.windows import Windows, windows
 
-LEAST = 1e-30  # a share of nothing has no logarithm
+LEAST = 1e-30  # lower bound of a share, so that it has a logarithm
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads texts.
+    """An encoder and its tokenizer, ready to read texts.
 
     Attributes:
         encoder: the programs.
-        tokenizer: the checkpoint's.
+        tokenizer: the checkpoint's tokenizer.
         biases: the checkpoint's calibration of transitions between labels; None if it has none.
-        before_pass: called before every pass; what it raises ends the work.
+        before_pass: called before every pass; an exception that it raises stops the work.
     """
 
     encoder: EncoderProcess
@@ -43,11 +43,11 @@ class Reader:
 
     @property
     def task(self) -> str:
-        """What the model is for, as the hub calls it."""
+        """Return the model's task by the hub's name."""
         return str(self.encoder.manifest["task"])
 
     def run(self, texts: Sequence[Sequence[int]]) -> list[Floats]:
-        """What comes out for texts of at most as many tokens as a pass takes: a row for each token.
+        """Return one row for each token of texts that each fit into a pass.
 
         Short texts share passes.
         """
@@ -60,24 +60,24 @@ class Reader:
 
     @property
     def embeds(self) -> bool:
-        """Whether it gives embeddings, rather than labels."""
+        """Return whether the model gives embeddings, rather than labels."""
         return self.task == EMBED
 
     @property
     def classifies(self) -> bool:
-        """Whether its labels are of whole texts, rather than of spans."""
+        """Return whether the labels apply to whole texts, rather than to spans."""
         return self.task == CLASSIFY
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """What was found in a text.
+    """The result of labelling a text.
 
     Attributes:
-        spans: in the order of the text.
-        tokens: how many the text has, those around it included.
-        windows: how many passes it took part in.
-        exact: whether it is what the whole text in one pass would give.
+        spans: the spans in the order of the text.
+        tokens: number of the text's tokens, including the special tokens around it.
+        windows: number of passes that the text took part in.
+        exact: True if the result equals the result of a single pass over the whole text.
     """
 
     spans: tuple[Span, ...]
@@ -88,21 +88,21 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Classified:
-    """The share of each label for a whole text, the likeliest first, and how many tokens the text has."""
+    """The share of each label for a whole text, the likeliest first, and the number of the text's tokens."""
 
     labels: dict[str, float]
     tokens: int
 
 
 def load(build: Path, precision: str) -> Reader:
-    """Return the reader of a finished build folder, whose programs are in a process of their own.
+    """Return the reader of a finished build folder, whose programs run in a separate process.
 
     Args:
         build: the folder.
-        precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
+        precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
 
     Raises:
-        ShardmillError: where it holds no finished build of an encoder.
+        ShardmillError: if the folder is not a finished build of an encoder.
     """
     from shardmill.runtime.process import EncoderProcess
 
@@ -115,16 +115,16 @@ def load(build: Path, precision: str) -> Reader:
 
 
 def label(reader: Reader, text: str) -> Labelled:
-    """The spans of one text: see `label_all`."""
+    """Return the spans of one text: see `label_all`."""
     (found,) = label_all(reader, [text])
     return found
 
 
 def label_all(reader: Reader, texts: Sequence[str]) -> list[Labelled]:
-    """The spans of texts, [start, end) in characters of each.
+    """Return the spans of texts, [start, end) in characters of each text.
 
-    With the checkpoint's calibration they are those of the best path through BIOES; without one, those that
-    transformers' pipeline makes of each token's likeliest label (aggregation strategy "simple").
+    With the checkpoint's calibration, the spans follow the best path through BIOES. Without one, they are the spans
+    that transformers' pipeline builds from each token's likeliest label (aggregation strategy "simple").
 
     Raises:
         ShardmillError: the model labels no tokens.
@@ -136,10 +136,10 @@ def label_all(reader: Reader, texts: Sequence[str]) -> list[Labelled]:
 
 
 def classify(reader: Reader, texts: Sequence[str]) -> list[Classified]:
-    """The share of each label for whole texts.
+    """Return the share of each label for whole texts.
 
     Raises:
-        ShardmillError: the model classifies no texts, or a text has more tokens than a pass takes.
+        ShardmillError: the model classifies no texts, or a text does not fit into a pass.
     """
     _check_task(reader, CLASSIFY)
     tokens = [reader.tokenizer.encode(text).ids for text in texts]
@@ -152,10 +152,10 @@ def classify(reader: Reader, texts: Sequence[str]) -> list[Classified]:
 
 
 def embed(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
-    """The embeddings [d] of texts, given as tokens, of length 1: the mean of their rows, or the first of them.
+    """Return the embeddings [d] of texts, given as tokens: the mean or the first of their rows, normalised to length 1.
 
     Raises:
-        ShardmillError: the model embeds no texts, or a text has more tokens than a pass takes.
+        ShardmillError: the model embeds no texts, or a text does not fit into a pass.
     """
     _check_task(reader, EMBED)
     mean = reader.encoder.manifest["pooling"] == "mean"
@@ -164,9 +164,9 @@ def embed(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
 
 
 def redacted(text: str, spans: Iterable[Span]) -> str:
-    """The text with the type of every span in its place.
+    """Return the text with every span replaced by its type.
 
-    Spans may share a character: tokens of bytes have the places of the character that they are parts of.
+    Spans may share a character: tokens that are bytes all have the offsets of their character.
     """
     pieces, at = [], 0
     for span in spans:
@@ -176,7 +176,7 @@ def redacted(text: str, spans: Iterable[Span]) -> str:
 
 
 def as_object(text: str, found: Labelled) -> dict[str, Any]:
-    """What was found in a text, as plain data."""
+    """Return the result for a text as plain data."""
     spans = [
         {"start": s.start, "end": s.end, "type": s.type, "score": s.score, "text": text[s.start : s.end]}
         for s in found.spans
@@ -185,7 +185,7 @@ def as_object(text: str, found: Labelled) -> dict[str, Any]:
 
 
 def probabilities(logits: Floats) -> Floats:
-    """Softmax of logits [n, labels]."""
+    """Return the softmax of logits [n, labels]."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: Floats = powers / powers.sum(-1, keepdims=True)
     return found
@@ -193,7 +193,7 @@ def probabilities(logits: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Read:
-    """A text: its encoding, which of its tokens are its own, and the passes that these take."""
+    """A text: its encoding, the indices of its tokens that are not special, and its passes."""
 
     encoding: Encoding
     inside: list[int]
@@ -201,7 +201,7 @@ class _Read:
 
 
 def _read(reader: Reader, text: str) -> _Read:
-    """A text as passes take it."""
+    """Encode a text and split it into passes."""
     encoding, encoder = reader.tokenizer.encode(text), reader.encoder
     inside = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not inside:
@@ -212,7 +212,7 @@ def _read(reader: Reader, text: str) -> _Read:
 
 
 def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
-    """What was found in a text, given the rows of its passes."""
+    """Return the result for a text, given the rows of its passes."""
     count, found = len(read.encoding.ids), read.windows
     if not rows:
         return Labelled((), count, 0, found.exact)
@@ -231,7 +231,7 @@ def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
 
 
 def _single(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
-    """The rows of texts each of which one pass takes."""
+    """Return the rows of texts that each fit into one pass."""
     for text in texts:
         if not 0 < len(text) <= reader.encoder.longest:
             raise ShardmillError(f"the text has {len(text)} tokens: it may have 1 to {reader.encoder.longest}")
@@ -239,6 +239,6 @@ def _single(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
 
 
 def _check_task(reader: Reader, task: str) -> None:
-    """Raises ShardmillError for a model that is for another task."""
+    """Raise ShardmillError if the model is for another task."""
     if reader.task != task:
         raise ShardmillError(f"{reader.encoder.manifest['model']} is for {reader.task}, not for {task}")

@@ -1,7 +1,7 @@
-"""The lengths of context that a program has functions for: what is called and what is kept at each.
+"""The context lengths that a program has functions for, with the functions and caches at each length.
 
-A text begins in a short cache and goes on in a longer one, so that its first tokens do not pay for slots that nobody
-has filled. The weights are the same, and so are all results: a slot that holds nothing is hidden by its mask.
+A text begins in a short cache and moves to a longer one, so that its first tokens do not pay for empty slots. The
+weights are the same, and so are all results: the mask hides empty slots.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ Shapes = Mapping[str, tuple[int, ...]]  # by name
 
 @dataclass(frozen=True)
 class Length:
-    """A program in a context of so many slots.
+    """A program in a context of a given number of slots.
 
     Attributes:
-        functions: those that take its passes.
-        kept: the shapes of what is kept from pass to pass, states or caches of the host.
+        functions: the functions that run its passes.
+        kept: the shapes of the states, or of the host's caches.
     """
 
     functions: Functions
     kept: Shapes
 
 
-NONE: Mapping[int, Length] = {}  # of a program whose passes all take the same functions
+NONE: Mapping[int, Length] = {}  # for a program whose passes all use the same functions
 
 
 def lengths_by_entry(part: Mapping[str, Any], context: int) -> dict[int, Length]:
-    """Those of a part as model.json has it, by their slots, ascending; none where all passes take the same functions.
+    """Return the lengths of a part's entry in model.json, by slots, ascending.
+
+    The result is empty if all passes use the same functions.
 
     Args:
-        part: its entry.
+        part: the part's entry.
         context: slots of the whole context.
     """
     whole, found = of_entry(part), {}
@@ -52,11 +54,11 @@ def lengths_by_entry(part: Mapping[str, Any], context: int) -> dict[int, Length]
 
 
 def lengths_by_blueprint(blueprints: Mapping[int, Blueprint], calls: Calls) -> dict[int, Length]:
-    """Those of a part by what the graph contract says of it.
+    """Return the lengths of a part according to the graph contract, by slots, ascending.
 
     Args:
-        blueprints: of the part at each length, the whole context last.
-        calls: how it is called.
+        blueprints: the part's blueprint at each length, the whole context last.
+        calls: the part's functions.
     """
     whole = of_blueprint(blueprints[max(blueprints)], calls)
     if whole is None or not calls.contexts:

@@ -1,4 +1,4 @@
-"""A built model's engine and tokenizer, loaded for a person who waits at a terminal."""
+"""Loads a built model's engine and tokenizer for an interactive command."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def load_engine(build: Path, precision: str) -> EngineProcess:
-    """Load the built model in a process of its own; a spinner turns on the terminal meanwhile.
+    """Load the built model in a separate process; a spinner turns on the terminal meanwhile.
 
     Args:
         build: folder of a finished build.
-        precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
+        precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
 
     Raises:
-        ShardmillError: the folder holds no finished build, or a program cannot be loaded.
+        ShardmillError: the folder is not a finished build, or a program can't be loaded.
     """
     from rich.console import Console
 
@@ -33,16 +33,16 @@ def load_engine(build: Path, precision: str) -> EngineProcess:
 
 
 def load_tokenizer(build: Path, manifest: Mapping[str, Any]) -> Tokenizer:
-    """Loads the tokenizer that the manifest names.
+    """Load the tokenizer that the manifest names.
 
     Raises:
-        CheckpointError: the file cannot be read as a tokenizer.
+        CheckpointError: the file can't be read as a tokenizer.
     """
     return read_tokenizer(build / manifest["tokenizer"]["path"])
 
 
 def engine_name() -> str:
-    """Names what runs the programs on this machine: coreml or portable."""
+    """Return the name of the engine that runs the programs on this machine: coreml or portable."""
     from shardmill import machine
 
     return machine.engine()["name"]

@@ -1,7 +1,7 @@
-"""What holds of programs while they are loaded: who is told of it, and what Core ML is told.
+"""Context for loading programs: a listener for progress, and a hint for Core ML.
 
-A first load on a Mac takes minutes, so whoever wants to know which program is being loaded is told. Core ML takes a
-hint on how often the shape of a pass will change, where a program takes several.
+A first load on a Mac takes minutes, so a listener can learn which program is being loaded. Core ML accepts a hint on
+how often the shape of a pass changes, for programs that accept several shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _reshape: ContextVar[str] = ContextVar("reshape", default="")
 
 @contextmanager
 def told(listener: Callable[[str], None]) -> Iterator[None]:
-    """Inside, in this thread, `listener` gets the name of every program whose load begins."""
+    """Call `listener` with the name of every program whose load begins in this context and thread."""
     token = _listener.set(listener)
     try:
         yield
@@ -26,7 +26,7 @@ def told(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def begins(name: str) -> None:
-    """The load of a program begins."""
+    """Report that the load of a program begins."""
     listener = _listener.get()
     if listener is not None:
         listener(name)
@@ -34,7 +34,7 @@ def begins(name: str) -> None:
 
 @contextmanager
 def reshaping(frequency: str) -> Iterator[None]:
-    """Tell Core ML of programs loaded inside, in this thread, how often shapes change; nothing where it is ""."""
+    """Tell Core ML how often shapes change for programs loaded in this context and thread; nothing if ""."""
     token = _reshape.set(frequency)
     try:
         yield
@@ -43,7 +43,7 @@ def reshaping(frequency: str) -> Iterator[None]:
 
 
 def hints() -> dict[str, Any]:
-    """Return what a model of coremltools is loaded with besides, if Core ML is told how often shapes change."""
+    """Return extra arguments for loading a coremltools model; empty unless `reshaping` is active."""
     import coremltools as ct
 
     if not _reshape.get():

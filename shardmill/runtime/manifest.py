@@ -1,4 +1,4 @@
-"""model.json: what a runtime needs to load and run a built model. Every path is relative to the file."""
+"""model.json: all that a runtime needs to load and run a built model. Every path is relative to the file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardmill.models.contract import rope_inputs
 from shardmill.printable import printable
 
 FORMAT = 2
-COMPILER = "compiler"  # key of a program: the engine whose compiler made its bundle
-SYSTEM = ("name", "macos", "build")  # of an engine, what a bundle is compiled for
+COMPILER = "compiler"  # key of a program: the engine whose compiler produced the bundle
+SYSTEM = ("name", "macos", "build")  # keys of an engine that identify the system that a bundle is compiled for
 Keys = Mapping[str, type]
 SHARED: Keys = {"model": str, "vocab": int, "rope": dict, "embedding": dict, "parts": list, "tokenizer": dict}
 RUNTIME: Keys = {  # what the runtime of a decoder reads
@@ -33,30 +33,30 @@ ENCODER: Keys = {
     "buckets": list,
     "labels": list,
     "pooling": str,
-}  # what that of an encoder reads
-LONGEST = 200  # characters of a schema's message, which contains the value
-MARK = "buckets"  # only an encoder has them
+}  # the keys that the runtime of an encoder reads
+LONGEST = 200  # characters of a jsonschema message, which contains the value
+MARK = "buckets"  # a key that only an encoder has
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-FORMED = ("functions", "written", "contexts")  # what a part has besides where its program has another form than most
+FORMED = ("functions", "written", "contexts")  # keys that only parts with an unusual program form have
 KINDS = ("layers", "experts", "head", "encoder")
-DISTANCES = {True: ("band", "reach"), False: ("window",)}  # of an encoder and of a decoder: numbers, or null
-COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # what verify looks at too
+DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
+COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
-INSTEAD = {  # for who takes the one for the other
+INSTEAD = {  # shown if a decoder is used as an encoder or vice versa
     True: "holds an encoder, which writes no text; `shardmill label` and `shardmill serve` take it",
     False: "holds a decoder; `shardmill generate`, `shardmill chat` and `shardmill serve` take it",
 }
 
 
 def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
-    """model.json of a finished build.
+    """Return the content of a finished build's model.json.
 
     Args:
         build: the folder.
-        kinds: the keys that it must have: RUNTIME or ENCODER; COMPLETE stands for what either has.
+        kinds: the required keys: RUNTIME or ENCODER; COMPLETE stands for the keys of both kinds.
 
     Raises:
-        ShardmillError: where there is none, one without these keys, or one of the other kind of model.
+        ShardmillError: if the file is missing, lacks a key, or belongs to the other kind of model.
     """
     file = build / "model.json"
     try:
@@ -76,7 +76,7 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
 
 
 def holds_encoder(build: Path) -> bool:
-    """Whether a build is an encoder's; of one that can't be read, whoever reads it says why."""
+    """Return whether a build is an encoder's; False if it can't be read, which its reader will report."""
     try:
         content = load_json(build / "model.json")
     except (OSError, ValueError):
@@ -85,39 +85,39 @@ def holds_encoder(build: Path) -> bool:
 
 
 def faults(content: Any, kinds: Keys) -> Iterator[str]:
-    """What keeps parsed JSON from being a manifest of this FORMAT."""
+    """Yield the reasons why parsed JSON is not a manifest of this FORMAT."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        yield f"it does not say format {FORMAT}"
+        yield f"its format is not {FORMAT}"
         return
     wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
     if wrong:
-        yield f"{wrong[0]} is not there or not of its type"
+        yield f"{wrong[0]} is missing or has the wrong type"
         return
     missing = [key for key in DISTANCES[MARK in kinds] if key not in content]
     if missing:
-        yield f"{missing[0]} is not there"
+        yield f"{missing[0]} is missing"
         return
     schema_says = _breaks_schema(content, [*kinds])
     if schema_says:
         yield schema_says
         return
     if not _ascend(content):
-        yield "contexts are not numbers of slots that ascend to that of context"
+        yield "contexts are not ascending numbers of slots below context"
     yield from (
         f"inputs of {part['name']} do not fit {key}" for part in content["parts"] for key in _misfits(content, part)
     )
     if not _follow(content["parts"]):
         yield f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers"
     if not all(_names_files(entry) for entry in entries(content)):
-        yield "an entry does not say where its file lies"
+        yield "an entry has no valid path or no valid hashes"
 
 
 def _breaks_schema(content: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return where model.json breaks its published JSON Schema, and how; "" if it does not.
+    """Return the place and the kind of the first violation of the published JSON Schema; "" if it conforms.
 
     Args:
-        content: of model.json.
-        keys: which ones must be there: a runtime needs fewer than whoever verifies a build.
+        content: model.json's content.
+        keys: the required keys: a runtime needs fewer than `verify`.
     """
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
@@ -132,7 +132,7 @@ def _breaks_schema(content: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def _misfits(content: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of model.json that a part's inputs contradict: tables of rope, context, window_slots."""
+    """Yield the keys of model.json that contradict a part's inputs: tables of rope, context, window_slots."""
     inputs = part["inputs"]
     for name, table in content["rope"].items():
         cos, _ = rope_inputs(name)
@@ -149,26 +149,26 @@ def _misfits(content: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[st
 
 
 def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
-    """Every entry that names files: {"path": ...} with the file's "sha256", or those of a folder's "files" by name."""
+    """Yield every entry that names files: {"path": ...} with a file's "sha256", or a folder's "files" by name."""
     yield from (manifest[key] for key in ("embedding", "tokenizer", "texts") if key in manifest)
     yield from (part["program"] for part in manifest["parts"])
     yield from manifest.get("packages", {}).values()
 
 
 def verify_width(manifest: Mapping[str, Any]) -> int:
-    """The most tokens of a decode pass; of a build made before model.json said it, those of the widest."""
+    """Return the most tokens of a decode pass; in a build without `verify`, the widest width."""
     return int(manifest.get("verify", max(manifest["widths"])))
 
 
 def lengths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
-    """The numbers of slots that a decoder's programs have functions for, ascending; mostly the whole context alone."""
+    """Return the context lengths in slots that a decoder has functions for, ascending; usually only the whole one."""
     return (*manifest.get("contexts", ()), manifest["context"])
 
 
 def reshape_frequency(manifest: Mapping[str, Any]) -> str:
-    """Return how often Core ML is told that shapes change; "" where no program takes several.
+    """Return how often Core ML is told that shapes change; "" if every program has fixed shapes.
 
-    Of a build made before model.json said it, it is the default.
+    A build without `reshape_frequency` has the default.
     """
     functions = [part.get("functions", {"": ""}).values() for part in manifest["parts"]]
     fixed = MARK in manifest or all(map(all, functions))
@@ -176,11 +176,11 @@ def reshape_frequency(manifest: Mapping[str, Any]) -> str:
 
 
 def in_context(manifest: Mapping[str, Any], slots: int) -> dict[str, Any]:
-    """The manifest of the same build as if it had one context only, which is one of those that it has.
+    """Return the manifest as if the build had only one of its contexts.
 
     Args:
-        manifest: of a decoder.
-        slots: of that context.
+        manifest: a decoder's manifest.
+        slots: slots of that context.
     """
     parts = [_part_in(part, str(slots)) for part in manifest["parts"]]
     others = {key: value for key, value in manifest.items() if key != "contexts"}
@@ -188,7 +188,7 @@ def in_context(manifest: Mapping[str, Any], slots: int) -> dict[str, Any]:
 
 
 def _part_in(part: Mapping[str, Any], slots: str) -> dict[str, Any]:
-    """A part with what it has for a number of slots in the place of what it has for the whole context."""
+    """Return a part in which the functions and shapes for `slots` slots replace those for the whole context."""
     own = {key: value for key, value in part.items() if key != "contexts"}
     shorter = part.get("contexts", {}).get(slots)
     if shorter is None:
@@ -198,7 +198,7 @@ def _part_in(part: Mapping[str, Any], slots: str) -> dict[str, Any]:
 
 
 def _ascend(content: Mapping[str, Any]) -> bool:
-    """Whether contexts, where there are some, ascend, and are those that parts have functions for."""
+    """Return whether contexts, if there are any, ascend and match the contexts of the parts' functions."""
     given = content.get("contexts", [])
     if not isinstance(given, list) or not all(isinstance(slots, int) for slots in given):
         return False
@@ -208,7 +208,7 @@ def _ascend(content: Mapping[str, Any]) -> bool:
 
 
 def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether parts are of the kinds that there are, and groups of experts say whose input they get and how many."""
+    """Return whether all parts have a known kind, and groups of experts follow layers and have the input `weights`."""
     before = ""
     for part in parts:
         if part["kind"] not in KINDS:
@@ -220,11 +220,11 @@ def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _names_files(entry: Any) -> bool:
-    """Whether an entry has its form."""
+    """Return whether an entry is well formed."""
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         return False
     path = PurePosixPath(entry["path"])
-    if path.is_absolute() or ".." in path.parts:  # of a stranger's build, it could be any file
+    if path.is_absolute() or ".." in path.parts:  # in a foreign build such a path could lead to any file
         return False
     return isinstance(entry.get("sha256", ""), str) and isinstance(entry.get("files", {}), dict)
 
@@ -232,12 +232,12 @@ def _names_files(entry: Any) -> bool:
 def runtime_manifest(
     plan: Mapping[str, Any], programs: Mapping[str, Mapping[str, Any]], embedding: Any, reshape: str = INFREQUENT
 ) -> dict[str, Any]:
-    """The part of model.json that an engine reads.
+    """Return the part of model.json that an engine reads.
 
     Args:
         plan: plan.json's content.
-        programs: by part name, each {"path": ...} and whatever describes the bytes.
-        embedding: the same for the host's table.
+        programs: for each part, {"path": ...} and the keys that describe the bytes.
+        embedding: the same keys for the host's table.
         reshape: the config's `program.reshape_frequency`.
     """
     architecture = plan["architecture"]
@@ -275,6 +275,6 @@ def runtime_manifest(
 def in_place(
     plan: Mapping[str, Any], programs: Mapping[str, Path], table: Path, reshape: str = INFREQUENT
 ) -> dict[str, Any]:
-    """A manifest for programs that are not yet part of a finished build; its paths start from /."""
+    """Return a manifest for programs that are not yet part of a finished build; its paths are absolute."""
     paths = {name: {"path": str(path.resolve())} for name, path in programs.items()}
     return runtime_manifest(plan, paths, {"path": str(table.resolve())}, reshape)

@@ -1,10 +1,10 @@
-"""A built model in a process of its own, which can be ended at any time.
+"""A built model in a separate process, which can be ended at any time.
 
 coremltools holds the interpreter's lock while Core ML loads, specialises or runs a program (coremltools 9.0,
 coremlpython/CoreMLPython.mm:1066-1090: no binding releases it), and a first load takes minutes. In the meantime nothing
-else in that process runs: no answer to /health, no spinner, no handler of a signal. So programs live in a child. It
-takes calls over a socket, one at a time, and gives logits in memory that both processes map. The child ignores Ctrl-C,
-ends when the socket closes, and is killed when its parent ends or is told to close.
+else in that process runs: no answer to /health, no spinner, no signal handler. So programs live in a child process. It
+receives calls over a socket, one at a time, and returns logits in shared memory. The child ignores Ctrl-C, ends when
+the socket closes, and is killed when its parent ends or closes it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from shardmill.runtime.manifest import ENCODER, read_manifest, verify_width
 
 MAIN = f"from {__name__} import main; main()"
 LOADING, RESULT, FAILED = "loading", "result", "failed"  # kinds of messages from the child
-PATIENCE = 5.0  # seconds that a child has to end after its socket has closed
+PATIENCE = 5.0  # seconds that a child may take to end after its socket has closed
 
 
 class Process:
-    """A child with a loaded model, whose methods are called by name.
+    """A child process with a loaded model, whose methods are called by name.
 
     Attributes:
-        threads: with which the portable engine computes; None on Core ML.
+        threads: number of threads of the portable engine; None on Core ML.
     """
 
     def __init__(self, build: Path, precision: str, shared: int = 0) -> None:
@@ -50,8 +50,8 @@ class Process:
 
         Args:
             build: folder of a finished build.
-            precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
-            shared: bytes of memory that the child gives logits in.
+            precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
+            shared: bytes of shared memory for logits.
 
         Raises:
             ShardmillError: a program can't be loaded, or the child has ended.
@@ -67,7 +67,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), file.fileno()),
-                process_group=0,  # Ctrl-C is the parent's
+                process_group=0,  # only the parent handles Ctrl-C
             )
         self.connection, self._calls = Connection(ours.detach()), 0
         self.close = weakref.finalize(self, _end, self.child, self.connection)
@@ -75,7 +75,7 @@ class Process:
         self.threads: int | None = self._answer_to(0)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of the model returns, or raise what it raises.
+        """Call a method of the model; return its result or raise its exception.
 
         Raises:
             EngineGoneError: the child has ended.
@@ -89,14 +89,14 @@ class Process:
         return self._answer_to(self._calls)
 
     def _answer_to(self, call: int) -> Any:
-        """Return the answer to a call, or raise what it raised; 0 is the load.
+        """Return the answer to a call, or raise the exception in the answer; call 0 is the load.
 
-        Ctrl-C may end the wait for an answer, which then comes before that to a later call.
+        Ctrl-C may interrupt the wait for an answer. That answer then arrives before the next call's and is skipped.
         """
         while True:
             try:
                 self.connection.poll(None)
-                with interrupt.deferred():  # half a message read would spoil all that follow
+                with interrupt.deferred():  # a message that is read only in part would spoil all later ones
                     number, kind, value = self.connection.recv()
             except (EOFError, OSError):
                 self._gone()
@@ -108,7 +108,7 @@ class Process:
                 return value
 
     def _gone(self) -> None:
-        """Raise EngineGoneError with how the child has ended."""
+        """Raise EngineGoneError, naming how the child has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.child.wait(PATIENCE)
         code = self.child.returncode
@@ -117,7 +117,7 @@ class Process:
 
 
 class EngineProcess(Process):
-    """A decoder in a process of its own: implements the protocol of shardmill.decode.engine."""
+    """A decoder in a separate process; implements the protocol of shardmill.decode.engine."""
 
     def __init__(self, build: Path, precision: str) -> None:
         """Load the model of a build; see `Process`."""
@@ -134,7 +134,7 @@ class EngineProcess(Process):
         return _logits(self.memory, self.vocab, len(tokens)).copy().T
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Do what `forward` does, without the logits: the LM head does not run."""
+        """Do the same as `forward` without running the LM head."""
         self.call("write", list(tokens), list(slots), list(positions))
 
     def reset(self) -> None:
@@ -142,7 +142,7 @@ class EngineProcess(Process):
         self.call("reset")
 
     def fit(self, slots: int) -> None:
-        """Go on at the shortest length with so many slots; slots that it does not have are forgotten."""
+        """Move to the shortest context of at least `slots` slots; the contents of slots beyond it are forgotten."""
         self.call("fit", slots)
 
     def forget(self, slots: Sequence[int]) -> None:
@@ -150,12 +150,12 @@ class EngineProcess(Process):
         self.call("forget", list(slots))
 
     def rewindable(self, position: int) -> bool:
-        """Return whether the next pass may start at a position that was passed already, or at the end."""
+        """Return whether the next pass may start at an earlier position, or at the end."""
         return bool(self.call("rewindable", position))
 
 
 class EncoderProcess(Process):
-    """An encoder in a process of its own, with the methods of runtime/encoder.py that readers call."""
+    """An encoder in a separate process, with the methods of runtime/encoder.py that readers call."""
 
     def __init__(self, build: Path, precision: str) -> None:
         """Load the encoder of a build; see `Process`."""
@@ -166,11 +166,11 @@ class EncoderProcess(Process):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a pass."""
+        """Return the most tokens of a pass."""
         return max(self.buckets)
 
     def bucket(self, count: int) -> int:
-        """Return the bucket that so many tokens go through. Raises ValueError for more than fit."""
+        """Return the bucket for `count` tokens. Raises ValueError if none is large enough."""
         return bucket_for(self.buckets, count)
 
     def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap) -> tuple[str, Any]:
-    """Return the message that says what a method of the model returns or raises."""
+    """Call a method of the model and return the message with its result or exception."""
     try:
         value = getattr(model, method)(*arguments)
     except Exception as error:
@@ -221,7 +221,7 @@ def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap
 
 
 def _portrait(error: Exception) -> Exception:
-    """Return an error that can be sent: errors of ours as they are, others with where they came from."""
+    """Return an error that can be sent: a ShardmillError unchanged, any other with its traceback as a note."""
     if not isinstance(error, ShardmillError):
         error.add_note("".join(traceback.format_exception(error)))
     return error
@@ -251,7 +251,7 @@ def _named(code: int) -> str:
 
 
 def _end(child: subprocess.Popen[bytes], connection: Connection) -> None:
-    """Kill the child: it has nothing to save, and a call into Core ML would not end for a gentler signal."""
+    """Kill the child: it has nothing to save, and a call into Core ML would not end on a gentler signal."""
     connection.close()
     child.kill()
     child.wait()

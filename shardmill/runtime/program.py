@@ -1,4 +1,4 @@
-"""One loaded Core ML program with its state, whichever engine runs it, at whichever length of its context."""
+"""One loaded Core ML program with its state, for either engine and for all lengths of its context."""
 
 from __future__ import annotations
 
@@ -32,36 +32,38 @@ class Program:
         compute_units: str = "CPU_AND_NE",
         lengths: Mapping[int, Length] = NONE,
     ) -> None:
-        """Loads it, each function as a model of its own; all those of one length share one state.
+        """Load the program, each function as a separate model; all functions of one length share one state.
 
         Args:
-            path: where it lies.
-            stateful: whether it has states.
-            functions: of a program of a few widths; None where its one function takes passes of any width.
-            held: what the host keeps for it.
+            path: the bundle, package or folder.
+            stateful: True if the program has states.
+            functions: the functions of a program of fixed widths; None if a single function accepts passes of any
+                width.
+            held: the caches that the host keeps for the program.
             compute_units: a name of ct.ComputeUnit.
-            lengths: what takes the place of `functions` at each length that the context may have; it begins with the
-                first, and functions of another one are loaded when it is first moved to.
+            lengths: functions per context length, in place of `functions`. The first length is loaded now, the others
+                on
+                first use.
 
         Raises:
-            ShardmillError: where Core ML can't load it.
+            ShardmillError: if Core ML can't load the program.
         """
         self.name, self.path, self.functions, self.held = path.stem, path, functions, held
         self.stateful, self.compute_units, self.lengths = stateful, compute_units, lengths
-        self.precision = precision()  # in which functions of other lengths are loaded, too
-        self.slots = next(iter(lengths), 0)  # the present length, where there are several
+        self.precision = precision()  # also for functions of other lengths, loaded later
+        self.slots = next(iter(lengths), 0)  # the current length, if there are several
         if lengths:
             self.functions = lengths[self.slots].functions
             if held:
                 held.resize(lengths[self.slots].kept)
-        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # for who wants to watch it run
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # a hook for observing each run
         self.models: dict[str, Any] = {}
         self.buffers = Buffers()
-        self._shapes: set[tuple[Any, ...]] = set()  # of inputs that some pass had: the first such pass takes long
+        self._shapes: set[tuple[Any, ...]] = set()  # of inputs that have run: a shape's first pass takes long
         self.state: Any = self._loaded(self.functions)
 
     def _loaded(self, functions: Functions | None) -> Any:
-        """Loads those functions of a length that are not loaded; states of zeros for them."""
+        """Load the functions of a length that are not loaded yet; return zeroed states for them."""
         import coremltools as ct
 
         begins(self.name)
@@ -78,24 +80,24 @@ class Program:
             raise ShardmillError(f"{self.path} can't be loaded: {first_line(error)}") from error
 
     def _made_state(self, functions: Functions | None) -> Any:
-        """States of zeros, which all functions of a length take."""
+        """Return zeroed states, which all functions of a length share."""
         return self.models[_names(functions)[0]].make_state() if self.stateful else None
 
     def renew(self) -> None:
-        """Begins with states of zeros, or with caches of zeros."""
+        """Replace the states, or clear the caches, with zeros."""
         self.state = self._made_state(self.functions)
         if self.held:
             self.held.forget()
 
     def move(self, slots: int, keep: bool = True) -> None:
-        """Goes on at another length; a program that has one only stays as it is.
+        """Move to another context length; a program with a single length stays unchanged.
 
         Args:
-            slots: of that length.
-            keep: whether what was kept goes along, as far as both lengths reach, or is not needed any more.
+            slots: slots of that length.
+            keep: True to copy states or caches, as far as they fit; False if their contents are no longer needed.
 
         Raises:
-            ShardmillError: where Core ML can't load the functions of that length; then it is at the one that it was.
+            ShardmillError: if Core ML can't load the functions of that length; the program then stays at its length.
         """
         if slots == self.slots or not self.lengths:
             return
@@ -108,15 +110,15 @@ class Program:
             self.state.write_state(name, carried(before.read_state(name), self.state.read_state(name)))
 
     def kept(self, name: str) -> Floats:
-        """Return a copy of a state, or of a cache of the host, which later passes write in place."""
+        """Return a copy of a state, or of a host's cache: later passes write in place."""
         return np.array(self.held.arrays[name] if self.held else self.state.read_state(name), np.float32)
 
     def function(self, tokens: int) -> str:
-        """The name of the function that takes so many tokens; "" for a program's only one."""
+        """Return the name of the function for a pass of `tokens` tokens; "" for a program's only function."""
         return self.functions.names[self.functions.width(tokens)] if self.functions else ""
 
     def __call__(self, inputs: Mapping[str, Floats]) -> Floats:
-        """The program's output, the first one; what it adds to caches is added."""
+        """Run the program and return its first output; write the other outputs to the caches."""
         if self.functions is None:
             outputs = self._run("", inputs)
         else:
@@ -129,7 +131,7 @@ class Program:
         return result if self.functions is None or tokens == width else result.take(range(tokens), TOKENS)
 
     def result(self, outputs: Mapping[str, Any]) -> Floats:
-        """Of a program's outputs the one that is not for a cache."""
+        """Return the output that does not belong to a cache."""
         others = self.held.written.values() if self.held else ()
         (found,) = (value for name, value in outputs.items() if name not in others)
         return np.asarray(found, dtype=np.float32)
@@ -149,10 +151,10 @@ Loaded = TypeVar("Loaded")
 
 
 def reused(load: Callable[[], Loaded]) -> Callable[[], Loaded]:
-    """Return a function that gives what `load` loads, and loads it again only if the precision has changed.
+    """Return a function that returns what `load` loads, and loads it again only if the precision has changed.
 
-    Core ML has one precision, so there it is loaded once. The portable engine's two precisions are two loads, of which
-    one is in memory at a time.
+    Core ML has one precision, so there it is loaded once. The portable engine's two precisions are two loads, and only
+    one of the two is in memory at a time.
     """
     last: dict[str, Loaded] = {}
 
@@ -167,5 +169,5 @@ def reused(load: Callable[[], Loaded]) -> Callable[[], Loaded]:
 
 
 def _names(functions: Functions | None) -> list[str]:
-    """What a length's functions are called; "" is a program's only one."""
+    """Return the names of a length's functions; "" for a program's only function."""
     return list(dict.fromkeys(functions.names.values() if functions else [""]))

@@ -1,6 +1,6 @@
-"""From a label for each token to spans of text.
+"""Conversion of one label for each token to spans of text.
 
-Labels are O, or a place and a type: "B-person" begins a span, "I-person" goes on with it and, in the scheme BIOES,
+Labels are O, or a prefix and a type: "B-person" begins a span, "I-person" continues it and, in the scheme BIOES,
 "E-person" ends it and "S-person" is a span of one token.
 """
 
@@ -20,8 +20,8 @@ from shardmill.models.host import Floats
 OUTSIDE = "O"
 CALIBRATION = "viterbi_calibration.json"
 IMPOSSIBLE = -1e12
-STARTS, ENDS = "OBS", "OES"  # places that a path may begin and end with
-# What may follow what, with the name of the calibration's number for it.
+STARTS, ENDS = "OBS", "OES"  # prefixes with which a path may begin and end
+# The allowed transitions between prefixes, each with the name of its number in the calibration.
 TRANSITIONS = {
     ("O", "O"): "background_stay",
     **{("O", after): "background_to_start" for after in "BS"},
@@ -30,12 +30,12 @@ TRANSITIONS = {
     **{(before, "I"): "inside_to_continue" for before in "BI"},
     **{(before, "E"): "inside_to_end" for before in "BI"},
 }
-WITHIN = "IE"  # places that only a label of the same type leads to
+WITHIN = "IE"  # prefixes that only a label of the same type may precede
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of text, [start, end) in characters, and what it is; its score is the mean of its tokens'."""
+    """A piece of text, [start, end) in characters, and its type; the score is the mean over its tokens."""
 
     start: int
     end: int
@@ -44,10 +44,10 @@ class Span:
 
 
 def grouped(tokens: Iterable[Span]) -> Iterator[Span]:
-    """Spans of labelled tokens, as transformers' pipeline makes them with the aggregation strategy "simple".
+    """Yield spans of labelled tokens, as transformers' pipeline does with the aggregation strategy "simple".
 
-    A token goes on with the span before it if its label is of the same type and does not begin a span. As there, labels
-    that are neither B- nor I- are types of their own.
+    A token continues the previous span if its label has the same type and does not begin a span. As in transformers,
+    labels with neither B- nor I- are types themselves.
     """
     group: list[Span] = []
     for token in tokens:
@@ -60,22 +60,22 @@ def grouped(tokens: Iterable[Span]) -> Iterator[Span]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """Whether a label begins a span, and its type."""
+    """Return whether a label begins a span, and its type."""
     return (label.startswith("B-"), label[2:]) if label[:2] in ("B-", "I-") else (False, label)
 
 
 def _merged(group: Sequence[Span]) -> Iterator[Span]:
-    """The span of tokens that belong together, if they are in one."""
+    """Yield the span of tokens that belong together, unless they are outside of all spans."""
     kind = group[0].type.split("-", 1)[-1] if group else OUTSIDE
     if kind != OUTSIDE:
         yield Span(group[0].start, group[-1].end, kind, float(np.mean([token.score for token in group])))
 
 
 def read_calibration(file: Path) -> Mapping[str, float]:
-    """The numbers that a checkpoint adds to transitions, by the names of TRANSITIONS.
+    """Return the numbers that a checkpoint adds to transitions, by the names of TRANSITIONS.
 
     Raises:
-        ShardmillError: for a file that holds none.
+        ShardmillError: if the file contains no calibration.
     """
     try:
         found = load_json(file)["operating_points"]["default"]["biases"]
@@ -85,7 +85,7 @@ def read_calibration(file: Path) -> Mapping[str, float]:
 
 
 def transitions(labels: Sequence[str], biases: Mapping[str, float]) -> NDArray[np.float64]:
-    """[from, to]: what a step from one label to another adds to a path's score."""
+    """Return the matrix [from, to] of the scores that steps from one label to another add to a path."""
     found = np.full((len(labels), len(labels)), IMPOSSIBLE)
     for i, before in enumerate(labels):
         for j, after in enumerate(labels):
@@ -96,12 +96,12 @@ def transitions(labels: Sequence[str], biases: Mapping[str, float]) -> NDArray[n
 
 
 def likeliest(scores: Floats, labels: Sequence[str], biases: Mapping[str, float]) -> list[int]:
-    """The labels of the best path through BIOES, by Viterbi's algorithm.
+    """Return the labels of the best path through BIOES, by Viterbi's algorithm.
 
     Args:
         scores: [n, labels], the logarithms of probabilities.
-        labels: their names.
-        biases: what transitions add, see `read_calibration`.
+        labels: the names of the labels.
+        biases: the scores of transitions, see `read_calibration`.
     """
     if not len(scores):
         return []
@@ -119,7 +119,7 @@ def likeliest(scores: Floats, labels: Sequence[str], biases: Mapping[str, float]
 
 
 def bioes_spans(tokens: Iterable[Span]) -> Iterator[Span]:
-    """Spans of labelled tokens on a path through BIOES."""
+    """Yield the spans of labelled tokens on a path through BIOES."""
     group: list[Span] = []
     for token in tokens:
         group.append(token)

@@ -18,11 +18,11 @@ EMBEDDING, SCALE = "embedding", ".scale"
 
 @dataclass(frozen=True)
 class Table:
-    """A table, mapped from its file; what is looked up is float32.
+    """A table, memory-mapped from its file; looked-up rows are float32.
 
     Attributes:
         values: [rows, d] in fp16 or int8.
-        scale: of each row, [rows] in fp16, for values in int8.
+        scale: for values in int8, the scale of each row, [rows] in fp16.
     """
 
     values: NDArray[Any]
@@ -30,25 +30,25 @@ class Table:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows and columns."""
+        """Return the number of rows and of columns."""
         return self.values.shape
 
     def __getitem__(self, rows: Any) -> Floats:
-        """Some rows, as numpy takes them: [n, d]."""
+        """Return some rows, indexed as in numpy: [n, d]."""
         found: Floats = self.values[rows].astype(np.float32)
         return found if self.scale is None else found * self.scale[rows].astype(np.float32)[..., None]
 
 
 def read_tables(file: Path) -> dict[str, Table]:
-    """The host's tables by name. Raises ShardmillError for a file without one called `embedding`."""
+    """Return the host's tables by name. Raises ShardmillError if the file has no table `embedding`."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file  # maps the file, where safetensors.numpy reads all of it
+    from safetensors.torch import load_file  # maps the file; safetensors.numpy would read it all
 
     try:
         regular.check(file)
         found = {name: tensor.numpy() for name, tensor in load_file(file).items()}
         if EMBEDDING not in found:
-            raise KeyError(f"it holds no tensor '{EMBEDDING}'")
+            raise KeyError(f"it contains no tensor '{EMBEDDING}'")
     except (OSError, SafetensorError, KeyError) as error:
         raise ShardmillError(f"{file} can't be read as the embedding table: {error}; build again") from error
     return {n: Table(values, found.get(n + SCALE)) for n, values in found.items() if not n.endswith(SCALE)}

@@ -1,11 +1,11 @@
-"""Load the programs of a build one after the other, so that the system has specialised them before anybody waits.
+"""Loads the programs of a build one after the other, so that the system specialises them before anybody waits.
 
-Core ML specialises a program for the chip when a process first loads it, and again for a width of another shape at its
-first pass; for a large program this takes minutes. What of it the system keeps for the next process, Apple does not
-say (docs/on-a-mac.md has what others saw). So every program is loaded and run at every width in each run, however often
-it was before. A note in the user's cache, by the bytes of each program, chip and system, has the time that it took
-first. Where a later load is much quicker, the system has kept something; where it is not, warming is of no use. The
-portable engine keeps nothing.
+Core ML specialises a program for the chip when a process first loads it, and again for each new shape at its first
+pass; for a large program this takes minutes. Apple does not document how much of this the system keeps for the next
+process (docs/on-a-mac.md lists observations). So every program is loaded and run at every width in each run, however
+often that was done before. A note in the user's cache records the time of the first load, by the program's bytes, chip
+and system. If a later load is much faster, the system has kept something; if not, warming is useless. The portable
+engine keeps nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Warmed:
     """A program that is warm.
 
     Attributes:
-        name: the part's.
-        place: its number, from 1 on.
-        of: how many there are.
-        seconds: what its load and its first passes took now.
-        first: what they took when it was first loaded here, in an earlier run; None if this is the first time.
-        left: seconds that those which were never loaded may take, by bytes of weights.
+        name: the part's name.
+        place: the program's number, from 1 on.
+        of: the number of programs.
+        seconds: time of this load and its first passes.
+        first: time of the first load here, in an earlier run; None if this is the first.
+        left: estimated seconds for the programs that were never loaded, by bytes of weights.
     """
 
     name: str
@@ -52,17 +52,17 @@ class Warmed:
 
 
 def warm(build: Path, precision: str) -> Iterator[Warmed]:
-    """Loads each program, runs it once at every width, and lets it go.
+    """Load each program, run it once at every width, and unload it.
 
     Args:
         build: folder of a finished build.
-        precision: the portable engine's; Core ML has no choice.
+        precision: the portable engine's precision; ignored on Core ML.
 
     Yields:
-        Each program once it is warm.
+        Each program when it is warm.
 
     Raises:
-        ShardmillError: the folder holds no finished build, or a program can't be loaded.
+        ShardmillError: the folder is not a finished build, or a program can't be loaded.
     """
     manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
     parts, note, reshape = manifest["parts"], _note(), reshape_frequency(manifest)
@@ -84,7 +84,7 @@ def warm(build: Path, precision: str) -> Iterator[Warmed]:
 
 
 def _run_once(build: Path, part: Mapping[str, Any], widths: list[int], context: int) -> None:
-    """Loads a program and runs it on zeros at every width, in each of its contexts."""
+    """Load a program and run it on zeros at every width, in each of its contexts."""
     program = load_program(build, part, context)
     for slots in program.lengths or (context,):
         program.move(slots, keep=False)
@@ -95,12 +95,12 @@ def _run_once(build: Path, part: Mapping[str, Any], widths: list[int], context: 
 
 
 def _widths(manifest: Mapping[str, Any], place: int) -> list[int]:
-    """The widths that a part is run at: all, or of an encoder's its bucket."""
+    """Return the widths at which a part runs: all widths, or an encoder's bucket."""
     return [manifest[MARK][place]] if MARK in manifest else list(manifest["widths"])
 
 
 def _identity(part: Mapping[str, Any], reshape: str) -> str:
-    """Return what must be the same for a program to be known: its bytes, what loads it, and with which hint."""
+    """Return a digest that identifies a program: its bytes, the engine that loads it, and the hint."""
     program = part["program"]
     known = {"program": program.get("files", program["path"]), "engine": machine.engine()}
     return digest(known | ({"reshape_frequency": reshape} if reshape else {}))
@@ -111,7 +111,7 @@ def _bytes(build: Path, part: Mapping[str, Any]) -> int:
 
 
 def _known(note: Path) -> dict[str, float]:
-    """Return the seconds of each program's first load; a note that is lost loses nothing else."""
+    """Return the seconds of each program's first load; empty if the note can't be read."""
     try:
         found = read_json(note)
     except UnreadableError:
@@ -123,7 +123,7 @@ def _known(note: Path) -> dict[str, float]:
 def _note_down(note: Path, known: Mapping[str, float]) -> None:
     try:
         write_json(note, known)
-    except OSError as error:  # the programs are loaded all the same
+    except OSError as error:  # the programs are loaded nevertheless
         log.warning("%s: can't be written (%s); the next run can't compare its times", note, error.strerror)
 
 

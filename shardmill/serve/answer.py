@@ -19,7 +19,7 @@ FINISH: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "len
 
 
 class Answer:
-    """One answer in progress, made from what a job yields."""
+    """One answer in progress, built from a job's items."""
 
     def __init__(self, request: CompletionRequest | ChatRequest, model: Model) -> None:
         self._request = request
@@ -34,19 +34,19 @@ class Answer:
         }
 
     def whole(self, items: list[Item], done: Done) -> Json:
-        """The answer in one object, from all items of a job."""
+        """Return the answer as one object, from all items of a job."""
         text, rows = self._digest(items)
         logprobs = None if self._log is None else self._shape.logprobs(rows)
         choice = self._choice(self._shape.whole(text), logprobs, FINISH[done.result.finish_reason])
         return self._object(self._shape.whole_name, [choice]) | {"usage": usage(done)} | self._figures(done)
 
     def opening(self) -> Iterator[Json]:
-        """The chunks that come before the text."""
+        """Yield the chunks before the text."""
         if self._shape.opening is not None:
             yield self._chunk([self._choice(self._shape.opening, None, None)])
 
     def chunks(self, items: list[Item]) -> Iterator[Json]:
-        """Turns items of a job into chunks; the last item may be the end."""
+        """Yield the chunks for items of a job; the last item may be the end."""
         text, rows = self._digest(items)
         if text or rows:
             logprobs = self._shape.logprobs(rows) if rows else None
@@ -61,7 +61,7 @@ class Answer:
                 yield self._chunk([]) | {"usage": usage(done)}
 
     def _digest(self, items: list[Item]) -> tuple[str, list[TokenLogprob]]:
-        """Text that became final, and the log-probabilities that go with it."""
+        """Return the text that became final, and its log-probabilities."""
         text = ""
         for item in items:
             if isinstance(item, TokenEvent):
@@ -87,7 +87,7 @@ class Answer:
         return {**self._head, "object": name, "choices": choices}
 
     def _figures(self, done: Done) -> Json:
-        """What the answer took, if the client asked; and, asked or not, that it is not exact."""
+        """Return the requested figures of an answer and, even if not requested, a mark on lossy answers."""
         asked = self._request.shardmill
         content = figures(done) if asked.figures else {}
         if asked.accept_top_p is not None:
@@ -96,7 +96,7 @@ class Answer:
 
 
 def usage(done: Done) -> Json:
-    """OpenAI's `usage`; an end-of-text token counts as generated."""
+    """Return OpenAI's `usage`; an end-of-text token counts as generated."""
     prompt, generated = done.result.prompt_tokens, len(done.result.tokens)
     return {
         "prompt_tokens": prompt,
@@ -107,7 +107,7 @@ def usage(done: Done) -> Json:
 
 
 def figures(done: Done) -> dict[str, Any]:
-    """What the answer took, for clients that ask with `"shardmill": {"figures": true}`."""
+    """Return the figures of an answer, for clients that send `"shardmill": {"figures": true}`."""
     result = done.result
     return {
         "finish_reason": result.finish_reason,

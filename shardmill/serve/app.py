@@ -1,4 +1,4 @@
-"""The HTTP interface: OpenAI's, /health and /metrics."""
+"""The HTTP interface: OpenAI's endpoints, /health and /metrics."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from shardmill.serve.worker import Worker
 
 
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:
-    """The application, behind its gate."""
+    """Build the application, behind its admission middleware (Gate)."""
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
-    chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: those that wait hold up no others
+    chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: waiting ones delay no others
     add_error_shape(app)
     add_pages(app, model.name, lambda: worker.is_well, metrics)
 
@@ -52,12 +52,12 @@ async def answer(
     """Run a request. Checks and the queue come before the answer, so a refused stream has an error status.
 
     Args:
-        body: what is asked for.
+        body: the parsed request.
         request: its connection.
-        model: what answers.
-        worker: where it waits.
-        settings: of the server.
-        threads: in which it is prepared; None for those that all share.
+        model: the model to run.
+        worker: the engine's queue.
+        settings: the server's settings.
+        threads: threads for preparing the request; None for the shared default.
     """
 
     async def prepared() -> Work:

@@ -1,7 +1,7 @@
-"""HTTP connections that are waiting for a request: bounded in number and in time, and told what is none.
+"""Limits idle HTTP connections in number and time, and answers malformed requests with a JSON error.
 
-uvicorn bounds the time between two requests, but neither the time before the first one nor the time that the head of a
-request takes. Everything after the head is the gate's business.
+uvicorn bounds the time between two requests, but neither the time before the first one nor the time for sending the
+head of a request. The gate handles everything after the head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %
 
 
 class Lobby:
-    """The connections of one server from which a request is still to come, the oldest first."""
+    """The idle connections of one server, the oldest first: connections that have not yet sent a request's head."""
 
     def __init__(self, limits: Limits) -> None:
         self._seconds = limits.head_seconds
@@ -27,7 +27,7 @@ class Lobby:
         self._waiting: dict[Connection, asyncio.TimerHandle] = {}
 
     def enter(self, connection: Connection) -> None:
-        """Starts a connection's time. If there are too many, the oldest has to go: real clients send at once."""
+        """Start a connection's timer. If there are too many, close the oldest: real clients send at once."""
         if connection in self._waiting:
             return
         loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ class Lobby:
             self._dismiss(next(iter(self._waiting)))
 
     def leave(self, connection: Connection) -> None:
-        """The connection has sent a request's head, or is gone."""
+        """Remove a connection that has sent a request's head, or is gone."""
         timer = self._waiting.pop(connection, None)
         if timer is not None:
             timer.cancel()
@@ -47,11 +47,11 @@ class Lobby:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which says when it waits for a request.
+    """uvicorn's connection, which reports to the lobby when it is idle.
 
     Args:
-        lobby: where it waits.
-        arguments: uvicorn's own.
+        lobby: the server's idle connections.
+        arguments: uvicorn's own arguments.
     """
 
     def __init__(self, *, lobby: Lobby, **arguments: Any) -> None:
@@ -69,26 +69,26 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Called for bytes that are no HTTP request, which reach no application; uvicorn's own answer is plain text."""
+        """Answer bytes that are no HTTP request, in place of uvicorn's plain text; they reach no application."""
         answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if not answering:  # else these bytes would end up in the middle of an answer
+        if not answering:  # otherwise the error would end up in the middle of an answer
             self._dismiss(invalid(f"this is no HTTP request: {msg.removesuffix('.')}"))
         self.transport.close()
 
     def shutdown(self) -> None:
-        """Called when the server ends. A request that has not arrived by then would be waited for, and left alone."""
+        """Answer an incomplete request when the server ends; uvicorn would wait for it and then drop it."""
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
             self._dismiss(shutting_down())
         super().shutdown()
 
     def _dismiss(self, error: ApiError) -> None:
-        """Ends the connection with an answer that no application gives."""
+        """Close the connection with an error that bypasses the application."""
         body = error.body()
         self.transport.write(ANSWER % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), body))
         self.transport.close()
 
     def handle_events(self) -> None:
-        """Called with every piece that arrives, and after every answer."""
+        """Update the lobby after each received piece and each answer; see uvicorn's H11Protocol."""
         super().handle_events()
         answering = self.cycle is not None and not self.cycle.response_complete
         if answering or self.transport.is_closing():

@@ -1,7 +1,7 @@
 """One person's conversation with a resident model, turn by turn, in the caller's thread.
 
-With a chat template every turn renders all messages; without one, the text simply goes on. Either way a turn begins
-with everything that came before it, so the session runs only what is new.
+With a chat template, every turn renders all messages; without one, the text simply continues. Either way a turn begins
+with all earlier text, so the session runs only the new tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from shardmill.serve.model import Message, Model
 
 
 class Conversation:
-    """What has been said.
+    """The messages of a conversation so far.
 
     Args:
-        system: what a model with a chat template is told first.
+        model: the model that answers.
+        system: the system message, for a model with a chat template.
     """
 
     def __init__(self, model: Model, system: str | None = None) -> None:
@@ -39,39 +40,39 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Starts over."""
+        """Start a new conversation."""
         self.messages = list(self._opening)
-        self.text: list[int] = []  # tokens of the text that goes on, without a template
+        self.text: list[int] = []  # tokens of the continued text, without a template
 
     def prompt(self, line: str) -> Sequence[int]:
-        """Tokens to answer, once `line` is said.
+        """Return the tokens to answer after the message `line`.
 
         Raises:
-            ApiError: the template refuses the messages.
+            ApiError: the template rejects the messages.
         """
         if self._model.template is None:
             return [*self.text, *self._model.encode(f"\n{line}" if self.text else line, special=not self.text)]
         try:
             text = self._model.template([*self.messages, {"role": "user", "content": line}])
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise any exception
             raise invalid(f"the chat template refused the messages: {error}") from error
         return self._model.encode(text, special=False)
 
     def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str) -> None:
-        """Keeps a turn; of a stopped answer, the part that was given."""
+        """Append a turn; after a stop, with the part of the answer that was given."""
         self.messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
         self.text = [*prompt, *(token for token in tokens if token not in self._model.eos)]
 
 
 class Talk:
-    """A resident model and how it shall answer.
+    """A resident model and its settings for answers.
 
     Args:
-        model: the model, for this talk alone.
-        drafter: what drafts.
+        model: the model, used only by this talk.
+        drafter: the drafter.
         sampling: how tokens are chosen; each turn adds one to the seed.
-        max_new_tokens: tokens of an answer, at most.
-        context_policy: what happens once the context is full.
+        max_new_tokens: the most tokens of an answer.
+        context_policy: what happens when the context is full.
 
     Raises:
         DecodeError: the context is too small to slide.
@@ -95,17 +96,19 @@ class Talk:
 
     @property
     def accept_top_p(self) -> float | None:
-        """The share of lossy acceptance; None: the talk is exact."""
+        """Return the top-p of lossy acceptance; None if decoding is exact."""
         return self._sampling.accept_top_p
 
     def turn(self, conversation: Conversation, line: str, stopped: Sized) -> Iterator[str | GenerationResult]:
-        """Yields the answer's text as it becomes final, then, unless it was stopped, what it took.
+        """Yield the answer's text as it becomes final, then, unless it was stopped, the result.
 
         Args:
-            stopped: the answer ends early once this is no longer empty; looked at after every pass and token.
+            conversation: the conversation to continue.
+            line: the user's message.
+            stopped: the answer ends early when this is no longer empty; checked after every pass and token.
         """
         prompt = conversation.prompt(line)
-        seed = (self._sampling.seed + self._turns) % SEEDS  # else equal turns sound alike
+        seed = (self._sampling.seed + self._turns) % SEEDS  # otherwise equal turns get equal answers
         self._turns += 1
         events = generate(
             self._session,

@@ -36,7 +36,7 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class LabelRequest(Strict):
-    """`POST /v1/label`: one text or several."""
+    """The body of `POST /v1/label`: one text or several."""
 
     model: str
     input: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -44,7 +44,7 @@ class LabelRequest(Strict):
 
 
 class EmbeddingRequest(Strict):
-    """`POST /v1/embeddings`, in OpenAI's form."""
+    """The body of `POST /v1/embeddings`, in OpenAI's form."""
 
     model: str
     input: Text | Annotated[list[Text] | Tokens | list[Tokens], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -53,14 +53,14 @@ class EmbeddingRequest(Strict):
 
 
 def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, settings: Settings) -> ASGIApp:
-    """The application, behind its gate.
+    """Build the application, behind its admission middleware (Gate).
 
     Args:
-        name: what clients call the model.
-        reader: what reads texts.
-        desk: where requests wait.
-        metrics: what they are counted in.
-        settings: of the server.
+        name: the model's name for clients.
+        reader: the encoder and its tokenizer.
+        desk: the queue and the engine's thread.
+        metrics: the server's counters.
+        settings: the server's settings.
     """
     reader = replace(reader, before_pass=desk.check)
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
@@ -96,22 +96,22 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
 
 
 def _inputs(given: Any) -> Sequence[Any]:
-    """The texts, or lists of tokens, of a request."""
+    """Return the texts, or lists of tokens, of a request."""
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
 
 async def _answered(desk: Desk, read: Callable[[Sequence[T]], list[Row]], texts: Sequence[T]) -> list[Row]:
-    """What comes out for the texts of a request."""
+    """Return the results for the texts of a request."""
     return [row for some in _turns(texts) for row in await desk.take(partial(read, some))]
 
 
 def _turns(texts: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Texts of a request that share passes; between them it is other requests' turn."""
+    """Split a request's texts into turns; other requests may run between turns."""
     return (texts[at : at + TURN] for at in range(0, len(texts), TURN))
 
 
 def _read(reader: Reader, texts: Sequence[str], redact: bool) -> list[dict[str, Any]]:
-    """What the model says of texts."""
+    """Return the model's labels for texts."""
     _check_unicode(texts)
     with _refused():
         if reader.classifies:
@@ -129,7 +129,7 @@ def _read(reader: Reader, texts: Sequence[str], redact: bool) -> list[dict[str, 
 
 
 def _embedded(reader: Reader, texts: Sequence[str | Sequence[int]]) -> list[tuple[Any, int]]:
-    """The embeddings of texts or of their tokens, and how many tokens each has."""
+    """Return the embeddings of texts or of token lists, and the number of tokens of each."""
     _check_unicode([text for text in texts if isinstance(text, str)])
     tokens = [reader.tokenizer.encode(text).ids if isinstance(text, str) else text for text in texts]
     vocab = reader.encoder.manifest["vocab"]
@@ -141,32 +141,32 @@ def _embedded(reader: Reader, texts: Sequence[str | Sequence[int]]) -> list[tupl
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """What can't be done with the input is the client's error."""
+    """Turn a ShardmillError about the input into the client's error."""
     try:
         yield
-    except ApiError:  # the work was ended, which is no fault of the input
+    except ApiError:  # the work was cancelled; the input is not at fault
         raise
     except ShardmillError as error:
         raise invalid(str(error), "input") from error
 
 
 def _spelled(row: Any, form: str) -> list[float] | str:
-    """An embedding as numbers, or as base64 of little-endian float32."""
+    """Return an embedding as numbers, or as base64 of little-endian float32."""
     if form == "float":
         return [float(value) for value in row]
     return base64.b64encode(np.asarray(row, "<f4").tobytes()).decode()
 
 
 def _listed(name: str, rows: list[dict[str, Any]], counted: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """OpenAI's form of a list."""
+    """Return rows in OpenAI's form of a list."""
     tokens = sum(row["tokens"] for row in counted)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "model": name, "data": rows, "usage": usage}
 
 
 def _check_unicode(texts: Sequence[str]) -> None:
-    """Raises ApiError for half of a surrogate pair, which no tokenizer takes."""
+    """Raise ApiError for half of a surrogate pair, which no tokenizer accepts."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
-        raise ApiError(400, "the input is no valid Unicode: it holds half of a surrogate pair") from error
+        raise ApiError(400, "the input is not valid Unicode: it contains half of a surrogate pair") from error

@@ -1,4 +1,4 @@
-"""What a client is told when a request can't be answered: an HTTP status and OpenAI's error object."""
+"""Error answers to a client: an HTTP status and OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ class ApiError(ShardmillError):
     """A request that is answered with an error.
 
     Args:
+        status: the HTTP status.
         message: one line that names the thing and the remedy.
-        kind, code, param: OpenAI's `type`, `code` and `param`.
+        kind: OpenAI's `type`.
+        code: OpenAI's `code`.
+        param: OpenAI's `param`.
         headers: headers of the answer.
     """
 
@@ -29,7 +32,7 @@ class ApiError(ShardmillError):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(one_line(message))  # libraries' own words may come in several lines
+        super().__init__(one_line(message))  # messages of libraries may have several lines
         self.status = status
         self.kind = kind
         self.code = code
@@ -37,11 +40,11 @@ class ApiError(ShardmillError):
         self.headers = dict(headers or {})
 
     def content(self) -> dict[str, Any]:
-        """The answer's JSON object."""
+        """Return the answer's JSON object."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
     def body(self) -> bytes:
-        """The answer's body; ASCII, as a message may quote text that UTF-8 can't encode."""
+        """Return the answer's body; ASCII, as a message may quote text that UTF-8 can't encode."""
         return json.dumps(self.content()).encode("ascii")
 
 
@@ -50,26 +53,26 @@ class ClientGoneError(ShardmillError):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that can't be honoured as it is: 400."""
+    """Return error 400, for a request that can't be honoured as it is."""
     return ApiError(400, message, param=param, code=code)
 
 
 def too_busy(message: str, retry_after: int) -> ApiError:
-    """Too many requests: 429, with the seconds after which to try again."""
+    """Return error 429 for too many requests, with the seconds after which to try again."""
     headers = {"Retry-After": str(retry_after)}
     return ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
 def client_gone() -> ApiError:
-    """The client left: 499, the status that other servers log for this; nobody is there to read it."""
+    """Return error 499, the status that other servers log for a client that left; nobody reads it."""
     return ApiError(499, "the client closed the connection", kind="client_error")
 
 
 def shutting_down() -> ApiError:
-    """The server ends: 503."""
+    """Return error 503, for a server that is shutting down."""
     return ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
 
 
 def broken() -> ApiError:
-    """A failure that the client cannot help: 500. Details go to the server's log."""
+    """Return error 500, for a failure that the client can't change. Details go to the server's log."""
     return ApiError(500, "the server failed to answer; its log says why", kind="server_error", code="internal_error")

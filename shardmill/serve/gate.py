@@ -1,6 +1,7 @@
-"""Checks every request before it is handled: its sender, its size, its speed, and how many others are open.
+"""Checks every request before it is handled: sender, size, speed, and the number of open requests.
 
-This is plain ASGI around the app, so that a stream learns at once when its client leaves. It also counts the answers.
+This is plain ASGI middleware around the app, so that a stream learns at once when its client leaves. It also counts the
+answers.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ ENDPOINTS = (
     "/metrics",
 )
 OPEN_TO_ALL = ("/health",)
-DISCARD = 16  # times the allowed body that is read and thrown away, so that a client gets to read its 413
+DISCARD = 16  # multiple of the allowed body size that is read and discarded, so that a client can read its 413
 
 
 class Gate:
-    """Lets a request through with its body read, or answers it with an error."""
+    """Admission middleware: passes a request on with its body read, or answers it with an error."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app = app
@@ -42,10 +43,10 @@ class Gate:
         self._is_private = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return
-        status = 499  # what a client never sees: it left before its answer began
+        status = 499  # a client never sees it: it left before its answer began
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -53,7 +54,7 @@ class Gate:
                 status = message["status"]
             await send(message)
 
-        counts = scope["method"] == "POST"  # those who only look are never in the way
+        counts = scope["method"] == "POST"  # GET requests never count against the limit
         self._open += counts
         try:
             await self._pass(scope, receive, counted)
@@ -80,11 +81,11 @@ class Gate:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._is_private and not may_be_asked_for(host, self._settings.host, *self._settings.allowed_hosts):
-            # a page whose name was made to mean this machine must not reach a server meant for this machine only
+            # DNS rebinding: a web page whose name resolves to this machine must not reach a local server
             name = host_name(host)
             raise ApiError(
                 403,
-                f"this server does not answer to the Host {name!r}: if a proxy of yours passes that name on, "
+                f"this server does not answer to the Host {name!r}: if your proxy sends that name, "
                 f"start the server with --allowed-host {name}",
             )
         if scope["path"] in OPEN_TO_ALL:
@@ -119,7 +120,7 @@ class Gate:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Makes a `receive` that gives the body, then whatever comes after it."""
+    """Return a `receive` that returns the body, then all later messages."""
     given = False
 
     async def again() -> Message:
@@ -133,10 +134,10 @@ def replay(body: bytes, receive: Receive) -> Receive:
 
 
 def respond(error: ApiError) -> Response:
-    """An error as an answer."""
+    """Return an error as an answer."""
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
 def _endpoint(path: str) -> str:
-    """The path as a metrics label: one of a few, whatever clients ask for."""
+    """Return the path as a metrics label: one of a few, for any path that clients request."""
     return next((known for known in ENDPOINTS if path == known or path.startswith(f"{known}/")), "other")

@@ -1,7 +1,7 @@
-"""One request on its way: the worker thread puts its answer in, the event loop takes it out, and neither waits.
+"""One request in progress: the worker thread adds to its answer, the event loop takes from it, and neither blocks.
 
-What a slow reader has not taken yet is bounded by the request itself: at most max_new_tokens events and an ending. The
-reader then gets it in fewer, larger pieces.
+The backlog of a slow reader is bounded by the request itself: at most max_new_tokens events and an ending. The reader
+then gets it in fewer, larger pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardmill.serve.errors import ApiError
 
 @dataclass(frozen=True)
 class Work:
-    """What the engine is asked for."""
+    """A request to the engine."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -33,14 +33,14 @@ class Done:
     result: GenerationResult
 
 
-Item = TokenEvent | Done | ApiError  # an answer is events, then one of the other two
+Item = TokenEvent | Done | ApiError  # an answer is events, then one Done or ApiError
 
 
 class Job:
     """A request with its answer; created on the event loop that takes the answer.
 
     Attributes:
-        submitted: `time.perf_counter` at its making.
+        submitted: `time.perf_counter` at creation.
     """
 
     def __init__(self, work: Work) -> None:
@@ -54,15 +54,15 @@ class Job:
 
     @property
     def cancelled(self) -> ApiError | None:
-        """Why the job has to end early; None if it does not."""
+        """Return why the job must end early; None if it need not."""
         return self._cancelled
 
     def cancel(self, reason: ApiError) -> None:
-        """Asks for an early end; the worker looks before every pass."""
+        """Request an early end; the worker checks before every pass."""
         self._cancelled = self._cancelled or reason
 
     def put(self, item: Item) -> None:
-        """Adds to the answer; called by the worker thread. Never waits."""
+        """Add an item to the answer; called by the worker thread. Never blocks."""
         with self._lock:
             self._items.append(item)
             first = len(self._items) == 1
@@ -71,7 +71,7 @@ class Job:
                 self._loop.call_soon_threadsafe(self._ready.set)
 
     async def take(self) -> list[Item]:
-        """Returns everything that came since the last time; waits until there is something."""
+        """Return all items since the last call; wait until there is one."""
         while True:
             await self._ready.wait()
             with self._lock:
@@ -82,6 +82,6 @@ class Job:
 
 
 def ending(items: list[Item]) -> Done | ApiError | None:
-    """The last of `items` if it ends the answer, else None."""
+    """Return the last of `items` if it ends the answer, otherwise None."""
     last = items[-1]
     return None if isinstance(last, TokenEvent) else last

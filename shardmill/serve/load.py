@@ -1,4 +1,4 @@
-"""A build folder as something to serve or to talk to."""
+"""Loads a build folder for serving or for a conversation."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def load_model(
     context_policy: ContextPolicy = "stop",
     chat_template: Path | None = None,
 ) -> Model:
-    """Loads a built model, and its draft model if it has one.
+    """Load a built model, and its draft model if it has one.
 
     Args:
         build: folder of a finished build.
         draft_build: the draft model's build folder.
-        precision: the portable engine's, "fp32" or "fp16"; Core ML has no choice.
-        context_policy: what happens once the context is full, the draft model's too.
+        precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
+        context_policy: what happens when the context is full, also for the draft model.
         chat_template: a file with a chat template to use instead of the checkpoint's.
 
     Raises:
         DecodeError: the context is too small to slide.
-        ShardmillError: a folder holds no finished build, or something in it cannot be loaded.
+        ShardmillError: a folder is not a finished build, or a file in it can't be loaded.
     """
     manifest = read_manifest(build)
     choose_layout(context_policy, manifest["context"], verify_width(manifest))

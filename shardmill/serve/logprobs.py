@@ -1,6 +1,7 @@
-"""Log-probabilities beside the text: a token's are released once all of its text is final.
+"""Log-probabilities of an answer: a token's are released when all of its text is final.
 
-So the log-probabilities of tokens that hold any part of a stop string never leave, even if it begins inside a token.
+So the log-probabilities of tokens that contain any part of a stop string are never sent, even if it begins inside a
+token.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass, replace
 from shardmill.decode import TokenEvent
 from shardmill.serve.vocabulary import Vocabulary
 
-LEAST = -9999.0  # what OpenAI gives for tokens that are all but impossible
+LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token and the model's log-probability of it, before temperature and filters."""
+    """A token and the model's log-probability for it, before temperature and filters."""
 
     text: str
     bytes: bytes
@@ -31,7 +32,7 @@ class TokenLogprob:
         token: the token itself.
         top: the likeliest tokens in its place.
         offset: characters of the answer before it.
-        end: characters of the answer up to its end, with what it begins of one, and of a stop string.
+        end: offset of the end of its text, including a partial character or stop string.
     """
 
     token: Alternative
@@ -41,7 +42,7 @@ class TokenLogprob:
 
 
 class LogprobLog:
-    """Holds tokens back until their text is final."""
+    """A buffer that keeps tokens until their text is final."""
 
     def __init__(self, vocabulary: Vocabulary, eos: Sequence[int]) -> None:
         self._vocabulary = vocabulary
@@ -49,7 +50,7 @@ class LogprobLog:
         self._held: list[TokenLogprob] = []
 
     def push(self, event: TokenEvent) -> None:
-        """Records a token; the one that ends the text is not part of it."""
+        """Record a token, unless it only ends the text."""
         if event.logprob is None or event.token in self._eos:
             return
         top = tuple(self._alternative(token, logprob) for token, logprob in event.top)
@@ -57,17 +58,17 @@ class LogprobLog:
         for i in range(len(self._held) - 1, -1, -1):
             if self._held[i].end <= event.end:
                 break
-            self._held[i] = replace(self._held[i], end=event.end)  # they were parts of one character
+            self._held[i] = replace(self._held[i], end=event.end)  # the tokens were parts of one character
         self._held.append(TokenLogprob(token, top, event.start, event.end))
 
     def release(self, length: int) -> list[TokenLogprob]:
-        """Releases the tokens of the answer's first `length` characters, which are final."""
+        """Release the tokens of the answer's first `length` characters, which are final."""
         count = sum(1 for held in self._held if held.offset < length and held.end <= length)  # neither ever falls
         out, self._held = self._held[:count], self._held[count:]
         return out
 
     def release_all(self) -> list[TokenLogprob]:
-        """Releases all that is left, at the end of an answer that no stop string cut."""
+        """Release all remaining tokens, at the end of an answer that no stop string cut."""
         out, self._held = self._held, []
         return out
 

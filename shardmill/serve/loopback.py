@@ -1,4 +1,4 @@
-"""Tells whether an address belongs to this machine, by what it means and not by how it is written."""
+"""Decides whether an address belongs to this machine, by its meaning and not by its spelling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOCALHOST = ("localhost", "localhost.")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens at `host`; False for an unknown name."""
+    """Return whether only this machine can reach a server that listens at `host`; False for an unknown name."""
     try:
         *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
@@ -20,8 +20,8 @@ def is_loopback(host: str) -> bool:
 def may_be_asked_for(header: str, *names: str) -> bool:
     """Return whether a Host header names this machine: by a loopback address, as localhost, or by one of `names`.
 
-    A web page that wants to reach this machine could make any other name resolve to it. A missing header is accepted,
-    as no browser leaves it out.
+    A hostile web page could make any other name resolve to this machine (DNS rebinding). A missing header is accepted,
+    as every browser sends one.
     """
     name = host_name(header)
     return name in ("", *_LOCALHOST, *map(str.lower, names)) or _is_loopback_address(name)

@@ -13,7 +13,7 @@ TOKENS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 6, 8, 16)
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own."""
+    """The counters of one server, in a separate registry."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -53,7 +53,7 @@ class Metrics:
         )
 
     def completed(self, drafter: str, result: GenerationResult) -> None:
-        """Counts a completed request."""
+        """Count a completed request."""
         self.tokens.labels("prefilled").inc(result.prompt_tokens - result.reused_tokens)
         self.tokens.labels("reused").inc(result.reused_tokens)
         self.tokens.labels("generated").inc(len(result.tokens))
@@ -69,7 +69,7 @@ class Metrics:
             self.token_seconds.observe(result.decode_seconds / (len(result.tokens) - 1))
 
     def text(self) -> bytes:
-        """The page."""
+        """Return the page."""
         return generate_latest(self.registry)
 
     def _seconds(self, name: str, about: str) -> Histogram:

@@ -1,4 +1,4 @@
-"""What a server needs of a built model. Anything that provides it can be served; the tests use a fake engine."""
+"""The interface that a server needs from a built model. Anything that provides it can be served."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Model:
     """A resident model.
 
     Attributes:
-        name: what clients call it.
-        engine: what computes its logits.
-        engine_name: what runs the programs: coreml or portable.
-        tokenizer: its tokenizer.
+        name: the model's name for clients.
+        engine: computes the logits.
+        engine_name: the engine that runs the programs: coreml or portable.
+        tokenizer: the model's tokenizer.
         eos: tokens that end an answer.
         template: messages -> text that ends where the assistant's answer begins; None if the checkpoint has none.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
         fingerprint: changes when the model does.
-        tokenizer_digest: changes when its tokenizer does.
-        threads: how many it computes with, if it has a choice.
+        tokenizer_digest: changes when the tokenizer does.
+        threads: number of the engine's threads, if it can choose.
     """
 
     name: str
@@ -51,14 +51,14 @@ class Model:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The text of single tokens."""
+        """Return the text of single tokens."""
         return Vocabulary(self.tokenizer)
 
     def grammar_tokenizer(self) -> GrammarTokenizer:
-        """The tokenizer in the form that grammars need; the first request that asks makes it, others wait for it.
+        """Return the tokenizer in the form that grammars need; built by the first request while others wait.
 
         Raises:
-            DecodeError: the grammar library is missing, or it cannot use the tokenizer.
+            DecodeError: the grammar library is missing, or it can't use the tokenizer.
         """
         with self._grammar:
             if not self._prepared:
@@ -68,23 +68,23 @@ class Model:
         return self._prepared[0]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Encodes a text.
+        """Encode a text.
 
         Args:
             text: the text.
-            special: whether to add what the tokenizer puts around every text.
+            special: True to add the tokenizer's special tokens around the text.
 
         Raises:
-            ApiError: the text holds half of a surrogate pair, which no tokenizer takes.
+            ApiError: the text contains half of a surrogate pair, which no tokenizer accepts.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise invalid("the prompt is no valid Unicode: it holds half of a surrogate pair") from error
+            raise invalid("the prompt is not valid Unicode: it contains half of a surrogate pair") from error
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Decodes tokens of a text."""
+        """Decode tokens of a text."""
         text: str = self.tokenizer.decode(tokens)
         return text

@@ -1,4 +1,4 @@
-"""What every server has: the list of models, /health, /metrics, and errors in OpenAI's form."""
+"""Pages of every server: the list of models, /health, /metrics, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ from shardmill.serve.schema import EITHER
 
 
 def check_name(name: str, own: str) -> None:
-    """Refuses a model that is not the one served.
-
-    Raises:
-        ApiError: 404.
-    """
+    """Raise ApiError 404 for any other model than the served one."""
     if name != own:
         message = f"the model {name!r} is not served here; {own!r} is"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def add_pages(app: FastAPI, own: str, is_well: Callable[[], bool], metrics: Metrics) -> None:
-    """Adds the pages that every server has.
+    """Add the pages that every server has.
 
     Args:
         app: the application.
-        own: what clients call the model.
-        is_well: whether requests are taken.
-        metrics: what /metrics shows.
+        own: the model's name for clients.
+        is_well: returns whether requests are accepted.
+        metrics: the counters for /metrics.
     """
     card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
 
@@ -59,7 +55,7 @@ def add_pages(app: FastAPI, own: str, is_well: Callable[[], bool], metrics: Metr
 
 
 def add_error_shape(app: FastAPI) -> None:
-    """Gives every error OpenAI's form."""
+    """Give every error OpenAI's form."""
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
@@ -90,11 +86,11 @@ def add_error_shape(app: FastAPI) -> None:
 
 
 def _first_complaint(error: RequestValidationError) -> ApiError:
-    """Describes the first thing that is wrong, in one line."""
+    """Return an error for the first invalid field, in one line."""
     first = error.errors()[0]
     where = [str(part) for part in first["loc"][1:]]
     if first["type"] == "json_invalid":
-        return invalid(f"the request's body is no JSON: {first['ctx']['error']}")
+        return invalid(f"the request's body is not JSON: {first['ctx']['error']}")
     if not where and first["type"] in ("missing", "model_attributes_type"):
         return invalid("the request's body must be a JSON object, sent as Content-Type: application/json")
     message = first["msg"].removeprefix("Value error, ")
@@ -106,5 +102,5 @@ def _first_complaint(error: RequestValidationError) -> ApiError:
 
 
 def json_response(content: dict[str, Any], status: int = 200) -> Response:
-    """An answer of JSON."""
+    """Return an answer of JSON."""
     return Response(json.dumps(content).encode(), status, media_type="application/json")

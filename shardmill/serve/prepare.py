@@ -17,10 +17,10 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
 def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> Work:
-    """Checks a request against the model and the limits.
+    """Check a request against the model and the limits, and return the engine's work.
 
     Raises:
-        ApiError: it asks for something that can't be done.
+        ApiError: the request can't be honoured.
     """
     check_name(request.model, model.name)
     prompt = _chat_prompt(request, model) if isinstance(request, ChatRequest) else _text_prompt(request, model)
@@ -46,7 +46,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
 
 
 def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
-    """Tokens of a text to continue; a prompt may already be tokens."""
+    """Return the tokens of a text to continue; a prompt may already be tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return model.encode(prompt)
@@ -56,21 +56,21 @@ def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
 
 
 def _chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
-    """Tokens of a conversation, rendered by the checkpoint's template, which also writes how a text begins."""
+    """Return the tokens of a conversation, rendered by its template, which also writes the beginning-of-text token."""
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
     try:
         text = model.template([message.as_template_input() for message in request.messages])
-    except Exception as error:  # templates raise what they like
+    except Exception as error:  # templates may raise any exception
         raise invalid(f"the chat template refused the messages: {error}", "messages") from error
     return model.encode(text, special=False)
 
 
 def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
-    """Refuses a prompt that is empty, too long or of another vocabulary.
+    """Raise ApiError for a prompt that is empty, too long or of another vocabulary.
 
     Returns:
-        The most tokens to ask for: one more than fit, so that an answer that fills the context says so.
+        The most tokens to generate: one more than fit, so that an answer that fills the context reports it.
     """
     if not prompt:
         raise invalid("the prompt is empty: give at least one token", "prompt")
@@ -103,7 +103,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
 
 
 def _sampling(request: Request) -> Sampling:
-    """OpenAI's defaults: temperature 1, a fresh seed."""
+    """Return the sampling options; OpenAI's defaults are temperature 1 and a random seed."""
     seed = secrets.randbits(63) if request.seed is None else request.seed % SEEDS
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,

@@ -1,4 +1,4 @@
-"""The work of a server of an encoder: up to 64 texts a turn, in the order of arrival."""
+"""The engine thread of an encoder's server: up to 64 texts a turn, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Desk:
-    """A thread that the engine belongs to, and a queue before it.
+    """An encoder's worker: the thread that owns the engine, and the queue before it.
 
     Attributes:
         stop: ends the server; called if the engine can't be used any more.
-        error: why it can't.
+        error: why the engine can't be used.
     """
 
     def __init__(self, metrics: Metrics, queue: int) -> None:
@@ -32,11 +32,13 @@ class Desk:
 
     @property
     def is_well(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether requests are accepted."""
         return self._open
 
     async def take(self, work: Callable[[], T]) -> T:
-        """The result of some work, once it is its turn. Work that nobody waits for any more ends after its pass.
+        """Run `work` on the engine thread in arrival order and return its result.
+
+        If nobody waits for the result any more, the work stops after the current pass.
 
         Raises:
             ApiError: the queue is full, or the server ends.
@@ -67,25 +69,25 @@ class Desk:
             self._metrics.queued.set(max(self._waiting - 1, 0))
 
     def start(self) -> None:
-        """Nothing: the thread starts with its first work."""
+        """Do nothing: the thread starts with the first work."""
 
     def refuse(self) -> None:
-        """Takes no more requests."""
+        """Accept no more requests."""
         self._open = False
 
     def check(self) -> None:
-        """Raises ApiError once the work is to end. A text may take hundreds of passes; this stands between them."""
+        """Raise ApiError if the work must stop; called between passes, since a text may take hundreds."""
         if self._ended.is_set():
             raise shutting_down()
         if self._over.is_set():
             raise client_gone()
 
     def cancel_running(self) -> None:
-        """Ends the running text after its pass."""
+        """Stop the running text after its pass."""
         self._ended.set()
 
     def close(self, timeout: float) -> None:
-        """Ends the thread after the pass that it runs; a pass takes less than any timeout."""
+        """End the thread after its current pass; a pass takes less time than any timeout."""
         self.refuse()
         self.cancel_running()
         self._pool.shutdown(wait=True, cancel_futures=True)

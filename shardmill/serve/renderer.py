@@ -1,7 +1,7 @@
-"""Renders conversations in a process of its own, for a chat template is a program that a stranger wrote.
+"""Renders conversations in a separate process, because a chat template is a program written by a stranger.
 
-transformers runs it in a sandbox, where it can touch nothing. But a loop in a loop goes on when everybody has left, and
-a text can be multiplied until no memory is left. A thread can't be stopped, a process can.
+transformers runs it in a sandbox without access to anything. But nested loops can run for ever, and string
+multiplication can use up the memory. A thread can't be stopped, a process can.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from shardmill.printable import first_line
 from shardmill.serve.model import Message
 
 SECONDS = 5.0  # for one conversation; templates in use take milliseconds
-MEMORY = 1 << 30  # bytes, beside what the process has when it is ready
+MEMORY = 1 << 30  # bytes, beyond the memory of the process when it is ready
 LONGEST = 1 << 24  # characters of a rendered conversation
-START_SECONDS = 300.0  # to import transformers and to read a tokenizer on a busy machine
+START_SECONDS = 300.0  # for importing transformers and reading a tokenizer on a busy machine
 IMPORTED = [
     "transformers.models.auto.tokenization_auto",
     "transformers.tokenization_utils_tokenizers",
     __name__,
-]  # once
+]  # imported once, by the fork server
 
 
 class RenderError(ShardmillError):
-    """A template that refused a conversation, or took too much for it."""
+    """A template that rejected a conversation, or needed too much time or memory for it."""
 
 
 class Renderer:
-    """A checkpoint's chat template, or another; one conversation at a time.
+    """The renderer of a chat template; one conversation at a time.
 
     Args:
         source: the checkpoint's folder.
@@ -55,14 +55,14 @@ class Renderer:
         self._start()
 
     def __call__(self, messages: Sequence[Message]) -> str:
-        """The text of a conversation, up to where the answer begins. Raises RenderError."""
+        """Return the text of a conversation, up to where the answer begins. Raises RenderError."""
         with self._turn:
             _, pipe = self._running or self._start()
             return self._asked(pipe, [dict(message) for message in messages])
 
     def _start(self) -> tuple[Any, Connection]:
-        """Starts the process, and waits until it has read the tokenizer."""
-        context: Any = multiprocessing.get_context(_way())  # the types know no `Process` of either
+        """Start the process, and wait until it has read the tokenizer."""
+        context: Any = multiprocessing.get_context(_way())  # the type stubs have no `Process` for either method
         context.set_forkserver_preload(IMPORTED)
         pipe, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._source, self._text), daemon=True)
@@ -73,12 +73,12 @@ class Renderer:
         return self._running
 
     def _asked(self, pipe: Connection, messages: list[dict[str, Any]]) -> str:
-        with suppress(OSError):  # it has ended: the answer tells
+        with suppress(OSError):  # the process has ended, which _answer reports
             pipe.send(messages)
         return self._answer(pipe, SECONDS)
 
     def _answer(self, pipe: Connection, seconds: float) -> str:
-        """What the process says. One that says nothing is ended; the next conversation starts another."""
+        """Return the process' answer. If it does not answer, kill it; the next conversation starts another process."""
         try:
             if not pipe.poll(seconds):
                 raise RenderError(f"it took more than {seconds:g} s")
@@ -103,22 +103,22 @@ class Renderer:
 
 
 def _way() -> str:
-    """Choose how the process is begun: a fork of this one would copy half of its threads, a fork server has none.
+    """Return the start method: a fork would copy some of this process' threads, a fork server has none.
 
-    On a Mac a process with numpy in it must not be forked at all, since numpy calls Accelerate while it is imported,
-    which starts threads of the system. There each process begins anew, and imports transformers once more.
+    On a Mac a process with numpy must not fork at all: numpy calls Accelerate during its import, which starts system
+    threads. There each process is spawned, and imports transformers again.
     """
     return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
 def _work(pipe: Connection, source: Path, text: str | None) -> None:
-    """The process: says that it is ready, then answers each list of messages with whether it worked, and a text."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's business, with which the pipe ends
+    """Run the process: report that it is ready, then answer each list of messages with success and a text."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server, which closes the pipe
     try:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # whatever a checkpoint may hold
+    except Exception as error:  # a checkpoint may cause any exception
         pipe.send((False, first_line(error)))
         return
     _limit_memory()
@@ -135,15 +135,15 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], text: str | None) 
         )
     except MemoryError:
         return False, "it needs too much memory"
-    except Exception as error:  # templates raise what they like
+    except Exception as error:  # templates may raise any exception
         return False, first_line(error)
     if len(found) > LONGEST:
-        return False, f"it made {len(found)} characters of them, more than {LONGEST}"
+        return False, f"it wrote {len(found)} characters, more than {LONGEST}"
     return True, found
 
 
 def _limit_memory() -> None:
-    """Bounds what the process may take from now on, where the system can: macOS does not enforce it."""
+    """Limit the memory that the process may allocate from now on, where the system can: macOS does not enforce it."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY

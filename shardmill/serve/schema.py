@@ -1,6 +1,6 @@
-"""Requests in OpenAI's form. A field that can't be honoured is refused by name, never ignored.
+"""Requests in OpenAI's form. A field that can't be honoured is rejected by name, never ignored.
 
-Fields that cannot change an answer (who asks, how to bill) are accepted and not used.
+Fields that can't change an answer (such as user and billing fields) are accepted and not used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_EFFECT = frozenset(
 )  # fmt: skip
 LONGEST_STOP = 256
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
-EITHER = {  # fields of several forms, where pydantic would complain of the first form only
+EITHER = {  # fields that accept several types, for which pydantic would report the first type only
     "prompt": "must be one text or one list of tokens",
     "stop": f"must be a text of 1 to {LONGEST_STOP} characters or a list of at most {MOST_STOPS} such texts",
     "content": "must be a text or a list of parts of type text",
@@ -27,7 +27,7 @@ EITHER = {  # fields of several forms, where pydantic would complain of the firs
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know, unless they are empty or have no effect."""
+    """A model that rejects unknown fields, unless they are empty or have no effect."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     accepted: ClassVar[frozenset[str]] = frozenset()
@@ -41,7 +41,7 @@ class Strict(BaseModel):
 
 
 class Extension(Strict):
-    """`"shardmill": {...}`: what OpenAI's interface has no field for."""
+    """The object `"shardmill": {...}`: options that OpenAI's interface lacks."""
 
     drafter: Literal[DRAFTERS] | None = None  # type: ignore[valid-type]
     private: bool = False
@@ -50,14 +50,14 @@ class Extension(Strict):
 
 
 class StreamOptions(Strict):
-    """`stream_options`."""
+    """The object `stream_options`."""
 
     accepted = frozenset({"include_obfuscation"})
     include_usage: bool = False
 
 
 class JsonSchemaFormat(Strict):
-    """`response_format.json_schema`."""
+    """The object `response_format.json_schema`."""
 
     name: str = ""
     description: str | None = None
@@ -66,7 +66,7 @@ class JsonSchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
-    """`response_format`."""
+    """The object `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaFormat | None = None
@@ -79,7 +79,7 @@ class ResponseFormat(Strict):
 
 
 class Request(Strict):
-    """What both kinds of requests share."""
+    """The fields of both kinds of requests."""
 
     accepted = NO_EFFECT
     model: str
@@ -102,12 +102,12 @@ class Request(Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings."""
+        """Return the stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 class CompletionRequest(Request):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)]
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -116,7 +116,7 @@ class CompletionRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """How many of the likeliest tokens to report; None for no log-probabilities."""
+        """Return how many of the likeliest tokens to report; None for no log-probabilities."""
         return self.logprobs
 
 
@@ -128,21 +128,21 @@ class TextPart(Strict):
 
 
 class ChatMessage(Strict):
-    """A message; its content may come in parts, as long as they are text."""
+    """A message; its content may have several parts, if all are text."""
 
-    accepted = frozenset({"annotations"})  # what an answer carries when it is sent back
+    accepted = frozenset({"annotations"})  # a field of answers, present when a client sends an answer back
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
 
     def as_template_input(self) -> dict[str, str]:
-        """Role and text; `developer` is the newer name of `system`, which templates don't know."""
+        """Return role and text; `developer` is the newer name of `system`, which templates don't know."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ChatRequest(Request):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -152,5 +152,5 @@ class ChatRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """How many of the likeliest tokens to report; None for no log-probabilities."""
+        """Return how many of the likeliest tokens to report; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,7 +1,7 @@
-"""Runs the HTTP server: binds, loads the model, says where it listens, and ends in order.
+"""Runs the HTTP server: binds, loads the model, prints its address, and shuts down in order.
 
-On SIGTERM or Ctrl-C it takes no more requests, ends those that wait, gives the running one `grace_seconds`, and leaves;
-the exit code after SIGTERM is 0.
+On SIGTERM or Ctrl-C it accepts no more requests, cancels the waiting ones, gives the running one `grace_seconds`, and
+exits; the exit code after SIGTERM is 0.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from shardmill.serve.settings import Settings
 from shardmill.serve.warming import FIRST_PASSES, Ready, Warming
 from shardmill.serve.worker import Worker
 
-LAST_WORDS = 2.0  # seconds that answers have to leave once the engine has stopped
+LAST_WORDS = 2.0  # seconds for sending answers after the engine has stopped
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also tells the worker that it ends."""
+    """uvicorn's server, which also shuts down the worker."""
 
     def __init__(
         self, config: uvicorn.Config, worker: Worker | Desk | Warming, grace: float, announce: Callable[[], None]
@@ -43,12 +43,12 @@ class Server(uvicorn.Server):
         self._worker, self._grace, self._announce = worker, grace, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Announces the server once it accepts connections."""
+        """Announce the server when it accepts connections."""
         await super().startup(sockets)
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends the waiting requests at once and the running one after the grace period."""
+        """Cancel the waiting requests at once and the running one after the grace period."""
         self._worker.refuse()
         loop = asyncio.get_running_loop()
         loop.call_later(self._grace, self._worker.cancel_running)
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _hang_up(self) -> None:
-        """Leaves those who take nothing of their answers; uvicorn would cancel them with a traceback each."""
+        """Abort connections whose clients read nothing; uvicorn would log a traceback for each."""
         for connection in tuple(self.server_state.connections):
             connection.transport.abort()
 
@@ -64,17 +64,18 @@ class Server(uvicorn.Server):
 def serve(
     load: Callable[[], Model], settings: Settings, announce: Callable[[str], None], warming: int | None = None
 ) -> None:
-    """Serves until a signal ends it.
+    """Serve until a signal ends it.
 
     Args:
-        load: makes the model; called once the address is known to be free.
-        settings: of the server.
-        announce: takes the line that says where the server listens.
-        warming: the number of programs to load, for a server that listens while it loads them; None: it listens once
-            they are loaded.
+        load: builds the model; called when the address is known to be free.
+        settings: the server's settings.
+        announce: receives the line with the server's address.
+        warming: the number of programs to load, for a server that listens during loading; None for a server that
+            listens
+            after it.
 
     Raises:
-        ShardmillError: the address can't be used, or whatever `load` raises.
+        ShardmillError: the address can't be used, or `load` failed.
     """
     _serve(partial(_ready, load, settings), settings, announce, warming)
 
@@ -82,12 +83,12 @@ def serve(
 def serve_encoder(
     load: Callable[[], Reader], settings: Settings, announce: Callable[[str], None], warming: int | None = None
 ) -> None:
-    """Serves an encoder until a signal ends it; arguments and errors are those of `serve`."""
+    """Serve an encoder until a signal ends it; arguments and errors are the same as for `serve`."""
     _serve(partial(_ready_encoder, load, settings), settings, announce, warming)
 
 
 def _ready(load: Callable[[], Model], settings: Settings, listener: socket.socket) -> Ready:
-    """A decoder, loaded, and with every width run."""
+    """Load a decoder and run every width once."""
     model, metrics = load(), Metrics()
     begins(FIRST_PASSES)
     worker = Worker(
@@ -132,7 +133,7 @@ def _serve_warming(
     programs: int,
     listener: socket.socket,
 ) -> None:
-    """Listen first, and load meanwhile."""
+    """Listen first, and load the model meanwhile."""
     warming = Warming(make, programs, settings, announce)
     loader = threading.Thread(target=warming.load, name="loader", daemon=True)  # ends with the process
     server = around(warming, warming, settings, loader.start)
@@ -140,7 +141,7 @@ def _serve_warming(
 
 
 def _serve_until_signal(server: Server, worker: Worker | Desk | Warming, listener: socket.socket) -> None:
-    """Run the server, and end its worker with it. Raise what ended the worker, if that ended the server."""
+    """Run the server, then close its worker. Raise the worker's error, if one ended the server."""
     worker.stop = lambda: setattr(server, "should_exit", True)
     try:
         _run(server, listener)
@@ -151,7 +152,7 @@ def _serve_until_signal(server: Server, worker: Worker | Desk | Warming, listene
 
 
 def around(app: ASGIApp, worker: Worker | Desk | Warming, settings: Settings, announce: Callable[[], None]) -> Server:
-    """Makes the server of an application."""
+    """Build the server of an application."""
     limits = settings.limits
     config = uvicorn.Config(
         app,
@@ -166,7 +167,7 @@ def around(app: ASGIApp, worker: Worker | Desk | Warming, settings: Settings, an
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Binds a socket to the address; it does not listen yet."""
+    """Bind a socket to the address; it does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -186,7 +187,7 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def greeting(model: Model, settings: Settings, listener: socket.socket) -> str:
-    """The line that says where the server listens."""
+    """Return the line with the server's address."""
     return _greeting(model.name, model.engine_name, model.threads, settings, listener)
 
 
@@ -197,7 +198,7 @@ def _greeting(name: str, engine: str, threads: int | None, settings: Settings, l
 
 
 def _run(server: Server, listener: socket.socket) -> None:
-    """Runs the server. uvicorn raises a signal again after its shutdown; SIGTERM must not kill what has obeyed it."""
+    """Run the server. uvicorn raises a signal again after its shutdown; here SIGTERM must not kill the process then."""
     if threading.current_thread() is not threading.main_thread():
         server.run(sockets=[listener])
         return

@@ -1,4 +1,4 @@
-"""The decisions of the person who starts a server."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from shardmill.decode import ContextPolicy
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what clients may ask for and on what they may hold.
+    """Limits on requests and connections.
 
     Attributes:
         queue: requests that wait while one runs; one more is answered 429.
-        open_requests: requests accepted and not yet delivered, whatever they wait for; one more is answered 429.
-        prompt_tokens, max_tokens: per request; None: as many as the context holds, also where it slides.
-        body_bytes: longest request body. body_seconds: time that a client has to send it.
+        open_requests: requests accepted and not yet answered completely, in any state; one more is answered 429.
+        prompt_tokens, max_tokens: per request; None: the size of the context, even if it slides.
+        body_bytes: longest request body.
+        body_seconds: time that a client has to send the body.
         head_seconds: time that a connection has to send the head of a request, from its beginning or the last answer.
-        idle_connections: connections that may wait for a request; one more closes the one that waits longest.
-        stall_seconds: time after which a reader who takes nothing of a stream is given up.
+        idle_connections: connections that may wait for a request; one more closes the oldest.
+        stall_seconds: time after which a stream is closed whose client reads nothing.
         keepalive_seconds: time without data after which a stream sends a comment.
-        grace_seconds: time that the running request has to finish once the server shuts down.
+        grace_seconds: time that the running request has to finish when the server shuts down.
     """
 
     queue: int = 64
@@ -39,18 +40,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the server listens, who may use it, and what a request gets that asks for nothing special.
+    """Address and access of the server, and defaults of requests.
 
     Attributes:
+        host: the address of the server.
         port: 0 lets the system choose one.
-        allowed_hosts: names to accept in a request's `Host` beside this machine's, for example a proxy's, if `host`
+        allowed_hosts: names to accept in a request's `Host` besides this machine's, for example a proxy's, if `host`
             is a loopback address.
-        api_key: what clients must send as `Authorization: Bearer KEY`; None: nothing.
-        drafter: used by requests that name none. policy: how much is drafted.
-        draft_table: file that the drafter `learned` begins with, if there is one, and is saved to at the end.
+        api_key: clients must send it as `Authorization: Bearer KEY`; None: no key is needed.
+        drafter: the drafter of requests that name none.
+        policy: the draft policy, by name.
+        draft_table: file that the drafter `learned` starts with, if it exists, and that is saved at the end.
         guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
-            logits are less than this apart are run again alone; 0: none.
-        context_policy: what happens once the context is full: stop, or slide on.
+            logits are closer than this run again alone; 0: none.
+        context_policy: what happens when the context is full: stop, or slide on.
+        limits: limits on requests and connections.
     """
 
     host: str = "127.0.0.1"

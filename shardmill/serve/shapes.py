@@ -13,12 +13,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kind of answer is written.
+    """The JSON form of a kind of answer.
 
     Attributes:
-        prefix: of its id. whole_name, piece_name: the `object` of an answer and of a chunk.
-        whole, piece: text -> the choice's content. opening: content of the first chunk, if it has one of its own.
-        logprobs: the choice's `logprobs`.
+        prefix: prefix of the answer's id.
+        whole_name, piece_name: the `object` of an answer and of a chunk.
+        whole, piece: text -> the choice's content.
+        opening: content of an extra first chunk, or None.
+        logprobs: tokens -> the choice's `logprobs`.
     """
 
     prefix: str

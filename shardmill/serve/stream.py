@@ -1,4 +1,4 @@
-"""Answers that notice when their client leaves: whole ones, and streams of server-sent events."""
+"""Answers that stop when their client leaves: whole ones, and streams of server-sent events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Waits for `work` and returns its result.
+    """Wait for `work` and return its result.
 
     Raises:
         ClientGoneError: the client left first; `work` is cancelled.
@@ -48,13 +48,13 @@ async def _left(receive: Receive) -> None:
 
 
 async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True) -> None:
-    """Sends a piece of an answer.
+    """Send a piece of an answer.
 
-    `asyncio.wait_for` is not enough: up to Python 3.11 it loses a cancellation that arrives together with the end of
-    what it waits for, and the answer would run on unread.
+    `asyncio.wait_for` is not enough: up to Python 3.11 it loses a cancellation that arrives together with the result,
+    and the answer would run on unread.
 
     Raises:
-        TimeoutError: the reader took nothing for `stall` seconds.
+        TimeoutError: the client read nothing for `stall` seconds.
     """
     async with asyncio.timeout(stall):
         await send({"type": "http.response.body", "body": body, "more_body": more})
@@ -69,10 +69,10 @@ async def take_all(job: Job) -> list[Item]:
 
 
 class EventStream(Response):
-    """An answer as it comes, one event per chunk, `[DONE]` or an error at the end.
+    """An answer as a stream, one event per chunk, with `[DONE]` or an error at the end.
 
-    The status leaves before the job's turn, and a comment whenever nothing was sent for `keepalive_seconds`: proxies
-    cut connections that stay silent. The job goes on at its own speed. It is cancelled when the reader leaves, or takes
+    The status is sent before the job's turn, and a comment whenever nothing was sent for `keepalive_seconds`, because
+    proxies cut silent connections. The job runs at its own speed. It is cancelled when the client leaves, or reads
     nothing for `stall_seconds`.
     """
 
@@ -85,7 +85,7 @@ class EventStream(Response):
         self._stall, self._keepalive = limits.stall_seconds, limits.keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer."""
+        """Send the answer."""
         try:
             await while_connected(receive, self._send(send))
         except ClientGoneError:

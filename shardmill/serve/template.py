@@ -1,4 +1,4 @@
-"""A chat template, the checkpoint's own or another, rendered as transformers renders it."""
+"""A chat template, the checkpoint's own or another, rendered as in transformers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ANSWER = "an answer"
 
 
 def load_template(source: Path, chosen: Path | None = None) -> ChatTemplate | None:
-    """A checkpoint's chat template; None where it has none.
+    """Return a checkpoint's chat template; None if it has none.
 
     Args:
         source: the checkpoint's folder.
         chosen: a file with a template to use instead.
 
     Raises:
-        ShardmillError: the chosen file can't be used, or the tokenizer that a template belongs to can't be loaded.
+        ShardmillError: the chosen file can't be used, or the checkpoint's tokenizer can't be loaded.
     """
     if chosen is None and not has_template(source):
         return None
@@ -43,16 +43,16 @@ def load_template(source: Path, chosen: Path | None = None) -> ChatTemplate | No
 
 
 def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
-    """The special token that a template puts after an answer, where it puts one.
+    """Return the special token that a template puts after an answer; None if it puts no special token there.
 
-    A model that was taught with the template ends its turn with this token. Some checkpoints do not name it in
-    generation_config.json, and their models would go on with the next turn by themselves.
+    A model that was trained with the template ends its turn with this token. Some checkpoints do not name it in
+    generation_config.json; without it their models would continue with the user's next turn.
     """
     try:
         _, _, after = template(
             [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _ANSWER}]
         ).rpartition(_ANSWER)
-    except Exception:  # templates raise what they like; a request that can't be rendered will say so
+    except Exception:  # templates may raise any exception; a request that can't be rendered reports it
         return None
     special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found = [content for content in special if after.lstrip().startswith(content)]
@@ -60,10 +60,10 @@ def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
 
 
 def has_template(source: Path) -> bool:
-    """Whether a checkpoint folder holds a chat template.
+    """Return whether a checkpoint folder contains a chat template.
 
     Raises:
-        ShardmillError: its tokenizer_config.json is damaged.
+        ShardmillError: the folder's tokenizer_config.json is damaged.
     """
     if (source / "chat_template.jinja").is_file():
         return True

@@ -1,4 +1,4 @@
-"""The bytes of single tokens. A token may hold part of a character, so its text alone can't tell them.
+"""The bytes of single tokens. A token may contain part of a character, so its bytes don't follow from its text.
 
 Two notations are in use: byte-level BPE writes each byte as a printable character (GPT-2's table), and tokenizers with
 byte fallback write `<0xE2>` for a byte and U+2581 for a space.
@@ -19,14 +19,14 @@ _SPACE = "\u2581"
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's character -> byte: printable Latin-1 stands for itself, the rest follows from U+0100 on."""
+    """Map byte-level BPE's characters to bytes: printable Latin-1 to itself, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class Vocabulary:
-    """Looks tokens up in a tokenizer."""
+    """A lookup of single tokens in a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         decoder = parse_json(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
@@ -36,7 +36,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     def bytes(self, token: int) -> bytes:
-        """UTF-8 bytes of the token; empty if the tokenizer does not know the number."""
+        """Return the UTF-8 bytes of the token; empty if the tokenizer does not know the number."""
         if token in self._added:
             return self._added[token].encode()
         symbol = self._tokenizer.id_to_token(token)
@@ -48,5 +48,5 @@ class Vocabulary:
         return bytes([int(byte[1], 16)]) if byte else symbol.replace(_SPACE, " ").encode()
 
     def text(self, token: int) -> str:
-        """The token's text, with U+FFFD for bytes that are not whole characters."""
+        """Return the token's text, with U+FFFD for bytes that are not whole characters."""
         return self.bytes(token).decode(errors="replace")

@@ -1,7 +1,7 @@
-"""A server that listens while its model is being loaded, and says how far that is.
+"""A server that listens while its model is being loaded, and reports the progress.
 
-Until the model is there, /health is a 503 that tells which program of how many is being loaded, and everything else is
-a 503 with Retry-After. From one request to the next the application takes over.
+During loading, /health answers 503 with the number of the current program and of all programs, and everything else
+answers 503 with Retry-After. Afterwards the loaded application answers all requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_PASSES = "the first pass of every width"
 
 @dataclass(frozen=True)
 class Ready:
-    """What a loaded model is served with: the application, what does its work, and the line that announces it."""
+    """A loaded model, ready for serving: the application, its worker, and the line that announces it."""
 
     app: ASGIApp
     worker: Worker | Desk
@@ -36,17 +36,17 @@ class Ready:
 
 
 class Warming:
-    """An application that is not there yet, and afterwards that application.
+    """An application that answers 503 during loading, and then delegates to the loaded application.
 
     Args:
-        make: loads the model; runs in a thread of its own.
-        programs: how many it loads.
-        settings: of the server.
-        announce: takes the greeting, once requests are answered.
+        make: loads the model; runs in a separate thread.
+        programs: number of programs that it loads.
+        settings: the server's settings.
+        announce: receives the greeting when requests are answered.
 
     Attributes:
-        stop: ends the server, where the load has failed.
-        error: why it has.
+        stop: ends the server; called if the load fails.
+        error: the error of the load or the worker.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Warming:
         self.error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, or has the application answer."""
+        """Answer a request, or pass it on to the loaded application."""
         await self._app(scope, receive, send)
 
     def load(self) -> None:
-        """Loads the model and takes it into service."""
+        """Load the model and start serving it."""
         try:
             with loading.told(self._begins):
                 ready = self._make()
@@ -91,19 +91,19 @@ class Warming:
         self.stop()
 
     def refuse(self) -> None:
-        """The server ends: no request is taken any more, and no model."""
+        """Accept no more requests, and no loaded model."""
         with self._lock:
             self._closing = True
         if self._worker is not None:
             self._worker.refuse()
 
     def cancel_running(self) -> None:
-        """Ends what runs."""
+        """Cancel the running request."""
         if self._worker is not None:
             self._worker.cancel_running()
 
     def close(self, timeout: float) -> None:
-        """Ends everything."""
+        """Close the worker, if the model is loaded."""
         self.refuse()
         if self._worker is not None:
             self._worker.close(timeout)

@@ -1,7 +1,7 @@
-"""The one thread that runs the engine, and the bounded queue in front of it.
+"""The one thread that runs the engine, and its bounded queue.
 
 Requests run one at a time in the order of their arrival. The thread never waits for a client: it puts tokens into the
-job and goes on. It looks for a cancellation before every pass, those of a prompt included.
+job and goes on. It checks for a cancellation before every pass, including the passes of a prompt.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 
 log = logging.getLogger(__name__)
-LONGEST_RETRY = 60  # seconds; openai's client obeys no longer Retry-After
+LONGEST_RETRY = 60  # seconds; openai's client ignores a longer Retry-After
 
 
 class _CancelledError(Exception):
-    """The running job has been told to end."""
+    """The running job was cancelled."""
 
 
 class Worker:
-    """Answers jobs with a model.
+    """The engine thread and its queue.
 
     Args:
-        model: what answers; its engine is the worker's alone.
-        metrics: what is counted.
+        model: the model to run; its engine is used only by the worker.
+        metrics: the server's counters.
         queue: jobs that may wait while one runs.
-        policy: how much is drafted, by name.
-        draft_table: what `learned` begins with, if there is such a file; `close` writes it.
-        context_policy: what happens once the context is full.
+        policy: the draft policy, by name.
+        draft_table: file that `learned` starts with, if it exists; `close` writes it.
+        context_policy: what happens when the context is full.
 
     Attributes:
         stop: ends the server; called if the engine can't be used any more.
-        error: why it can't.
+        error: why the engine can't be used.
 
     Raises:
-        DecodeError: the context is too small to slide, the draft model has another vocabulary, no policy has that
-            name, or the table is damaged or another model's, which is refused as it would be overwritten at the end.
+        DecodeError: the context is too small to slide, the draft model has another vocabulary, or no policy has that
+            name. Also if the table is damaged or another model's, because it would be overwritten at the end.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Worker:
         self._running: Job | None = None
         self._closing = False
         self._changed = threading.Condition()
-        self._seconds = 1.0  # what a request takes; a running average
-        self._costs = measure_widths(model.engine)  # also the first, slow calls of each width
+        self._seconds = 1.0  # of a request; a running average
+        self._costs = measure_widths(model.engine)  # it also runs the first, slow calls of each width
         self._context_policy = context_policy
         self._session = Session(model.engine, context_policy=context_policy)
         self._policy, self._draft_table = policy, draft_table
@@ -94,23 +94,23 @@ class Worker:
         self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
         self._helpers_for("learned")
         if model.draft_session is not None:
-            self._helpers_for("draft_model")  # a draft model that does not fit is told before anyone asks
+            self._helpers_for("draft_model")  # report an unfit draft model before the first request
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Starts answering."""
+        """Start answering."""
         self._thread.start()
 
     @property
     def is_well(self) -> bool:
-        """Whether a request that comes now will be answered."""
+        """Return whether a new request would be answered."""
         return self._thread.is_alive() and not self._closing
 
     def submit(self, job: Job) -> None:
-        """Queues a job.
+        """Queue a job.
 
         Raises:
-            ApiError: 429 where the queue is full, 503 once the server shuts down.
+            ApiError: 429 if the queue is full, 503 if the server is shutting down.
         """
         with self._changed:
             if self._closing:
@@ -122,7 +122,7 @@ class Worker:
             self._changed.notify()
 
     def cancel(self, job: Job, reason: ApiError) -> None:
-        """Ends a job early, whether it waits, runs or is over."""
+        """End a job early, whether it waits, runs or is over."""
         job.cancel(reason)
         with self._changed:
             if job in self._waiting:
@@ -131,7 +131,7 @@ class Worker:
                 job.put(reason)
 
     def refuse(self) -> None:
-        """Takes no more jobs and ends those that wait; the running one goes on."""
+        """Accept no more jobs and cancel the waiting ones; the running one continues."""
         with self._changed:
             self._closing = True
             waiting = list(self._waiting)
@@ -140,7 +140,7 @@ class Worker:
             self.cancel(job, shutting_down())
 
     def close(self, timeout: float) -> None:
-        """Ends everything, and waits that long for the pass under way."""
+        """Stop everything, and wait at most `timeout` seconds for the current pass."""
         self.cancel_running()
         self.refuse()
         self._thread.join(timeout)
@@ -148,7 +148,7 @@ class Worker:
             self._learned.save(self._draft_table, self._numbering)
 
     def cancel_running(self) -> None:
-        """Ends the running job after its current pass."""
+        """Stop the running job after its current pass."""
         with self._changed:
             if self._running is not None:
                 self._running.cancel(shutting_down())
@@ -164,7 +164,7 @@ class Worker:
                 self._answer(job)
             except _CancelledError:
                 job.put(job.cancelled or broken())
-            except DecodeError as error:  # in mid-answer: what can be known before is refused before it is queued
+            except DecodeError as error:  # in mid-answer: foreseeable errors are reported before queueing
                 job.put(invalid(str(error)))
                 self._start_afresh()
             except Exception:
@@ -214,7 +214,7 @@ class Worker:
             _stop_if_cancelled(job)
 
     def _helpers_for(self, name: str) -> tuple[Drafter, DraftPolicy]:
-        """The resident drafter of that name, and the policy that has learned what its drafts are worth."""
+        """Return the resident drafter of that name, and its policy, which has learned how good its drafts are."""
         if name not in self._helpers:
             model = self._model
             drafter = create_drafter(
@@ -225,7 +225,7 @@ class Worker:
         return self._helpers[name]
 
     def _start_afresh(self) -> None:
-        """Drop everything that a failed request may have left half done; end the server if that can't be done."""
+        """Drop all state of a failed request; end the server if that is impossible."""
         try:
             self._helpers.clear()
             self._session = Session(self._model.engine, context_policy=self._context_policy)

@@ -95,7 +95,7 @@ def test_a_question_is_answered_alone(kit: Path) -> None:
     done = subprocess.run(
         command(kit, "--only", "sped"), check=False, env=environment(kit, HERE / "fake"), capture_output=True, text=True
     )
-    assert done.returncode == 1 and "--only sped: no measurement is called so; there are compile, " in done.stderr
+    assert done.returncode == 1 and "--only sped: no such measurement; choose from compile, " in done.stderr
 
 
 def test_a_build_that_is_loaded_with_another_hint_is_another_build(kit: Path, own: Path, tmp_path: Path) -> None:  # noqa: F811

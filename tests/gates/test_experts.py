@@ -130,7 +130,7 @@ def test_a_close_call_that_leaves_few_tokens_is_refused(at: int, tokens: int) ->
     truths = [torch.zeros(tokens, 1, dtype=torch.long) for _ in range(8)]
     truths[0][at] = 1
     found = experts.compared(Choices(chosen, scores), truths, "fp32")
-    with pytest.raises(GateError, match=rf"at token {at}: of {tokens} tokens .* fewer than 32 .* another text"):
+    with pytest.raises(GateError, match=rf"at token {at} of {tokens}: .* at least 32 are needed; .* another text"):
         found.decided(torch.zeros(tokens, dtype=torch.bool))
 
 

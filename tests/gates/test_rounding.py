@@ -79,7 +79,7 @@ def test_rows_without_a_scale_come_with_the_remedy(
     assert rows["weight_steps"].value < 0.6 and rows["scale_steps"].value <= 1
     worst, where = rows["subnormal_steps"].value, rows["subnormal_steps"].detail
     assert 40 < worst < 60
-    assert where.startswith(f"model.{PROJECTION}, of which rows are so small") and "form fp16" in where
+    assert where.startswith(f"model.{PROJECTION}, some of whose rows are too small") and "form fp16" in where
 
 
 def test_a_nan_is_no_small_distance(

@@ -36,7 +36,7 @@ def test_energy_is_that_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_energy_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where powermetrics ends at once, or names its samples otherwise."""
-    with pytest.raises(Refused, match="told of no energy"):
+    with pytest.raises(Refused, match="reported no energy"):
         used([0.0, 0.0], monkeypatch)
 
 

@@ -138,7 +138,9 @@ def test_without_its_package_a_foreign_bundle_is_loaded_with_a_word(
 
 
 def test_a_program_of_which_nothing_is_there_is_refused(compiler: Compiler, tmp_path: Path) -> None:
-    with pytest.raises(ShardmillError, match=r"head_0.mlmodelc is not there, nor a package .* pull the build again"):
+    with pytest.raises(
+        ShardmillError, match=r"head_0.mlmodelc is missing, and so is its package; pull the build again"
+    ):
         loadable(manifest(tmp_path, PORTABLE, bundle=False, package=False), tmp_path)
 
 

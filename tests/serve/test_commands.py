@@ -220,7 +220,7 @@ def test_an_error_ends_the_turn_not_the_talk(build: Path) -> None:
 def test_a_line_that_is_no_text_ends_the_turn_only(build: Path) -> None:
     """A terminal may send bytes that are no UTF-8."""
     model = load_model(build, None, "fp32")
-    with pytest.raises(ApiError, match="no valid Unicode"):
+    with pytest.raises(ApiError, match="not valid Unicode"):
         Conversation(model).prompt("\udcff")
 
 

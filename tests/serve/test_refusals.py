@@ -59,7 +59,7 @@ def locked() -> Iterator[Running]:
         ({"prompt": ["a", "b"]}, "prompt: must be one text or one list of tokens", "prompt"),
         ({"prompt": [[1, 2]]}, "prompt: must be one text or one list of tokens", "prompt"),
         ({"prompt": [70000]}, "outside the vocabulary of 257", "prompt"),
-        ({"prompt": "\ud83d"}, "no valid Unicode", None),
+        ({"prompt": "\ud83d"}, "not valid Unicode", None),
         ({"prompt": "x" * 201}, "the prompt has 201 tokens, at most 200 are allowed", None),
         ({"prompt": None}, "prompt", "prompt"),
         ({"shardmill": {"drafter": "magic"}}, "shardmill.drafter: ", "shardmill"),

@@ -30,7 +30,7 @@ HOSTILE: dict[str, tuple[str, str]] = {  # what someone says -> what the templat
     "loop": (MANY * 3 + "{% endfor %}" * 3, "it took more than 1 s"),
     "count": ("{{ 10 ** (10 ** (messages[0].content|length + 3)) }}", "it took more than 1 s"),
     "grow": ("{{ messages[0].content * 10 ** 10 }}", TOO_LARGE),
-    "talk": ("{{ messages[0].content * 10 ** 7 }}", "it made 40000004 characters of them, more than 16777216"),
+    "talk": ("{{ messages[0].content * 10 ** 7 }}", "it wrote 40000004 characters, more than 16777216"),
     "refuse": ("{{ raise_exception('say more\\nplease') }}", "say more"),
 }
 

@@ -23,7 +23,7 @@ __all__ = [
     "create_drafter",
 ]
 
-_BY_ITSELF: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {  # what needs no second model
+_BY_ITSELF: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {  # drafters that need no second model
     "none": lambda _: NoDrafter(),
     "ngram": lambda _: NgramDrafter(),
     "suffix": lambda _: SuffixDrafter(),
@@ -41,12 +41,13 @@ def create_drafter(
     vocab: int | None = None,
     learned: LearnedDrafter | None = None,
 ) -> Drafter:
-    """A fresh drafter with its default settings.
+    """Create a drafter with its default settings.
 
     Args:
+        name: one of `DRAFTERS`.
         draft_session: for `draft_model`: a session on the draft model's engine.
         vocab: for `draft_model`: the target's vocabulary; by default the draft model's.
-        learned: for `learned`: the one to use, with its table; by default a new one.
+        learned: for `learned`: an existing drafter with its table; by default a new one.
 
     Raises:
         DecodeError: no drafter has that name, or `draft_model` lacks its session.

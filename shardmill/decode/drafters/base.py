@@ -1,7 +1,7 @@
-"""What every drafter offers: a guess at the next tokens, and how sure it is of each.
+"""The interface of drafters: proposed next tokens, each with a confidence.
 
-The caller says what happened: `reset` at the start of a request, `propose` before a pass, `observe` after it,
-`finish` at the end. A drafter only ever affects speed, never which tokens come out.
+The caller reports events: `reset` at the start of a request, `propose` before a pass, `observe` after it, `finish` at
+the end. A drafter only affects speed, never which tokens come out.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ class Draft:
 
     Attributes:
         tokens: the tokens, in order.
-        confidence: per token, the drafter's estimate that it is right given that those before it are. May be empty, and
-            must be where the tokens were drawn at random: if a draw's verification depended on its confidence, the
-            draw would change what comes out.
-        distributions: float [k, V], what each token was drawn from; None if the tokens were chosen, not drawn.
+        confidence: per token, the estimated probability that it is right, given that the tokens before it are. May be
+            empty, and must be empty if the tokens were drawn at random: if a draw's verification depended on its
+            confidence, the draw would change the output.
+        distributions: float [k, V], the distribution of each drawn token; None if the tokens were chosen, not drawn.
     """
 
     tokens: tuple[int, ...] = ()
@@ -33,10 +33,10 @@ EMPTY = Draft()
 
 
 def usable(draft: Draft, limit: int, vocab: int) -> Draft:
-    """The part of `draft` that an engine can be asked to verify, so that no drafter can break decoding.
+    """Return the part of `draft` that an engine can verify, so that no drafter can break decoding.
 
     It ends at `limit`, or before the first token outside the vocabulary. Confidences that do not fit the tokens are
-    dropped. Without fitting distributions a draw cannot be verified, so nothing of it is left.
+    dropped. Drawn tokens can't be verified without fitting distributions; without them the result is empty.
     """
     tokens = draft.tokens[:limit]
     length = next((i for i, token in enumerate(tokens) if not 0 <= token < vocab), len(tokens))
@@ -49,7 +49,7 @@ def usable(draft: Draft, limit: int, vocab: int) -> Draft:
 
 
 def cut(draft: Draft, length: int) -> Draft:
-    """The first `length` tokens of `draft`, with what belongs to them."""
+    """Return the first `length` tokens of `draft`, with their confidences and distributions."""
     if length >= len(draft.tokens):
         return draft
     distributions = None if draft.distributions is None else draft.distributions[:length]
@@ -60,12 +60,12 @@ def cut(draft: Draft, length: int) -> Draft:
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """What a drafter may want to know about a request.
+    """Facts about a request for a drafter.
 
     Attributes:
-        private: nothing of the request may be kept, and nothing kept from other requests may be used.
-        temperature: the model's; a drafter that draws at random draws at the same temperature.
-        seed: the request's; drafts drawn at random depend on nothing else.
+        private: the drafter may keep nothing of the request, and use nothing kept from other requests.
+        temperature: the model's temperature; a drafter that draws at random draws at the same temperature.
+        seed: the request's seed; drafts drawn at random depend on nothing else.
     """
 
     private: bool = False
@@ -77,20 +77,20 @@ PLAIN = RequestInfo()
 
 
 class Drafter(Protocol):
-    """Guesses what the model will say next."""
+    """A source of guesses for the model's next tokens."""
 
     @property
     def name(self) -> str:
-        """Name in reports."""
+        """Return the drafter's name in reports."""
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
-        """Starts a request."""
+        """Start a request."""
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
-        """At most `limit` tokens to follow `context`, which is the prompt and all emitted tokens."""
+        """Propose at most `limit` tokens to follow `context`, which is the prompt and all emitted tokens."""
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
-        """Learns what the last pass emitted; the first `accepted` of these tokens were drafted."""
+        """Record the tokens that the last pass emitted; the first `accepted` of these tokens were drafted."""
 
     def finish(self) -> None:
-        """Ends the request."""
+        """End the request."""

@@ -1,7 +1,7 @@
-"""Drafts from a second, smaller model with the same vocabulary, in a session of its own.
+"""Drafts from a second, smaller model with the same vocabulary, in a separate session.
 
-Its cache holds what it drafted. Once the target has answered, the cache is cut back to what was accepted, and the next
-proposal feeds only what is missing.
+The session's cache contains its drafts. After the target's answer, the cache is truncated to the accepted tokens. The
+next proposal feeds only the missing tokens.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from shardmill.decode.errors import DecodeError
 from shardmill.decode.sampler import uniforms
 from shardmill.decode.session import Session
 
-_STREAM = 1  # of the request's randomness; the target draws from stream 0
+_STREAM = 1  # of the request's random streams; the target draws from stream 0
 
 
 class DraftModelDrafter:
-    """Proposes a small model's own continuation: its argmax, or at a temperature a draw with its distribution.
+    """A drafter that proposes a small model's continuation: the argmax, or a draw with its distribution.
 
     Args:
-        session: a session on the draft model's engine, for this drafter alone.
+        session: a session on the draft model's engine, used only by this drafter.
         vocab: the target's vocabulary.
 
     Raises:
@@ -38,8 +38,8 @@ class DraftModelDrafter:
             )
         self._session = session
         self._sampling = Sampling()
-        self._fresh = True  # the cache may hold another request
-        self._proposed_at: int | None = None  # length of the context at a proposal that has not been answered
+        self._fresh = True  # the cache may contain another request's tokens
+        self._proposed_at: int | None = None  # length of the context at the last proposal, until `observe`
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
         """See `Drafter`."""
@@ -48,7 +48,7 @@ class DraftModelDrafter:
         self._proposed_at = None
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
-        """See `Drafter`. No draft once the draft model's own context is full."""
+        """See `Drafter`. The draft is empty if the draft model's context is full."""
         if limit < 1 or not self._session.can_hold(len(context)):
             return EMPTY
         row = self._catch_up(context)
@@ -66,7 +66,7 @@ class DraftModelDrafter:
         return Draft(tuple(tokens), tuple(float(q[t]) for q, t in zip(drawn_from, tokens, strict=True)))
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
-        """Cuts the cache back to what the target accepted."""
+        """Truncate the cache to the tokens that the target accepted."""
         if self._proposed_at is not None:
             kept = min(self._proposed_at + accepted, len(self._session.tokens))
             self._session.truncate(kept)
@@ -76,7 +76,7 @@ class DraftModelDrafter:
         """See `Drafter`."""
 
     def _catch_up(self, context: Sequence[int]) -> Logits:
-        """Logits [V] after `context`, running what the cache lacks."""
+        """Run the tokens that the cache lacks and return the logits [V] after `context`."""
         held = len(self._session.tokens)
         if self._fresh or not 0 < held < len(context):
             self._fresh = False
@@ -90,7 +90,7 @@ class DraftModelDrafter:
         return row
 
     def _probabilities(self, row: Logits) -> Probabilities:
-        """The distribution [V] that a draft is drawn from, or, if it is not drawn, the model's own."""
+        """Return the distribution [V] for a draw; without a temperature, the model's own."""
         temperature = self._sampling.temperature or 1.0
         return probabilities(row.astype(np.float64), Sampling(temperature=temperature))
 

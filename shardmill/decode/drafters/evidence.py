@@ -1,9 +1,8 @@
-"""How much each kind of context says about the next token: weights fitted by tools/fit_evidence.py.
+"""Weights of the contexts that predict the next token, fitted by tools/fit_evidence.py.
 
-A token's score is the sum of what its contexts add (follow.py), each times a trust that depends on how long a
-context is known in the text itself and in the table, and of a bonus for tokens that the text already holds. The
-chance of a token is the exponential of its score among those of all candidates, and of one more: that it is none
-of them.
+A token's score is the sum over its contexts (follow.py), each multiplied by a trust, plus a bonus if the text contains
+the token. The trust depends on how long a context is known in the text itself and in the table. A token's probability
+is the softmax of its score over all candidates and one more outcome: that no candidate is right.
 """
 
 import json
@@ -17,18 +16,20 @@ from typing import Any
 from shardmill.decode.drafters.follow import Found, Weights
 
 FILE = Path(__file__).with_name("evidence.json")
-OFTEN = 5  # occurrences in the text from which on more add no bonus
+OFTEN = 5  # occurrences in the text beyond which the bonus no longer grows
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Weights.
+    """Fitted weights.
 
     Attributes:
-        own, table: by kind of context, of the text itself and of earlier ones; None for kinds that are not kept. The
+        own, table: weights by kind of context, for this text and for earlier texts; None for kinds that are not kept.
+            The
             first three, the contexts without a gap, are always kept: they determine the situation.
-        own_trust, table_trust: by situation (see `situation`), one for each kept kind.
-        held: bonus of a token that the text holds 0, 1, ... `OFTEN` times. none: exponential of the score of none.
+        own_trust, table_trust: by situation (see `situation`), one trust for each kept kind.
+        held: bonus of a token that occurs 0, 1, ... `OFTEN` times in the text.
+        none: exponential of the score of "no candidate".
     """
 
     own: tuple[Weights | None, ...]
@@ -41,12 +42,12 @@ class Evidence:
 
 @cache
 def fitted() -> Evidence:
-    """Reads the fitted weights."""
+    """Read the fitted weights."""
     return parse(json.loads(FILE.read_text(encoding="utf-8")))
 
 
 def parse(content: Mapping[str, Any]) -> Evidence:
-    """Makes the weights from the content of their file."""
+    """Build the weights from the content of their file."""
     by_count, present = content["held"]
     return Evidence(
         own=tuple(_weights(row) for row in content["own"]),
@@ -59,7 +60,7 @@ def parse(content: Mapping[str, Any]) -> Evidence:
 
 
 def situation(own: Found, table: Found) -> int:
-    """Index of the longest contexts, up to three tokens each, that the text and the table know."""
+    """Return the index of the longest contexts, up to three tokens each, that the text and the table know."""
     return 4 * _longest(own) + _longest(table)
 
 

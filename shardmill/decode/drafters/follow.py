@@ -1,11 +1,11 @@
-"""Counts what followed each context, for several kinds of context at once, and scores the next token by the counts.
+"""Counts the followers of each context, for several kinds of context, and scores the next token by the counts.
 
-Besides the last one to three tokens, contexts with gaps are kept: lists and tables repeat their frame
-around a word that is new. One kind pairs a token with what followed it the time before, so that "1." at the last
-line break suggests "2." at this one.
+Besides the last one to three tokens, contexts with gaps are kept: lists and tables repeat their frame around a word
+that is new. One kind pairs a token with its previous follower, so that "1." at the last line break suggests "2." at
+this one.
 
-A context adds to the score of each of its followers: a weight times the follower's share of what followed, a
-constant, and a weight times the logarithm of its count.
+A context adds to the score of each of its followers: a weight times the follower's share, a constant, and a weight
+times the logarithm of its count.
 """
 
 from collections import defaultdict
@@ -15,24 +15,24 @@ from math import log1p
 
 KINDS = 6
 LONGEST = 2  # kind of the longest context
-TAIL = 3  # tokens that a context reaches back
+TAIL = 3  # length of a context in tokens
 NO_TOKEN = -1
-BITS = 21  # per token of a key; vocabularies of up to two million
+BITS = 21  # bits per token in a key, for vocabularies of up to two million
 _TOP = 4  # followers that a context proposes
-_SPREAD = 0.5  # occurrences that each further follower is worth against the others
-ONCE = 1 / (1 + _SPREAD)  # share of a follower seen once, where there is no other
-_COUNTS = 64  # counts above are taken for it
-_PART = 64  # a part of a kind's contexts is listed at a time, as the way to the oldest leads over gaps in a dict
-_PATIENCE = 8  # pairs that are looked at for each that has to be forgotten
-Weights = tuple[float, float, float]  # of a kind of context: of the share, of presence, of log(1 + count)
+_SPREAD = 0.5  # occurrences that each additional follower counts against the others
+ONCE = 1 / (1 + _SPREAD)  # share of the only follower, seen once
+_COUNTS = 64  # larger counts are treated as this count
+_PART = 64  # share of a kind's contexts that is listed at a time, as a dict is slow to find its oldest entry
+_PATIENCE = 8  # pairs to inspect for each pair to forget
+Weights = tuple[float, float, float]  # of a kind of context: for the share, for presence, for log(1 + count)
 
 
 def context_keys(tail: Sequence[int], previous: int) -> tuple[int, ...]:
-    """One key per kind: the context's tokens, packed into an integer.
+    """Return one key per kind: the context's tokens, packed into an integer.
 
     Args:
-        tail: the last `TAIL` tokens, `NO_TOKEN` where there is none.
-        previous: what followed the last token the time before, or `NO_TOKEN`.
+        tail: the last `TAIL` tokens, with `NO_TOKEN` for missing ones.
+        previous: the previous follower of the last token, or `NO_TOKEN`.
     """
     b, c, d = tail
     one = d + 1
@@ -42,7 +42,7 @@ def context_keys(tail: Sequence[int], previous: int) -> tuple[int, ...]:
 
 
 class Followers:
-    """What followed one context, seen more than once. `top` holds its most frequent followers, unordered."""
+    """The followers of a context that occurred more than once. `top` lists its most frequent followers, unordered."""
 
     __slots__ = ("counts", "least", "top", "total")
 
@@ -53,7 +53,7 @@ class Followers:
         self.least = 0  # no follower in `top` has a lower count
 
     def add(self, token: int, count: int) -> None:
-        """Counts `token`."""
+        """Add `count` occurrences of `token`."""
         self.total += count
         counts, top = self.counts, self.top
         counts[token] = held = counts.get(token, 0) + count
@@ -69,32 +69,34 @@ class Followers:
                 top[rarest] = token
 
     def share(self, token: int) -> float:
-        """The token's share of what followed; the more followers a context has, the less sure it is of each."""
+        """Return the token's share of the occurrences; additional followers lower each share."""
         return self.counts[token] / (self.total + _SPREAD * len(self.counts))
 
 
-Found = Sequence[int | Followers | None]  # what followed a context of each kept kind; a bare token: once
+Found = Sequence[int | Followers | None]  # the followers of a context of each kept kind; a bare token was seen once
 
 
 class FollowTable:
-    """Context -> what followed it, one mapping per kind. What followed only once is kept as the bare
-    token: most contexts are such, and a large table is read at the speed of memory.
+    """A table from context to followers, one mapping per kind.
+
+    A follower seen only once is stored as the bare token: most contexts have just one, and a large table is read at the
+    speed of memory.
 
     Args:
-        weights: by kind; None for kinds that are neither kept nor asked.
+        weights: by kind; None for kinds that are neither stored nor looked up.
     """
 
     def __init__(self, weights: Sequence[Weights | None]) -> None:
         self.kinds: tuple[dict[int, int | Followers], ...] = tuple({} for _ in range(KINDS))
         self._kept = [(kind, self.kinds[kind]) for kind, w in enumerate(weights) if w]
-        self._age = [0.0] * KINDS  # how often forgetting has gone round the contexts of each kind
+        self._age = [0.0] * KINDS  # how many times forgetting has gone through the contexts of each kind
         self._weights = [(w[0], counted(w), w[0] * ONCE + counted(w)[1]) for w in weights if w]
 
     def __len__(self) -> int:
         return sum(1 for _ in self.rows())
 
     def add(self, keys: Sequence[int], token: int) -> int:
-        """Counts `token` after the context of each kind; returns how many pairs are new."""
+        """Count `token` after the context of each kind; return how many pairs are new."""
         new = 0
         for kind, table in self._kept:
             key = keys[kind]
@@ -106,7 +108,7 @@ class FollowTable:
         return new
 
     def put(self, kind: int, key: int, token: int, count: int) -> bool:
-        """Adds `count` occurrences of `token` after one context; returns whether that pair is new."""
+        """Add `count` occurrences of `token` after one context; return whether that pair is new."""
         table = self.kinds[kind]
         found = table.get(key)
         if found is None:
@@ -121,10 +123,10 @@ class FollowTable:
         return new
 
     def forget(self, pairs: int) -> int:
-        """Forget at least `pairs` pairs, fewer only if there are fewer, and return how many.
+        """Forget at least `pairs` pairs, or all if there are fewer, and return how many.
 
-        Contexts take turns, the oldest first, in all kinds alike: each follower's count is halved, and what was counted
-        once is forgotten. Where that frees too little, contexts are forgotten whole, so that the work is bounded.
+        Contexts take turns, the oldest first, in all kinds alike: each follower's count is halved, and a follower
+        counted once is forgotten. If that frees too little, whole contexts are forgotten, so that the work is bounded.
         """
         forgotten = looked = 0
         while forgotten < pairs and (filled := [one for one in self._kept if one[1]]):
@@ -135,7 +137,7 @@ class FollowTable:
                 counts = {found: 1} if isinstance(found, int) else found.counts
                 for token, count in counts.items():
                     if count > 1 and looked < _PATIENCE * pairs:
-                        self.put(kind, key, token, count // 2)  # the youngest now
+                        self.put(kind, key, token, count // 2)  # moves to the young end
                     else:
                         forgotten += 1
                 looked += len(counts)
@@ -144,11 +146,11 @@ class FollowTable:
         return forgotten
 
     def find(self, keys: Sequence[int]) -> Found:
-        """Looks up what followed, by kept kind."""
+        """Look up the followers of a context, by kept kind."""
         return [table.get(keys[kind]) for kind, table in self._kept]
 
     def weigh(self, into: defaultdict[int, float], found: Found, trust: Sequence[float]) -> None:
-        """Adds the scores of what was found to `into`, each times the trust in its kind."""
+        """Add the scores of followers to `into`, each multiplied by the trust in its kind."""
         for followers, weight, (by_share, by_count, once) in zip(found, trust, self._weights, strict=False):
             if followers is None:
                 continue
@@ -162,7 +164,7 @@ class FollowTable:
                 into[token] += weight * (share * count + by_count[count if count < _COUNTS else _COUNTS])
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yields every (kind, key, token, count)."""
+        """Yield every (kind, key, token, count)."""
         for kind, table in enumerate(self.kinds):
             for key, found in table.items():
                 pairs = ((found, 1),) if isinstance(found, int) else found.counts.items()
@@ -171,6 +173,6 @@ class FollowTable:
 
 
 def counted(weights: Weights) -> tuple[float, ...]:
-    """What a context adds to a follower's score besides its share, by the follower's count."""
+    """Return the part of a follower's score that does not depend on its share, by the follower's count."""
     _, present, per_log = weights
     return tuple(present + per_log * log1p(count) for count in range(_COUNTS + 1))

@@ -1,4 +1,4 @@
-"""Saves a follow table, and which model it was learned from, as plain arrays: loading one runs no code."""
+"""Saves a follow table, and the identity of its model, as plain arrays: loading one runs no code."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _MASK = (1 << BITS) - 1
 
 @dataclass(frozen=True)
 class Numbering:
-    """Which model's tokens the numbers in a table stand for.
+    """The model whose token ids a table contains.
 
     Attributes:
         vocab: the model's vocabulary size.
@@ -26,10 +26,10 @@ class Numbering:
 
 
 def save_table(path: Path, table: FollowTable, numbering: Numbering) -> None:
-    """Writes the table to exactly `path`, by way of a temporary file beside it.
+    """Write the table to exactly `path`, through a temporary file beside it.
 
     Raises:
-        DecodeError: the file cannot be written.
+        DecodeError: the file can't be written.
     """
     rows = list(table.rows())
     keys = [[key >> i * BITS & _MASK for i in range(TAIL)] for _, key, _, _ in rows]
@@ -52,7 +52,7 @@ def save_table(path: Path, table: FollowTable, numbering: Numbering) -> None:
 
 
 def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTable:
-    """Fills `into` with what `save_table` wrote, and returns it.
+    """Fill `into` with a table written by `save_table`, and return it.
 
     Raises:
         DecodeError: the file is missing, damaged, something else, or the table of another model.
@@ -63,7 +63,7 @@ def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTab
         with np.load(path, allow_pickle=False) as arrays:
             found = Numbering(int(arrays["vocab"]), str(arrays["tokenizer"]))
             columns = [arrays[name] for name in ("kind", "key", "token", "count")]
-    except Exception as error:  # whatever a damaged archive makes the libraries raise
+    except Exception as error:  # numpy may raise any exception for a damaged archive
         raise DecodeError(f"{path} is no saved draft table: {error}") from error
     _check_tokens(path, found, numbering)
     _check_columns(path, columns, numbering.vocab)
@@ -84,7 +84,7 @@ def _check_tokens(path: Path, found: Numbering, wanted: Numbering) -> None:
 
 
 def _check_columns(path: Path, columns: list[NDArray[np.int64]], vocab: int) -> None:
-    """Refuses arrays that no table has. A key holds each token plus one, and 0 for no token."""
+    """Raise DecodeError for arrays that no table has. A key contains each token plus one, and 0 for no token."""
     kind, key, token, count = columns
     rows = (kind.size,)
     matching = [column.shape for column in columns] == [rows, (*rows, TAIL), rows, rows]

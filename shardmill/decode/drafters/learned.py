@@ -1,11 +1,11 @@
 """Drafts from n-gram counts of this text and of earlier requests together.
 
-Each kind of context (see follow.py) that has seen the end of the text before votes for what followed it; how much each
-vote counts was fitted on other texts (see evidence.py).
+Each kind of context (see follow.py) that has occurred before votes for its followers; the weights of the votes were
+fitted on other texts (see evidence.py).
 
-The table is bounded and forgets: once it is full, each request makes room for what it adds, at the cost of the contexts
-that were learned or halved the longest time ago. It keeps counts of token sequences of earlier requests, so a private
-request neither adds to it nor consults it.
+The table is bounded: when it is full, each request makes room for its own entries by forgetting the contexts that were
+learned or halved longest ago. It contains counts of token sequences of earlier requests, so a private request neither
+adds to it nor reads it.
 """
 
 from collections import defaultdict
@@ -18,26 +18,26 @@ from shardmill.decode.drafters.evidence import OFTEN, Evidence, fitted, situatio
 from shardmill.decode.drafters.follow import KINDS, LONGEST, NO_TOKEN, TAIL, FollowTable, Found, context_keys
 from shardmill.decode.drafters.follow_file import Numbering, load_table, save_table
 
-_HOPELESS = 0.005  # chance of a whole draft at which it is not continued
+_HOPELESS = 0.005  # probability of a whole draft below which it is not extended
 _NOTHING: Found = (None,) * KINDS
-_UNKNOWN = 0.03  # confidence in the most frequent token, where no context is known
+_UNKNOWN = 0.03  # confidence in the most frequent token, if no context is known
 
 
 class LearnedDrafter:
-    """Proposes the likeliest token by all contexts, those of the text and of a table kept across requests.
+    """A drafter that proposes the likeliest token by all contexts, of the text and of a table kept across requests.
 
     Args:
-        size: (context, follower) pairs that the table may hold; one takes about 100 bytes.
-        evidence: what contexts are worth; by default as it was fitted.
+        size: (context, follower) pairs that the table may contain; one takes about 100 bytes.
+        evidence: the weights of contexts; by default the fitted ones.
     """
 
     name = "learned"
     _own: FollowTable
-    _log: list[tuple[tuple[int, ...], int]]  # what `finish` adds to the table
-    _before: dict[int, int]  # token -> what followed it the last time
+    _log: list[tuple[tuple[int, ...], int]]  # the entries that `finish` adds to the table
+    _before: dict[int, int]  # token -> its last follower
     _held: dict[int, int]  # token -> occurrences in this text
     _usual: int  # the most frequent token of this text
-    _bonus: dict[int, float]  # token -> what its occurrences add to its score
+    _bonus: dict[int, float]  # token -> bonus for its occurrences
     _tail: tuple[int, ...]
 
     def __init__(self, *, size: int = 2_000_000, evidence: Evidence | None = None) -> None:
@@ -89,25 +89,25 @@ class LearnedDrafter:
             self._tail = (*self._tail[1:], token)
 
     def finish(self) -> None:
-        """Adds the request to the table, unless it is private."""
+        """Add the request to the table, unless it is private."""
         if not self._private:
             self.pairs += sum(self._table.add(keys, token) for keys, token in self._log)
             self.pairs -= self._table.forget(self.pairs - self._size)
         self._restart()
 
     def save(self, path: Path, numbering: Numbering) -> None:
-        """Writes the table; it holds token sequences of the requests it learned from.
+        """Write the table. It contains token sequences of earlier requests.
 
         Raises:
-            DecodeError: the file cannot be written.
+            DecodeError: the file can't be written.
         """
         save_table(path, self._table, numbering)
 
     def load(self, path: Path, numbering: Numbering) -> None:
-        """Replaces the table by a saved one.
+        """Replace the table by a saved one.
 
         Raises:
-            DecodeError: the file holds no table, or one of another model.
+            DecodeError: the file contains no table, or another model's.
         """
         self._table = load_table(path, FollowTable(self._evidence.table), numbering)
         self.pairs = len(self._table)
@@ -122,7 +122,7 @@ class LearnedDrafter:
         self._tail = (NO_TOKEN,) * TAIL
 
     def _known(self, keys: Sequence[int], *, hasty: bool) -> tuple[Found, Found]:
-        """Looks up what followed the contexts in this text and, in the table, in earlier ones.
+        """Look up the followers of the contexts in this text and, in the table, in earlier ones.
 
         In haste, for tokens after the first of a draft, the table is skipped if the text itself knows the longest
         context: it would hardly change the outcome.
@@ -132,7 +132,7 @@ class LearnedDrafter:
         return own, _NOTHING if silent else self._table.find(keys)
 
     def _likeliest(self, keys: Sequence[int], *, hasty: bool) -> tuple[int, float]:
-        """The likeliest token and its chance."""
+        """Return the likeliest token and its probability."""
         evidence = self._evidence
         own, table = self._known(keys, hasty=hasty)
         where = situation(own, table)

@@ -1,7 +1,8 @@
-"""Drafts from the text itself: what followed the last time that the text ended as it does now.
+"""Prompt-lookup decoding: drafts the continuation of the last earlier occurrence of the text's end.
 
-The longest known suffix wins, and of its earlier occurrences the most recent. Each drafted token is looked up anew,
-with the drafts before it taken as text. Occurrences are indexed as the text grows, so a proposal costs a few look-ups.
+The longest known suffix wins, and among its earlier occurrences the most recent. Each drafted token is looked up
+separately, as if the drafts before it were text. Occurrences are indexed as the text grows, so a proposal costs a few
+look-ups.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ _CONFIDENCE = (0.2, 0.4, 0.55, 0.65)  # by length of the match; the width contro
 
 
 class NgramDrafter:
-    """Longest suffix of `longest` .. `shortest` tokens first, most recent match."""
+    """A drafter by the longest known suffix of `shortest` to `longest` tokens, and its most recent occurrence."""
 
     name = "ngram"
 
@@ -57,7 +58,7 @@ class NgramDrafter:
             self._text.append(token)
 
     def _lookup(self, tail: Sequence[int]) -> tuple[int, int] | None:
-        """The token that followed the longest known end of `tail`, and that end's length."""
+        """Return the follower of the longest known suffix of `tail`, and that suffix's length."""
         for order in self._orders:
             found = self._next.get(tuple(tail[-order:])) if order <= len(tail) else None
             if found is not None:

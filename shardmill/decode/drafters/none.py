@@ -6,7 +6,7 @@ from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 
 
 class NoDrafter:
-    """Proposes nothing."""
+    """A drafter without proposals."""
 
     name = "none"
 

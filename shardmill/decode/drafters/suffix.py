@@ -1,20 +1,20 @@
-"""Drafts from a suffix automaton of the text: the longest end of the text, of any length, that occurred before.
+"""Drafts from a suffix automaton of the text: the longest suffix of the text, of any length, that occurred before.
 
-The automaton grows with the text, amortised O(1) per token. Each state is a context; it counts what
-followed it and proposes the most frequent continuation, of equals the latest. Where the text's end is new
-altogether, the most frequent token is proposed. Blumer et al., "The smallest automaton recognizing the
-subwords of a text", 1985; used for drafting by Hu et al., "SAM Decoding", 2024.
+The automaton grows with the text, amortised O(1) per token. Each state is a context; it counts its followers and
+proposes the most frequent one, and among equals the latest. If the text's end is entirely new, the most frequent token
+is proposed. Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985; used for drafting by Hu
+et al., "SAM Decoding", 2024.
 """
 
 from collections.abc import Sequence
 
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 
-_COUNTED = 6  # contexts, longest first, whose continuation counts a token updates: bounds the cost of a token
+_COUNTED = 6  # contexts, longest first, in which a token updates the counts; this bounds the cost of a token
 
 
 class SuffixAutomaton:
-    """The contexts of a text and what followed them. State 0 is the empty context."""
+    """The contexts of a text and their followers. State 0 is the empty context."""
 
     def __init__(self) -> None:
         self.next: list[dict[int, int]] = [{}]
@@ -26,17 +26,17 @@ class SuffixAutomaton:
 
     @property
     def match(self) -> int:
-        """State of the longest end of the text that also occurred earlier."""
+        """Return the state of the longest suffix of the text that also occurred earlier."""
         return max(self.link[self._last], 0)
 
     def share(self, state: int) -> float:
-        """Share of the state's best continuation among its continuations; each unseen repeat counts once."""
+        """Return the share of the state's best continuation among its continuations; an uncounted one counts once."""
         counts, best = self._counts[state], self.best[state]
         total = sum(counts.values()) + len(self.next[state]) - len(counts)
         return counts.get(best, 1) / total
 
     def extend(self, token: int) -> None:
-        """Appends `token` to the text."""
+        """Append `token` to the text."""
         self._count(token)
         state = self._new_state(self.length[self._last] + 1, {}, -1)
         p = self._last
@@ -47,7 +47,7 @@ class SuffixAutomaton:
         self._last = state
 
     def _context_for(self, p: int, token: int) -> int:
-        """State of the longest context that ends in `token` and occurred before; split off if necessary."""
+        """Return the state of the longest known context that ends in `token`; split it off if necessary."""
         if p < 0:
             return 0
         q = self.next[p][token]
@@ -94,7 +94,7 @@ class SuffixAutomaton:
 
 
 class SuffixDrafter:
-    """Longest match, most frequent continuation."""
+    """A drafter by the longest match and its most frequent continuation."""
 
     name = "suffix"
 
@@ -110,11 +110,11 @@ class SuffixDrafter:
         """See `Drafter`."""
         automaton = self._automaton
         state = automaton.match
-        length = automaton.length[state]  # of the match; a state's own length is that of its longest context
+        length = automaton.length[state]  # of the match; a state's own length is the length of its longest context
         tokens: list[int] = []
         confidence: list[float] = []
         while len(tokens) < limit:
-            while state > 0 and automaton.best[state] < 0:  # a context that so far only ended the text
+            while state > 0 and automaton.best[state] < 0:  # a context that occurred only at the end of the text
                 state = automaton.link[state]
                 length = automaton.length[state]
             if automaton.best[state] < 0:

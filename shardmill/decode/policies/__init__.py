@@ -22,11 +22,11 @@ POLICIES = ("cost_model", "always")
 
 
 def create_policy(name: str, widths: Sequence[int], *, costs: Mapping[int, float] | None = None) -> DraftPolicy:
-    """A fresh policy; one may serve many requests of one engine and learns from them.
+    """Create a policy; it may serve many requests of one engine and learns from them.
 
     Args:
         name: one of `POLICIES`.
-        widths: those of decode passes.
+        widths: the widths of decode passes.
         costs: seconds by width (`cost_model.measure_widths`).
 
     Raises:

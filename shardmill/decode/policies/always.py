@@ -1,11 +1,11 @@
-"""The plain policy: whatever is proposed is verified."""
+"""The plain policy: every draft is verified whole."""
 
 from shardmill.decode.drafters.base import Draft
 from shardmill.decode.policies.base import PassReport
 
 
 class AlwaysDraft:
-    """Verifies whatever is proposed."""
+    """A policy that verifies every draft whole."""
 
     name = "always"
 

@@ -1,19 +1,20 @@
-"""How often drafts of a stated confidence turn out right: a fading average per confidence bin, and how much easier or
-harder than usual the current request is.
+"""Calibration of a drafter's confidence: how often drafts of a stated confidence turn out right.
+
+It combines a fading average per confidence bin with a factor for how much easier or harder the current request is.
 """
 
 from collections.abc import Sequence
 
 UNSTATED = 0.5  # confidence of a draft that states none
 _BINS = 12
-_PRIOR = 2.0  # trials that the stated confidence itself is worth
+_PRIOR = 2.0  # number of trials that the stated confidence itself counts for
 _MEMORY = 400.0  # trials of a bin after which older ones fade
-_USUAL = 8.0  # right tokens that "as easy as the requests before it" is worth
-_EASIEST = 1.25  # a request's luck is believed up to here: rates near 1 leave no room for more
+_USUAL = 8.0  # weight, in right tokens, of the assumption that a request is as easy as earlier ones
+_EASIEST = 1.25  # upper bound of a request's ease: rates near 1 leave no room for more
 
 
 class Calibration:
-    """Maps stated confidence to the observed rate of acceptance; unobserved, to itself within the width of a bin."""
+    """A map from stated confidence to the observed acceptance rate, or to itself if nothing is observed."""
 
     def __init__(self) -> None:
         self._right = [0.0] * (_BINS + 1)  # the last bin is certainty
@@ -22,16 +23,16 @@ class Calibration:
         self.start()
 
     def start(self) -> None:
-        """Begins a request, of which it is not yet known how easy it is."""
-        self._hoped = self._got = 0.0  # right tokens that the rates promised, and those that came
+        """Begin a request, whose ease is unknown."""
+        self._hoped = self._got = 0.0  # right tokens that the rates predicted, and actual ones
         self._ease = 1.0
 
     def rate(self, confidence: float) -> float:
-        """Expected rate of acceptance of a token, given that those before it were accepted."""
+        """Return the expected acceptance rate of a token, given that the tokens before it were accepted."""
         return min(1.0, self._rates[int(confidence * _BINS)] * self._ease)
 
     def expected(self, confidence: Sequence[float]) -> list[float]:
-        """Per draft length 1, 2, ...: the expected number of accepted tokens."""
+        """Return the expected number of accepted tokens for each draft length 1, 2, ..."""
         total, alive, lengths = 0.0, 1.0, []
         for stated in confidence:
             alive *= self.rate(stated)
@@ -40,8 +41,8 @@ class Calibration:
         return lengths
 
     def observe(self, confidence: Sequence[float], accepted: int) -> None:
-        """Learns that of a draft with these confidences the first `accepted` tokens were right."""
-        for i, stated in enumerate(confidence[: accepted + 1]):  # what follows a wrong one was not tried
+        """Record that the first `accepted` tokens of a draft with these confidences were right."""
+        for i, stated in enumerate(confidence[: accepted + 1]):  # tokens after a wrong one were not tried
             b = int(stated * _BINS)
             self._hoped += self._rates[b]
             self._got += i < accepted

@@ -1,11 +1,11 @@
-"""The default policy: verify as many drafts as maximise expected tokens per second.
+"""The default policy: verify the number of drafts that maximises expected tokens per second.
 
-The cost of each width is measured, at warm-up and with every pass; the chance of each draft follows from
-the drafter's confidence, corrected by what such confidence was worth so far, in this request and before.
-With k drafts a pass gives 1 + sum of the chances that the first 1, 2, .. k are all right, and takes the
-time of the narrowest width that holds k + 1 tokens. The idea is that of vLLM's adaptive verification: measure steps,
-maximise accepted tokens per second. A ledger of the time that drafting gained and lost, the drafter's own included,
-bounds the loss where the estimates are wrong.
+The cost of each width is measured, at warm-up and with every pass. The probability of each draft follows from the
+drafter's confidence, corrected by the observed acceptance of such confidence in this request and before. With k drafts
+a pass gives 1 + sum of the probabilities that the first 1, 2, .. k are all right, and takes the time of the narrowest
+width that fits k + 1 tokens. The idea comes from vLLM's adaptive verification: measure steps, maximise accepted tokens
+per second. A ledger of the time that drafting gained and lost, including the drafter's time, bounds the loss if the
+estimates are wrong.
 """
 
 import time
@@ -21,16 +21,16 @@ from shardmill.decode.policies.ledger import Ledger
 from shardmill.decode.policies.width_costs import WidthCosts
 
 FLOOR = 0.4  # acceptance rate below which drafting may be a loss
-_RECENT = 32  # passes that the drafter's and the guard's time is judged by
-_CREDIT = 1.0  # plain passes that drafting may lose beyond its account while acceptance is at the floor or above
+_RECENT = 32  # passes that the drafter's and the guard's time is averaged over
+_CREDIT = 1.0  # plain passes that drafting may lose beyond its account while acceptance is at least the floor
 
 
 def measure_widths(engine: Engine, *, repeats: int = 4) -> dict[int, float]:
-    """Measures the seconds of a decode pass by width: the least of `repeats`, after one that is not counted.
+    """Measure the seconds of a decode pass by width: the least of `repeats`, after one uncounted pass.
 
-    Resets the engine. The widths take turns, so that a busy spell of the machine does not hit one of them alone, and
-    the least counts, as other work on the machine only ever adds time. Widths that are for prompts alone take part in
-    the first turn, as a first call may be slow.
+    The engine is reset. The widths take turns, so that a busy spell of the machine does not hit only one width. The
+    least time counts, because other work on the machine only ever adds time. Widths that are for prompts alone take
+    part in the first turn, as a first call may be slow.
     """
     costs = dict.fromkeys(decode_widths(engine), float("inf"))
     for turn in range(repeats + 1):
@@ -45,12 +45,12 @@ def measure_widths(engine: Engine, *, repeats: int = 4) -> dict[int, float]:
 
 
 class CostModel:
-    """Chooses the draft length with the best expected tokens per second.
+    """A policy that chooses the draft length with the best expected tokens per second.
 
     Args:
-        widths: those of decode passes.
-        costs: seconds by width, as `measure_widths` gives them; without them, the first passes are measured.
-        floor: acceptance rate under which drafting is given up sooner where it loses time.
+        widths: the widths of decode passes.
+        costs: seconds by width, from `measure_widths`; without them, the first passes are measured.
+        floor: acceptance rate below which drafting is given up sooner if it loses time.
     """
 
     name = "cost_model"
@@ -65,7 +65,7 @@ class CostModel:
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT)  # drafted, accepted
         self._guard: deque[float] = deque([0.0], maxlen=_RECENT)  # seconds of re-verification per drafting pass
         self._drafter: deque[float] = deque(maxlen=_RECENT)
-        self._asked = False  # in this request
+        self._asked = False  # in the current request
 
     def start(self, tokens: int) -> None:
         """See `DraftPolicy`."""
@@ -107,7 +107,7 @@ class CostModel:
         self._ledger.book(gain)
 
     def _drafter_seconds(self, report: PassReport) -> float:
-        """Time of a proposal. A request's first is left out, as it may include work that is done once a request."""
+        """Return the time of a proposal; a request's first is left out, as it may include work done once a request."""
         if self._asked:
             self._drafter.append(report.drafter_seconds)
         self._asked = True

@@ -1,24 +1,24 @@
-"""Estimates what a pass of each width costs, in passes of one token.
+"""Estimates the cost of a pass of each width, in one-token passes.
 
-A machine has slow spells, and they do not hit all widths alike. So a width is compared with width 1 only where passes
+A machine has slow spells, and they do not affect all widths alike. So a width is compared with width 1 only if passes
 of both followed each other, and the median of such pairs counts. An estimate that has not been confirmed for long fades
-towards 1, until the width is worth a try, which measures it anew.
+towards 1, until the width is worth a try, which measures it again.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-_PAIRS = 32  # that a ratio is the median of
-_MEASURED = 8  # pairs that a measurement at warm-up is worth
-_DOUBT = 16.0  # passes per known pair after which an unseen width's extra cost is taken as half
+_PAIRS = 32  # the most pairs in a ratio's median
+_MEASURED = 8  # number of pairs that a measurement at warm-up counts for
+_DOUBT = 16.0  # passes per known pair after which an unseen width's extra cost is halved
 
 
 class WidthCosts:
-    """Running estimates.
+    """Running estimates of the cost of each width.
 
     Args:
-        widths: those of decode passes.
+        widths: the widths of decode passes.
         measured: seconds by width; without them, the first call of each width counts as a warm-up and is ignored.
     """
 
@@ -27,10 +27,10 @@ class WidthCosts:
         self._pairs: dict[int, deque[float]] = {w: deque(maxlen=_PAIRS) for w in self._widths}
         self._ratios = dict.fromkeys(self._widths, 1.0)
         self._unseen = dict.fromkeys(self._widths, 0)
-        self._singles: deque[float] = deque(maxlen=_PAIRS)  # seconds of a one-token pass, as passes of any width tell
+        self._singles: deque[float] = deque(maxlen=_PAIRS)  # estimated seconds of a one-token pass, from any width
         self._before: tuple[int, float] | None = None
         self._cold = set() if measured else set(self._widths)
-        self._single = 0.0  # their median; 0 while unknown
+        self._single = 0.0  # the median of _singles; 0 if unknown
         measured = measured or {}
         for width, seconds in measured.items():
             self._pairs[width].extend([seconds / measured[1]] * _MEASURED)
@@ -38,24 +38,24 @@ class WidthCosts:
 
     @property
     def needs_single(self) -> bool:
-        """Whether a one-token pass should come next, because there is nothing to compare with yet."""
+        """Return whether a one-token pass should come next, because nothing is known yet for a comparison."""
         return 1 in self._cold or (
             self._before is not None and self._before[0] != 1 and not self._pairs[self._before[0]]
         )
 
     def ratio(self, tokens: int) -> float:
-        """Cost of a pass of `tokens`, in passes of one token; 1 if nothing is known."""
+        """Return the cost of a pass of `tokens`, in one-token passes; 1 if unknown."""
         width = next((w for w in self._widths if w >= tokens), self._widths[-1])
         pairs = len(self._pairs[width])
         doubt: float = 0.5 ** (self._unseen[width] / (_DOUBT * pairs)) if pairs else 0.0
         return 1.0 + (self._ratios[width] - 1.0) * doubt
 
     def in_passes(self, seconds: float) -> float:
-        """Converts seconds to passes of one token; 0 while nothing is known."""
+        """Convert seconds to one-token passes; 0 if unknown."""
         return seconds / self._single if self._single else 0.0
 
     def add(self, width: int, seconds: float) -> None:
-        """Learns that a pass of `width` took `seconds`."""
+        """Record that a pass of `width` took `seconds`."""
         if width in self._cold:
             self._cold.remove(width)
             self._before = None
@@ -64,7 +64,7 @@ class WidthCosts:
         if before is not None and width != before[0] and 1 in (width, before[0]):
             (_, narrow), (wide, longer) = sorted((before, (width, seconds)))
             self._pairs[wide].append(longer / narrow)
-            self._before = None  # no pass counts in two pairs
+            self._before = None  # no pass is part of two pairs
         for other in self._widths:
             self._unseen[other] += 1
         self._settle(width, seconds)
