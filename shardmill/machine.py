@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -74,17 +74,14 @@ def native_call() -> AbstractContextManager[None]:
     return nullcontext() if is_portable() else interrupt.at_once()
 
 
-@contextmanager
-def load_programs_as(precision: str) -> Iterator[None]:
-    """Programs loaded inside compute in "fp32" or "fp16". Core ML itself has no such choice, so there it is fp16."""
+def load_programs_as(precision: str) -> AbstractContextManager[None]:
+    """Compute in "fp32" or "fp16" with programs that this thread loads inside the `with` block.
+
+    Core ML has no such choice: on a Mac, programs compute in fp16.
+    """
     import portable_coreml
 
-    before = portable_coreml.precision()
-    portable_coreml.install(precision=precision)
-    try:
-        yield
-    finally:
-        portable_coreml.install(precision=before)
+    return portable_coreml.loading_as(precision)
 
 
 def precision() -> str:

@@ -26,14 +26,10 @@ class Apart(PLAIN):
     """A program that is loaded twice, at two precisions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        before = proxy.precision()
-        try:
-            proxy.set_precision("fp32")
+        with proxy.loading_as("fp32"):
             self.wide = PLAIN(*args, **kwargs)
-            proxy.set_precision("fp16")
+        with proxy.loading_as("fp16"):
             super().__init__(*args, **kwargs)
-        finally:
-            proxy.set_precision(before)
 
     def predict(self, data: Any, state: Any = None) -> Any:
         """Run a pass at the precision of its width; what states hold is always fp16."""

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def test_the_earlier_precision_comes_back(outer: str) -> None:
             raise ValueError("fails")
         assert portable_coreml.precision() == outer
     assert portable_coreml.precision() == first
+
+
+@pytest.mark.skipif(not machine.is_portable(), reason="Core ML has one precision")
+def test_another_thread_keeps_its_precision() -> None:
+    """A gate holds its precision open while it hands out results, and another thread may load a program meanwhile."""
+    with machine.load_programs_as("fp16"), ThreadPoolExecutor(1) as other:
+        assert other.submit(portable_coreml.precision).result() == "fp32"
+        assert portable_coreml.precision() == "fp16"
 
 
 @pytest.fixture

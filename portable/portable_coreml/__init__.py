@@ -13,6 +13,9 @@ It depends on nothing of shardmill, the project it was written for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from portable_coreml.errors import ExecutionError, InputError, PortableError, ProgramError, UnsupportedOp
 from portable_coreml.hook import emulated, native_present, put
 from portable_coreml.run.observe import FirstNonFinite, NonFinite, trace
@@ -28,6 +31,7 @@ __all__ = [
     "UnsupportedOp",
     "emulated",
     "install",
+    "loading_as",
     "precision",
     "trace",
 ]
@@ -61,3 +65,22 @@ def install(precision: str = "fp32") -> bool:
     proxy.set_precision(precision)
     put(proxy.module())
     return True
+
+
+@contextmanager
+def loading_as(precision: str) -> Iterator[None]:
+    """Load models in `precision`, "fp32" or "fp16", inside the `with` block; other threads keep theirs.
+
+    The engine is installed as by `install`. Where Core ML is present, nothing is done.
+
+    Raises:
+        ValueError: the precision is neither of the two.
+    """
+    if native_present():
+        yield
+        return
+    from portable_coreml import proxy
+
+    put(proxy.module())
+    with proxy.loading_as(precision):
+        yield

@@ -10,8 +10,9 @@ import atexit
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,18 +38,34 @@ HINTS = {
     "allowLowPrecisionAccumulationOnGPU": ("True", "False"),
 }
 _settings = {"precision": "fp32"}
+_inside: ContextVar[str] = ContextVar("precision", default="")
 
 
 def set_precision(precision: str) -> None:
-    """The precision of models loaded from now on."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
-    _settings["precision"] = precision
+    """Set the precision of models that are loaded from now on, in every thread. Raises ValueError if there is none."""
+    _settings["precision"] = _checked(precision)
 
 
 def precision() -> str:
-    """The precision of models loaded from now on."""
-    return _settings["precision"]
+    """Return the precision of models that this thread loads now."""
+    return _inside.get() or _settings["precision"]
+
+
+@contextmanager
+def loading_as(precision: str) -> Iterator[None]:
+    """Load models in `precision` inside the `with` block, in this thread alone. Raises ValueError if there is none."""
+    before = _inside.get()
+    _inside.set(_checked(precision))
+    try:
+        yield
+    finally:
+        _inside.set(before)  # not reset by a token: a generator may be closed in another context
+
+
+def _checked(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
+    return precision
 
 
 class MLStateProxy:
@@ -102,7 +119,7 @@ class MLModelProxy:
         function, description = pick_function(self._model, function_name)
         check_loadable(self._model, function, description)
         loader = WeightLoader(self._model.model_dir)
-        self._executable = Executable(function, loader, _settings["precision"], loader.place)
+        self._executable = Executable(function, loader, precision(), loader.place)
         self._signature = Signature(function, description, self._executable.inputs, self._executable.half)
         self._types = declared_types(function)
         self._load_ns = time.perf_counter_ns() - start
