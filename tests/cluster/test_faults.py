@@ -21,6 +21,7 @@ from .submitting import Submitting, contents, killed
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 PART = "head_0"
+PARTS = ("layers_00_01", "layers_01_02", PART)
 PACKAGE = f"build/tiny/packages/{PART}.mlpackage"
 NOT_MADE = tuple(name for name in STEPS if name not in ("fetch", "split", "precision"))
 SECONDS = 1200.0  # that a job may take to come where a fault is to meet it, on a machine with other work
@@ -187,11 +188,14 @@ def test_jobs_of_a_killed_build_that_begin_after_another_change_nothing(
 
 def test_the_benchmark_asks_for_a_node_of_its_own(whole: Cluster, split: Project, tmp_path: Path) -> None:
     project = another(split, tmp_path / "project", whole, "--profile", "profiles/slurm")
-    (project.build / "model.json").write_text("{}\n")
+    for file in ("model.json", "embedding.safetensors", *(f"compiled/{name}.mlmodelc/x" for name in PARTS)):
+        (project.build / file).parent.mkdir(parents=True, exist_ok=True)
+        (project.build / file).touch()
     with drained(whole):
         snakemake = project.begin("build/tiny/benchmark/speed.json", "--allowed-rules", "benchmark")
-        job = waited_for(lambda: whole.one("PENDING", "benchmark"), project.said, SECONDS)
-        assert job
+        waited_for(lambda: whole.one("PENDING", "benchmark") or snakemake.poll() is not None, project.said, SECONDS)
+        job = whole.one("PENDING", "benchmark")
+        assert job, project.said()
         killed(snakemake)
         said = whole.ask("scontrol", "show", "job", job.number)
         whole.ask("scancel", job.number)
