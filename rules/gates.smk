@@ -79,6 +79,46 @@ rule parity:
         "../scripts/parity.py"
 
 
+# A part on Apple's Core AI runtime, for a config with `witness: true`.
+rule witness:
+    input:
+        summary="build/{model}/plan.json",
+        part="build/{model}/parts/{part}.json",
+        record=ancient("build/{model}/source.receipt.json"),
+        beside=ancient(CHECKPOINT),
+        states=ancient("build/{model}/reference.safetensors"),
+        package=ancient(PACKAGE),
+        bundle=ancient(BUNDLE),
+        waits=[
+            "build/{model}/reference.receipt.json",
+            "build/{model}/packages/{part}.receipt.json",
+            "build/{model}/compiled/{part}.receipt.json",
+        ],
+    output:
+        verdict=report(
+            "build/{model}/witness/{part}.json",
+            caption="../report/witness.rst",
+            category="Gates",
+            subcategory="witness",
+            labels={"part": "{part}"},
+        ),
+        receipt="build/{model}/witness/{part}.receipt.json",
+    log:
+        "build/{model}/logs/witness_{part}.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=MB("witness"),
+        ane=1,
+    params:
+        store=STORE,
+        engine=OF(sm.engine),
+        runtime=OF(sm.witness_runtime),
+        tools=TOOLS["witness"],
+    script:
+        "../scripts/witness.py"
+
+
 # All parts chained, against transformers, in logits.
 rule parity_stack:
     input:

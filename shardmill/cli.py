@@ -44,6 +44,7 @@ from shardmill.commands import (
     warm,
     why,
     why_quality,
+    witness,
 )
 from shardmill.imports import spare_coremltools
 from shardmill.printable import one_line
@@ -138,6 +139,7 @@ COMMANDS = (
     diff.diff,
     why.why,
     why_quality.why_quality,
+    witness.witness,
     gc.gc,
     doctor.doctor,
     synth_checkpoint.synth_checkpoint,

@@ -6,6 +6,8 @@ They are true, but of no use to a person who runs a command: `shardmill doctor` 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,3 +42,21 @@ def quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def quiet_process() -> Iterator[None]:
+    """Show nothing that this process prints inside the `with` block, native code included."""
+    kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        sys.stdout.flush(), sys.stderr.flush()
+        for stream, _ in kept:
+            os.dup2(sink, stream)
+        yield
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        for stream, copy in kept:
+            os.dup2(copy, stream)
+            os.close(copy)
+        os.close(sink)

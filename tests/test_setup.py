@@ -121,7 +121,7 @@ def imported(folder: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("folder", "extras"), [("shardmill", ["grammar", "sign"]), ("scripts", []), ("tests", ["test"])]
+    ("folder", "extras"), [("shardmill", ["coreai", "grammar", "sign"]), ("scripts", []), ("tests", ["test"])]
 )
 def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
     """No module is used that is only there because another package happens to need it today."""

@@ -26,7 +26,7 @@ def gate_statement(
     rows = verdict["gate"]
     tests = {passed: [f"{name}.{row['name']}" for row in rows if row["passed"] is passed] for passed in (True, False)}
     notes: dict[str, Any] = {"evidence": verdict.get("evidence", "measured")}
-    notes |= {key: verdict[key] for key in ("engine", "not_run") if verdict.get(key)}
+    notes |= {key: verdict[key] for key in ("engine", "witness", "not_run") if verdict.get(key)}
     notes["thresholds"] = {row["name"]: row["threshold"] for row in rows}
     predicate: dict[str, Any] = {
         "result": "FAILED" if tests[False] else "PASSED",

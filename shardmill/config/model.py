@@ -81,6 +81,9 @@ class Config:
     head: Head = Head()
     convert: Convert = Convert()
     parity: Parity = Parity()
+    witness: Annotated[
+        bool, Field(description="Whether Apple's Core AI runtime computes every part too; needs the extra `coreai`.")
+    ] = False
     benchmark: Measured = Benchmark()
 
     @property

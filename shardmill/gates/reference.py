@@ -8,7 +8,7 @@ the packages (is the program the graph?). Everything is fp32, and attention is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -290,3 +290,10 @@ def at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
         return tuple(table[:, :-1] for table in tables)
 
     return longer
+
+
+def carried_channels(plan: Mapping[str, Any]) -> int:
+    """Return how many channels a token carries beside the residual stream, given plan.json's content."""
+    layers = next(part for part in plan["parts"] if part["kind"] == "layers")
+    width: int = layers["inputs"]["x"][1] - plan["architecture"]["graph"]["hidden"]
+    return width

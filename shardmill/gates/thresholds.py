@@ -41,7 +41,7 @@ ROUNDING = (
     "only rounding may differ: eight times what rounding to fp16 moves transformers' own result, and never more than a "
     "tenth of the result"
 )
-PROGRAM, WIDTHS, COST, PLACEMENT = "1 program", "2 widths", "3 cost", "residency"
+PROGRAM, WIDTHS, COST, PLACEMENT, WITNESS = "1 program", "2 widths", "3 cost", "residency", "witness"
 
 THRESHOLDS = {
     "weight_steps": Threshold(
@@ -291,5 +291,27 @@ THRESHOLDS = {
         False,
         "errors of the program as a whole: shapes, states, size",
         "each is known to keep a program off the Neural Engine",
+    ),
+    "witness_error": Threshold(
+        WITNESS,
+        1e-4,
+        False,
+        "relative error of the part on Apple's Core AI runtime against transformers with the stored weights, in fp32",
+        "both compute in fp32 from equal weights, so the limit is the limit of program_error",
+    ),
+    "witness_width_error": Threshold(
+        WITNESS,
+        1e-4,
+        False,
+        "relative error on Apple's runtime between one token a pass and every other way to cut the sequence",
+        "both compute in fp32 from equal weights, so the limit is the limit of width_error",
+        DECODER,
+    ),
+    "witness_agreement": Threshold(
+        WITNESS,
+        1e-4,
+        False,
+        "relative difference between Apple's runtime and the portable engine, in fp32",
+        "each is allowed half of it by its own distance from transformers, and measured ones are a hundredth",
     ),
 }

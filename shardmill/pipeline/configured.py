@@ -43,7 +43,7 @@ def engine(config: Config) -> dict[str, str]:
 
 def split_settings(config: Config) -> dict[str, Any]:
     """What of the config decides the plan: other settings must not make anything again."""
-    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark")}
+    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark", "witness")}
 
 
 def source_files(config: Config) -> list[str]:
@@ -73,6 +73,18 @@ def calibrates(config: Config) -> bool:
 def searches(config: Config) -> bool:
     """Whether forms are searched for."""
     return config.convert.precision == SEARCH
+
+
+def witnesses(config: Config) -> bool:
+    """Return whether Apple's Core AI runtime computes every part too."""
+    return config.witness
+
+
+def witness_runtime(config: Config) -> dict[str, str]:
+    """Return the Core AI runtime that is installed here; empty if the config does not ask for it."""
+    from shardmill.witness import installed
+
+    return installed.runtime() if config.witness else {}
 
 
 def calibration_files(config: Config) -> list[str]:

@@ -45,6 +45,7 @@ from shardmill.pipeline.configured import (
     source_files,
     split_settings,
     task_files,
+    witness_runtime,
 )
 from shardmill.pipeline.fingerprint import model_type, model_type_in, needs_family
 from shardmill.pipeline.lock import hold_lock, join_build
@@ -61,6 +62,7 @@ from shardmill.pipeline.texts import overlaps, read_text
 from shardmill.pipeline.users import register
 from shardmill.pipeline.where import every_core, matrices_at_once
 from shardmill.printable import one_line
+from shardmill.witness import installed
 from shardmill.yamlfile import read_yaml
 
 __all__ = [
@@ -112,6 +114,7 @@ __all__ = [
     "tools",
     "use_own_solver",
     "verdicts",
+    "witness_runtime",
 ]
 
 
@@ -178,6 +181,8 @@ def file_problems(config: Config) -> list[str]:
     texts = {key: read_text(path) for key, path in named.items() if path.is_file()}
     problems = [f"{key}: {path} is no file with text in it" for key, path in named.items() if not texts.get(key)]
     problems += overlaps(texts)
+    if config.witness and not installed.is_there():
+        problems.append(f"witness: {installed.MISSING}")
     problems += [f"benchmark.tasks: {folder} holds no .txt file" for folder in folders if not any(folder.glob("*.txt"))]
     if config.source.path and not (Path(config.source.path) / "tokenizer.json").is_file():
         problems.append(f"source.path: {config.source.path} holds no tokenizer.json")

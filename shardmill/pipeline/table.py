@@ -30,6 +30,7 @@ from shardmill.pipeline.steps import (
     search,
     sensitivity,
     split,
+    witness,
 )
 from shardmill.pipeline.steps import compile as compiling
 
@@ -230,6 +231,18 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1200, model=1.4, whole=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         drawn="parity",
+    ),
+    "witness": Step(
+        witness.task,
+        makes={"verdict": "witness/{part}.json"},
+        reads={"summary": PLAN, "part": PART, "record": RECORD},
+        takes={"states": STATES, "package": PACKAGE, "bundle": BUNDLE},
+        params={"engine": configured.engine, "runtime": configured.witness_runtime},
+        needs=Need(1600, part=1.75, whole=3.5, expanded=8),
+        packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
+        wanted=configured.witnesses,
+        lane=3.5,
+        amount="# gate file",
     ),
     "manifest": Step(
         manifest.task,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardmill.gates.measurement import nearness
-from shardmill.gates.thresholds import CALIBRATED, COST, MIXTURE, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS
+from shardmill.gates.thresholds import CALIBRATED, COST, MIXTURE, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS, WITNESS
 from shardmill.report.read import Build, Json
 
 
@@ -89,6 +89,12 @@ TITLES = {
         "What did quantisation and fp16 cost?",
         "The programs as shipped against the original weights in fp32, on held-out text.",
     ),
+    WITNESS: (
+        "Does Apple's own runtime compute the same?",
+        "Each part's graph with the stored weights on Core AI's runtime, which also runs on Linux: against Hugging "
+        "Face transformers, and against the portable engine on the program itself. Three implementations by three "
+        "parties, each in fp32.",
+    ),
     PLACEMENT: (
         "Does every operation run on the Neural Engine?",
         "One operation that can't takes the graph around it with it, so the thresholds are zero, and unknown counts as "
@@ -128,7 +134,7 @@ ON_CORE_ML = {
 
 def numbers(build: Build) -> tuple[Number, ...]:
     """All numbers of all gate files."""
-    return tuple(n for file in (*build.parity, *build.residency) for n in _numbers_of(file))
+    return tuple(n for file in (*build.parity, *build.witness, *build.residency) for n in _numbers_of(file))
 
 
 def _numbers_of(file: Json) -> Iterator[Number]:
@@ -142,7 +148,8 @@ def _numbers_of(file: Json) -> Iterator[Number]:
 def questions(build: Build) -> tuple[Question, ...]:
     """The three questions of parity and residency, in order; then whatever else the files ask."""
     found = numbers(build)
-    keys = [*TITLES, *dict.fromkeys(n.question for n in found if n.question not in TITLES)]
+    known = [key for key in TITLES if key != WITNESS or build.witness]
+    keys = [*known, *dict.fromkeys(n.question for n in found if n.question not in TITLES)]
     return tuple(question(key, [n for n in found if n.question == key], build) for key in keys)
 
 
@@ -156,7 +163,7 @@ def _asked(key: str, build: Build) -> list[str]:
 
 def question(key: str, found: Sequence[Number], build: Build) -> Question:
     """One question; a measure of the table of thresholds that nothing reports is listed as not run."""
-    files = build.residency if key == PLACEMENT else build.parity
+    files = {PLACEMENT: build.residency, WITNESS: build.witness}.get(key, build.parity)
     names = _asked(key, build)
     names += [name for name in dict.fromkeys(n.name for n in found) if name not in names]
     title, method = (ENCODER_TITLES if build.encodes else {}).get(key) or TITLES.get(key, (key, ""))

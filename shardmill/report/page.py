@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -73,7 +73,7 @@ def context(build: Build) -> dict[str, Any]:
         "weights": weighed(build),
         "verdict": verdict(build, asked),
         "questions": asked,
-        "engines": sorted({wording.engine(file["engine"]) for file in (*build.parity, *build.residency)}),
+        "engines": sorted({wording.engine(identity) for identity in _engines(build)}),
         "dag": drawings(steps(build), build.pipeline),
         "states": STATES,
         "pieces": build.pieces,
@@ -152,3 +152,9 @@ def state_bytes(piece: Piece, build: Build) -> int:
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
     kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]
     return sum(2 * prod(shape) for shape in kept)
+
+
+def _engines(build: Build) -> Iterator[Mapping[str, Any]]:
+    """Yield every engine that computed numbers of gates."""
+    yield from (file["engine"] for file in (*build.parity, *build.residency))
+    yield from (file["witness"] for file in build.witness)

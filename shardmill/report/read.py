@@ -68,6 +68,11 @@ class Build:
         return measured_verdicts(self.residency, self.devices)
 
     @property
+    def witness(self) -> tuple[Json, ...]:
+        """Return the verdicts of parts on Apple's Core AI runtime; empty if the config does not ask for them."""
+        return self.verdicts.get("witness", ())
+
+    @property
     def parity(self) -> tuple[Json, ...]:
         """What the parity gates said, part by part and of the stack."""
         return self.verdicts.get("parity", ())

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 NOT_RUN = "not run"
 LONGEST_WHOLE = 24  # characters that fit a line of a phone
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-ENGINES = {"portable": "portable engine (CPU, torch)", "coreml": "Core ML"}
+ENGINES = {"portable": "portable engine (CPU, torch)", "coreml": "Core ML", "coreai": "Apple's Core AI runtime"}
 
 
 def number(value: float | None) -> str:
@@ -80,7 +80,8 @@ def engine(identity: Mapping[str, Any]) -> str:
     name = ENGINES.get(identity["name"], identity["name"])
     chip = [str(identity[key]) for key in ("chip",) if key in identity]
     system = [f"macOS {identity['macos']} ({identity['build']})"] if "macos" in identity else []
-    return ", ".join([name, *system, *chip])
+    version = [identity["version"]] if identity["name"] == "coreai" else []
+    return ", ".join([name, *version, *system, *chip])
 
 
 def plural(count: int, word: str) -> str:

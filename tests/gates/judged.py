@@ -14,10 +14,10 @@ from torch import Tensor
 
 from shardmill.forms.form import matrices
 from shardmill.gates import measurement, reference, stack
+from shardmill.gates.reference import carried_channels
 from shardmill.gates.table import table_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline.steps.parity import measurements
-from shardmill.pipeline.steps.reference import carry
 from shardmill.plan import Part
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
@@ -51,7 +51,7 @@ def text(source: Path) -> tuple[int, ...]:
 def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
-    stored, states = PackageWeights(program, piece), dict(known(build.source, carry(build.plan)))
+    stored, states = PackageWeights(program, piece), dict(known(build.source, carried_channels(build.plan)))
     if piece.kind != "head":
         states = {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
     return judge(name, measurements(program, piece, build.plan, states, build.source, stored, in_int8(piece)))
@@ -65,7 +65,7 @@ def in_int8(piece: Part) -> dict[str, str]:
 def whole(build: tiny.Build, packages: Mapping[str, Path] | None = None, spoilt: Path | None = None) -> Rows:
     """The rows of parity/stack.json, with other packages or a spoilt embedding table. Raises GateError."""
     table = spoilt or build.table
-    states = known(build.source, carry(build.plan))
+    states = known(build.source, carried_channels(build.plan))
     short = {
         "tokens": torch.tensor(text(build.source)),
         "hidden": states["hidden"][:, :POSITIONS],
@@ -87,7 +87,7 @@ def chained(
 ) -> tuple[Callable[[], engine.Engine], stack.StoredModel]:
     """What makes an engine of a build's programs, and transformers' model with the weights that they hold."""
     pieces = {name: (build.parts[name], path) for name, path in programs.items()}
-    known_model = reference.Reference(build.source, tiny.CONTEXT, carry(build.plan))
+    known_model = reference.Reference(build.source, tiny.CONTEXT, carried_channels(build.plan))
     stored = stack.stored_model(known_model, pieces, build.parts["embedding"], build.source, build.plan["prefix"])
     return lambda: engine.Engine(in_place(build.plan, programs, table), Path("/")), stored
 

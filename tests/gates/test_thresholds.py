@@ -12,6 +12,7 @@ from shardmill.errors import GateError
 from shardmill.gates import encoder, parity, residency, rounding, stack, table
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.witness import part as witness
 
 from .judged import judge
 
@@ -44,18 +45,19 @@ def test_the_numbers_that_the_design_fixes() -> None:
     widths = [name for name, row in THRESHOLDS.items() if row.question == "2 widths" and "error" in name]
     limits = {name: THRESHOLDS[name].limit for name in widths if name != "padding_error"}
     assert limits == {name: 0.1 if name.endswith("fp16") else 1e-4 for name in limits}
-    assert {row.question for row in THRESHOLDS.values()} == {"1 program", "2 widths", "3 cost", "residency"}
+    assert {row.question for row in THRESHOLDS.values()} == {"1 program", "2 widths", "3 cost", "residency", "witness"}
 
 
 def test_every_number_of_the_table_is_measured_and_explained() -> None:
     """The table is the one list of what gates measure; a row that no gate names would promise what nobody checks."""
-    trees = [ast.parse(inspect.getsource(module)) for module in (encoder, parity, rounding, stack, residency, table)]
+    modules = (encoder, parity, rounding, stack, residency, table, witness)
+    trees = [ast.parse(inspect.getsource(module)) for module in modules]
     strings = {n.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Constant)}
     assert set(THRESHOLDS) <= strings
     assert not [name for name, row in THRESHOLDS.items() if row.meaning.startswith("the same") or not row.why]
 
 
-@pytest.mark.parametrize("module", [parity, rounding, stack, residency, table], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [parity, rounding, stack, residency, table, witness], ids=lambda each: each.__name__)
 def test_whatever_is_measured_has_a_threshold(module: ModuleType) -> None:
     calls = [n for n in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(n, ast.Call)]
     names = {

@@ -22,11 +22,10 @@ from shardmill.convert.table import write_table
 from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates import measurement, stack
-from shardmill.gates.reference import Reference
+from shardmill.gates.reference import Reference, carried_channels
 from shardmill.gates.speculation import TurningDrafter, one_by_one
 from shardmill.machine import load_programs_as
 from shardmill.models import supported
-from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.steps.split import split
 from shardmill.plan import Part
 from shardmill.runtime.engine import Engine
@@ -58,7 +57,7 @@ class Shipped:
     def stored(self) -> stack.StoredModel:
         """transformers' model with the packages' weights."""
         pairs = {name: (self.parts[name], path) for name, path in self.packages.items()}
-        reference = Reference(self.source, CONTEXT, carry(self.plan))
+        reference = Reference(self.source, CONTEXT, carried_channels(self.plan))
         return stack.stored_model(reference, pairs, self.parts["embedding"], self.source, self.plan["prefix"])
 
 

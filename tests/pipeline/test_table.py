@@ -31,6 +31,7 @@ from shardmill.pipeline.store import Store
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.report.dag import edges, places
+from shardmill.witness import installed
 
 from .workflows import IN_BUILD, IN_STORAGE
 
@@ -238,6 +239,11 @@ HARMLESS = {
         "pillow": "inputs that are images",
         "tokenizers": "the text, which reference reads",
     },
+    "witness": {
+        "jsonschema": "checks model.json of finished builds",
+        "pillow": "inputs that are images",
+        "tokenizers": "the text, which reference reads",
+    },
     "parity_stack": {
         "jsonschema": "checks model.json of finished builds",
         "llguidance": "answers in a grammar",
@@ -278,6 +284,7 @@ def distributions(file: Path) -> tuple[str, ...]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         tops |= {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - set(OURS)
+    tops -= installed.PACKAGES.keys()  # an extra; its versions are a parameter of the one step that runs it
     return tuple(by_package()[top][0] for top in tops)
 
 

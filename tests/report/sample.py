@@ -33,6 +33,17 @@ def parity(part: str) -> dict[str, Any]:
     return {"part": part, "engine": PORTABLE, "gate": gate, "not_run": {}}
 
 
+def witness(part: str) -> dict[str, Any]:
+    """witness/P.json."""
+    gate = [
+        number("witness_error", 3.5e-7, "<= 0.0001", "witness"),
+        number("witness_width_error", 0.0, "<= 0.0001", "witness", detail="T=2"),
+        number("witness_agreement", 4.5e-7, "<= 0.0001", "witness"),
+    ]
+    runtime = {"name": "coreai", "version": "coreai-core 1.0.0b3, coreai-torch 0.4.3", "machine": "x86_64"}
+    return {"part": part, "engine": PORTABLE, "witness": runtime, "gate": gate, "not_run": {}}
+
+
 def row(operation: str, status: str, evidence: str = "predicted") -> dict[str, Any]:
     """A row of residency/P.json."""
     where = {"shape": "T=1..4", "function": "main", "output": f"{operation}_0", "operation": operation, "device": ""}
@@ -217,6 +228,7 @@ def build(**changes: Any) -> Build:
     verdicts = {
         "residency": changes.pop("residency", tuple(residency(part) for part in PARTS)),
         "parity": changes.pop("parity", tuple(parity(part) for part in (*PARTS, "stack"))),
+        "witness": changes.pop("witness", tuple(witness(part) for part in PARTS)),
     }
     return Build(**copy.deepcopy({"verdicts": verdicts, "pipeline": pipeline()} | files | changes))
 
@@ -228,5 +240,9 @@ SEARCH = Convert(precision="search", calibration=Calibration("text.txt"), budget
 def pipeline(convert: Convert = SEARCH) -> list[dict[str, Any]]:
     """The steps of a model of these parts; every one that there is unless a config is given that lacks some."""
     return dag.drawn(
-        STEPS, cast(Config, SimpleNamespace(parts=PARTS, points=("chosen",), convert=convert, benchmark=BENCHMARK))
+        STEPS,
+        cast(
+            Config,
+            SimpleNamespace(parts=PARTS, points=("chosen",), convert=convert, benchmark=BENCHMARK, witness=True),
+        ),
     )

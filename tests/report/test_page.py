@@ -103,7 +103,7 @@ def test_predicted_is_said_and_never_called_resident(page: str) -> None:
 
 def test_the_first_line_counts_gates_and_names_what_was_not_run(page: str) -> None:
     text = words(page)
-    assert "All 16 gate numbers hold, 4 of them by prediction." in text
+    assert "All 22 gate numbers hold, 4 of them by prediction." in text
     assert "Not run: Neural Engine speed, energy per token." in text
     assert "snakemake --cores 4 all measures Neural Engine residency, Neural Engine speed: on a Mac" in text
 
@@ -170,10 +170,20 @@ def test_a_missed_threshold_is_in_the_first_line_and_red() -> None:
     file = sample.parity("head_0")
     file["gate"][3] |= {"value": 29.5, "passed": False}
     html = render(sample.build(parity=(sample.parity("layers_00_02"), file, sample.parity("stack"))))
-    assert "1 of 16 gate numbers missed the threshold." in words(html)
+    assert "1 of 22 gate numbers missed the threshold." in words(html)
     assert "head_0 : psnr is 29.5 , must be ≥ 30" in words(html)
     assert 'class="verdict is-failed"' in html
     assert "29.5 ≥ 30 missed 0.5 under · worst of 3, in head_0" in section(html, "gates")
+
+
+def test_apple_s_runtime_has_a_section_if_the_config_asked_for_it(page: str) -> None:
+    """Its numbers stand in it, and its version beside the other engines; no word of it otherwise."""
+    asked = "Does Apple's own runtime compute the same?"
+    gates = section(page, "gates")
+    assert asked in gates and "4.5e-7 ≤ 1e-4 holds" in gates
+    assert "Apple's Core AI runtime, coreai-core 1.0.0b3" in words(page)
+    without = words(render(sample.build(witness=())))
+    assert asked not in without and "Core AI" not in without
 
 
 def test_measured_residency_is_called_measured() -> None:

@@ -14,7 +14,7 @@ from shardmill.gates import limits
 from shardmill.models import ENCODER
 from shardmill.models.calls import FIXED
 from shardmill.pipeline.steps.coded import has_codes
-from shardmill.pipeline.steps.reference import carry, seen
+from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
 from shardmill.runtime.loading import reshaping
@@ -112,7 +112,7 @@ def measurements(
     """
     from shardmill.gates import encoder, group, head, parity
     from shardmill.gates.encoder_reference import EncoderReference
-    from shardmill.gates.reference import Reference, checkpoint_weights
+    from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
 
     yield from weights_kept(stored, source, forms)
@@ -122,7 +122,7 @@ def measurements(
         runner = encoder.Runner(bundle, piece, plan)
         yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
         return
-    reference, verify = Reference(source, plan["context"], carry(plan)), plan["verify"]
+    reference, verify = Reference(source, plan["context"], carried_channels(plan)), plan["verify"]
     if piece.kind == "layers":
         yield from parity.layers_parity(parity.Runner(bundle, piece, plan), reference, known, source, stored)
     elif piece.kind == "experts":

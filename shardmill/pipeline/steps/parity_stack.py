@@ -16,7 +16,6 @@ from shardmill.forms import recipe as recipes
 from shardmill.forms.costly import costliest
 from shardmill.gates import limits
 from shardmill.pipeline.steps.parity import hint, host_side, verdict
-from shardmill.pipeline.steps.reference import carry
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
 
@@ -154,11 +153,11 @@ def _decoder(
 
     from shardmill.gates import stack
     from shardmill.gates.passes import compared_widths
-    from shardmill.gates.reference import Reference
+    from shardmill.gates.reference import Reference, carried_channels
     from shardmill.runtime.engine import Engine
 
     if machine.is_portable():
         manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
-    reference = Reference(source, plan["context"], carry(plan))
+    reference = Reference(source, plan["context"], carried_channels(plan))
     stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
     return stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states))

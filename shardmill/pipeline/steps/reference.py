@@ -56,7 +56,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         table_name = "model.embed_tokens.weight"
         table = weights(table_name)
         blocks = reference.mapped_rows(weights, table_name if plan["architecture"]["tied"] else "lm_head.weight")
-        model = reference.Reference(source, plan["context"], carry(plan))
+        model = reference.Reference(source, plan["context"], reference.carried_channels(plan))
         trace = model.run(tokens, lambda ids: table[ids], blocks, weights)
         trace["tokens"] = torch.tensor(tokens)
         for name in trace.keys() & {"hidden", "experts"}:
@@ -66,13 +66,6 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
     return Task(work, Action("reference", inputs, params, **tools))
-
-
-def carry(plan: Mapping[str, Any]) -> int:
-    """Channels that a token carries beside the residual stream, see models/contract.py."""
-    layers = next(part for part in plan["parts"] if part["kind"] == "layers")
-    width: int = layers["inputs"]["x"][1] - plan["architecture"]["graph"]["hidden"]
-    return width
 
 
 def positions(parity: Mapping[str, Any], context: int) -> int:

@@ -1,0 +1,66 @@
+"""witness: a part on Apple's Core AI runtime, against transformers and against the portable engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardmill import plan as plans
+from shardmill.files import digest, read_json
+from shardmill.pipeline.steps.parity import host_side
+from shardmill.pipeline.steps.reference import seen
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
+from shardmill.pipeline.verdict import write_verdict
+
+
+def task(
+    summary: Path,
+    part: Path,
+    record: Path,
+    states: Artifact,
+    package: Artifact,
+    bundle: Artifact,
+    engine: Mapping[str, str],
+    runtime: Mapping[str, str],
+    tools: Tools,
+) -> Task:
+    """Describe a verdict: it depends on the part, its programs, what they are compared with, and both engines.
+
+    Args:
+        summary: plan.json.
+        part: parts/P.json.
+        record: source.receipt.json, beside which the checkpoint lies.
+        states: what the reference step wrote.
+        package: the .mlpackage, which contains the weights.
+        bundle: the .mlmodelc, which the engine of this machine runs.
+        engine: the engine of this machine.
+        runtime: the Core AI runtime.
+        tools: what else decides the result.
+    """
+    piece, plan = plans.load_part(part), read_json(summary)
+
+    def work(made: Mapping[str, Path]) -> None:
+        from safetensors.torch import load_file
+
+        from shardmill.gates.weights import PackageWeights
+        from shardmill.witness.part import measure, verdict
+
+        stored = PackageWeights(package.path, piece, plan["prefix"])
+        found = measure(piece, bundle.path, plan, load_file(states.path), source_folder(record), stored)
+        content = verdict(piece.name, engine, runtime, found)
+        write_verdict(f"witness {piece.name}", content, made["verdict"])
+
+    inputs = {
+        "part": digest(piece.content),
+        "package": package.sha256,
+        "bundle": bundle.sha256,
+        "reference": seen(states.path, piece),
+    }
+    params = {
+        **host_side(plan),
+        "tokens": piece.tokens,
+        "verify": plan["verify"],
+        "engine": engine,
+        "runtime": runtime,
+    }
+    return Task(work, Action("witness", inputs, params, **tools), {"engine": engine, "witness": runtime})

@@ -1,0 +1,244 @@
+"""Part of a model as a Core AI program on Apple's runtime, with the weights that a package stores.
+
+The graph is the PyTorch module from which the Core ML program was traced. Codes stay codes in it: Apple's runtime
+multiplies them by their scales, or looks them up in their tables. Everything else is Apple's code: `coreai-torch`
+converts the graph, `coreai-core` compiles and runs it (PyPI; Linux x86_64 and macOS).
+
+A part is converted in pieces of a few layers, because a conversion keeps several copies of its weights in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from shardmill.gates.stored import Stored
+from shardmill.models.blocks import build
+from shardmill.models.contract import Blueprint, T, constants, inputs, output, states
+from shardmill.models.host import Floats
+from shardmill.quiet import quiet_process
+
+PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for each
+
+
+class CoreAIProgram:
+    """A part on Apple's runtime; it is called as `runtime.program.Program` is."""
+
+    def __init__(self, blueprint: Blueprint, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
+        """Convert and load the part.
+
+        Args:
+            blueprint: the part's.
+            stored: returns a constant as the package stores it, given its path.
+            widths: tokens of a pass; each width is an entry point.
+        """
+        self.output = output(blueprint)
+        self.pieces = [Piece(piece, stored, widths) for piece in _pieces(replace(blueprint, hosted=False))]
+
+    def __call__(self, given: Mapping[str, Floats]) -> Floats:
+        """Run a pass and return the output [1, channels, T, 1]. States go on from the pass before."""
+        first, *others = self.pieces
+        result = first(given)
+        for piece in others:
+            result = piece({**given, "x": result})
+        return result
+
+    def renew(self) -> None:
+        """Set all states to zero."""
+        for piece in self.pieces:
+            piece.renew()
+
+    def move(self, slots: int, keep: bool = True) -> None:
+        """Accept the whole context, the only one that the program has."""
+
+    def kept(self, name: str) -> Floats:
+        """Return a copy of a state."""
+        (found,) = (piece.state[name].numpy().copy() for piece in self.pieces if name in piece.state)
+        return np.asarray(found, np.float32)
+
+    def close(self) -> None:
+        """Free the programs."""
+        for piece in self.pieces:
+            piece.close()
+
+
+def _pieces(blueprint: Blueprint) -> Iterator[Blueprint]:
+    """Split a part of layers into runs of layers with at most PIECE weights; other parts are one piece."""
+    if blueprint.kind != "layers":
+        yield blueprint
+        return
+    run: list[tuple[int, Any]] = []
+    for layer in blueprint.layers:
+        if run and sum(map(prod, constants(replace(blueprint, layers=(*run, layer))).values())) > PIECE:
+            yield replace(blueprint, layers=tuple(run))
+            run = []
+        run.append(layer)
+    yield replace(blueprint, layers=tuple(run))
+
+
+class Piece:
+    """One Core AI program with an entry point for each width."""
+
+    def __init__(self, blueprint: Blueprint, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
+        self.names, self.output = list(inputs(blueprint)), output(blueprint)
+        self.shapes = states(blueprint)
+        self.loop, self.stack = asyncio.new_event_loop(), ExitStack()
+        with TemporaryDirectory() as folder, quiet_process():
+            asset = Path(folder, "piece.aimodel")
+            _convert(blueprint, {path: stored(path) for path in constants(blueprint)}, widths, asset)
+            self.model = self._load(asset)
+            self.functions = {width: self.model.load_function(_entry_point(width)) for width in widths}
+        self.renew()
+
+    def _load(self, asset: Path) -> Any:
+        """Lower the asset for this machine and load it."""
+        from coreai.authoring import AIModelAsset
+
+        opened = AIModelAsset.load(asset).executable()
+        model = self.loop.run_until_complete(opened.__aenter__())
+        self.stack.callback(self.loop.close)
+        self.stack.callback(lambda: self.loop.run_until_complete(opened.__aexit__(None, None, None)))
+        return model
+
+    def renew(self) -> None:
+        """Set the states to zero."""
+        self.state = {name: _array(np.zeros(shape, np.float32)) for name, shape in self.shapes.items()}
+
+    def __call__(self, given: Mapping[str, Floats]) -> Floats:
+        """Run a pass and return the output [1, channels, T, 1]."""
+        width = next(values.shape[2] for name, values in given.items() if name in ("x", "hidden"))
+        arrays = {name: _array(given[name]) for name in self.names}
+        state = {"state": self.state} if self.state else {}
+        found = self.loop.run_until_complete(self.functions[width](inputs=arrays, **state))
+        result: Floats = found[self.output].numpy().copy()
+        return result
+
+    def close(self) -> None:
+        """Free the program."""
+        self.functions.clear()
+        self.stack.close()
+
+
+def _array(values: Floats) -> Any:
+    """Return an NDArray with a copy of the values. Its strides are those of a new array: axes of size 1 count too."""
+    from coreai.runtime import NDArray
+
+    fresh = np.empty(values.shape, np.float32)
+    fresh[...] = values
+    return NDArray(fresh)
+
+
+def _entry_point(width: int) -> str:
+    """Return the name of the function for passes of `width` tokens."""
+    return f"t{width}"
+
+
+def _convert(blueprint: Blueprint, stored: Mapping[str, Stored], widths: Iterable[int], asset: Path) -> None:
+    """Write an .aimodel with an entry point for each width.
+
+    Args:
+        blueprint: what the program is made of.
+        stored: the constants by path.
+        widths: tokens of a pass.
+        asset: where to write.
+    """
+    with warnings.catch_warnings(action="ignore"):  # such as: only tried with torch up to 2.13.0
+        from coreai_torch import TorchConverter, get_decomp_table
+
+        module, shapes = CodedModule(blueprint, stored), inputs(blueprint)
+        converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
+        for width in widths:
+            example = tuple(torch.zeros([width if n == T else n for n in shape]) for shape in shapes.values())
+            with torch.no_grad():
+                program = torch.export.export(module, example)
+                _multiply_single_rows(program)
+                program = program.run_decompositions(get_decomp_table())
+            converter.add_exported_program(
+                program,
+                entrypoint_name=_entry_point(width),
+                input_names=list(shapes),
+                output_names=[output(blueprint)],
+                state_names=list(states(blueprint)),
+            )
+        converter.to_coreai().save_asset(asset)
+
+
+class CodedModule(nn.Module):
+    """A part's PyTorch module whose matrices are codes, expanded anew in each pass.
+
+    The module itself is built around zeros that need no memory; `forward` puts the expanded matrices in their place.
+    """
+
+    def __init__(self, blueprint: Blueprint, stored: Mapping[str, Stored]) -> None:
+        super().__init__()
+        shapes, self.coded = constants(blueprint), [path for path, one in stored.items() if one.coded]
+        zero = torch.zeros(1)
+        weights = {
+            path: zero.expand(shapes[path]) if one.coded else one.values.float().reshape(shapes[path])
+            for path, one in stored.items()
+        }
+        self.inner = build(blueprint, weights)
+        self.expanded = nn.ModuleList([Expanded(stored[path], self.shape_of(path)) for path in self.coded])
+
+    def shape_of(self, path: str) -> torch.Size:
+        """Return the shape in which the module has a constant."""
+        return self.inner.get_parameter(path).shape
+
+    def forward(self, *given: Tensor) -> Tensor:
+        matrices = {path: expand() for path, expand in zip(self.coded, self.expanded, strict=True)}
+        found: Tensor = torch.func.functional_call(self.inner, matrices, given)
+        return found
+
+
+class Expanded(nn.Module):
+    """Codes of a matrix [out, in], and what turns them into numbers."""
+
+    codes: Tensor
+    scale: Tensor
+    tables: Tensor
+
+    def __init__(self, stored: Stored, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.has_tables = shape, stored.tables is not None
+        if stored.tables is None:
+            assert stored.scale is not None
+            self.register_buffer("codes", stored.values.to(torch.int8))
+            self.register_buffer("scale", stored.scale.float().reshape(-1, 1))
+        else:
+            rows, entries = len(stored.values) // len(stored.tables), stored.tables.shape[1]
+            first = entries * (torch.arange(len(stored.values)) // rows)  # where the row's table begins
+            self.register_buffer("codes", (stored.values.int() + first[:, None].int()).int())
+            self.register_buffer("tables", stored.tables.float().reshape(-1))
+
+    def forward(self) -> Tensor:
+        if self.has_tables:
+            return self.tables[self.codes].reshape(self.shape)
+        return (self.codes.float() * self.scale).reshape(self.shape)
+
+
+def _multiply_single_rows(program: ExportedProgram) -> None:
+    """Replace products over an axis of one element by elementwise products, which they are.
+
+    coreai-torch 0.4.3 moves a reshape through a broadcasting matrix product (docs/upstream.md), which is wrong if the
+    product's inner axis has one element: at T = 1, where a key is written into its slot of a cache. In Core ML, T is
+    symbolic and the program has one product for all widths, so the replacement is made here and not in the module.
+    """
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten.matmul.default:
+            left, right = node.args
+            if left.meta["val"].shape[-1] == 1 and left.meta["val"].ndim > 1 and right.meta["val"].ndim > 1:
+                node.target = torch.ops.aten.mul.Tensor
+    program.graph_module.recompile()

@@ -1,0 +1,219 @@
+"""What Apple's runtime computes of a part, against transformers and against the portable engine.
+
+All three have the weights that the package stores, and the same inputs: the hidden states that the reference step
+recorded. So a difference is a difference of graphs or of arithmetic, not of weights.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardmill.gates.edges import at_end
+from shardmill.gates.encoder import Runner as EncoderRunner
+from shardmill.gates.encoder import Tables
+from shardmill.gates.encoder_reference import EncoderReference, passages
+from shardmill.gates.group import added
+from shardmill.gates.measurement import Measurement, NotRun, compare
+from shardmill.gates.parity import Runner, relative_error
+from shardmill.gates.passes import compared_widths, cut, filled_up, schedules
+from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
+from shardmill.gates.routed import Call, taken_in_turn
+from shardmill.gates.weights import PackageWeights
+from shardmill.machine import is_portable, load_programs_as
+from shardmill.models import ENCODER
+from shardmill.models.host import Floats
+from shardmill.plan import Part
+from shardmill.runtime.functions import of_blueprint
+from shardmill.runtime.program import Program, reused
+from shardmill.witness.coreai import CoreAIProgram
+
+TOKENS = 16  # of the parity text: Apple's interpreter takes seconds for a pass of a large part
+SLOTS = 64  # of the witness's KV caches: they only need to hold the text, and empty slots cost time
+PLAIN = "T=1"
+
+Run = Callable[[Any, str], Floats]  # a loaded program and the name of a schedule -> outputs [n, channels]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A part with its inputs and transformers' results.
+
+    Attributes:
+        expected: transformers' results with the stored weights, as pieces of their channels, each [n, channels].
+        schedules: names of the ways to split the text into passes; the first is what the others are compared with.
+        run: feeds the text in one of these ways to a program.
+        portable: loads the part's program for the engine that this machine has.
+        program: what the Core AI program is made of.
+        widths: its entry points.
+    """
+
+    expected: list[Tensor]
+    schedules: tuple[str, ...]
+    run: Run
+    portable: Callable[[], Any]
+    program: Part
+    widths: tuple[int, ...]
+
+
+def measure(
+    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Iterator[Measurement | NotRun]:
+    """Yield the measurements of a part.
+
+    Args:
+        part: layers, a group of experts, a slice of the LM head, or an encoder.
+        bundle: the part's compiled program.
+        plan: plan.json's content.
+        known: what the reference step wrote.
+        source: the checkpoint's folder.
+        stored: the package's weights.
+    """
+    case = CASES[part.kind](part, bundle, plan, known, source, stored)
+    program = CoreAIProgram(case.program.blueprint, stored.stored, case.widths)
+    try:
+        plain = case.run(program, case.schedules[0])
+        edges = np.cumsum([piece.shape[1] for piece in case.expected])
+        split = zip(np.split(plain, edges, axis=1), case.expected, strict=False)
+        yield Measurement("witness_error", float(np.max([relative_error(got, want) for got, want in split])))
+        for name in case.schedules[1:]:
+            error = relative_error(case.run(program, name), plain)
+            yield Measurement("witness_width_error", error, name)
+    finally:
+        program.close()
+    if not is_portable():
+        yield NotRun("witness_agreement", "Core ML computes in fp16 only; on Linux the portable engine is compared")
+        return
+    with load_programs_as("fp32"):
+        here = case.run(case.portable(), case.schedules[0])
+    yield Measurement("witness_agreement", relative_error(plain, here))
+
+
+def verdict(
+    name: str, engine: Mapping[str, str], runtime: Mapping[str, str], found: Iterable[Measurement | NotRun]
+) -> dict[str, Any]:
+    """Return what witness/P.json contains.
+
+    Args:
+        name: the part's.
+        engine: the engine of this machine.
+        runtime: the Core AI runtime.
+        found: the measurements.
+    """
+    answers = list(found)
+    gate = compare(one for one in answers if isinstance(one, Measurement))
+    not_run = {one.name: one.reason for one in answers if isinstance(one, NotRun)}
+    return {"part": name, "engine": dict(engine), "witness": dict(runtime), "gate": gate, "not_run": not_run}
+
+
+def _layers(
+    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Case:
+    """Return the case of layers: their input and states follow from the text's hidden states."""
+    x = known["hidden"][part.start][:TOKENS]
+    held = stored.over(checkpoint_weights(source, stored.prefix)) if part.blueprint.ends_in_experts else stored
+    expected = at_end(Reference(source, plan["context"], carried_channels(plan)), part, x, held)
+    short = replace(part, slots=min(part.slots, SLOTS))
+    ways = {PLAIN: list(cut(len(x), [1]))} | schedules(len(x), plan["verify"], part.tokens)
+    widths = (1, *compared_widths(plan["verify"], part.tokens))
+
+    def run(program: Any, name: str) -> Floats:
+        apple = not isinstance(program, Program)
+        runner = Runner(bundle, short, {**plan, "context": short.slots}) if apple else Runner(bundle, part, plan)
+        runner.loaded, runner.widths = (lambda: program), widths if apple else runner.widths
+        return runner.run(x.numpy(), ways[name])[0]
+
+    return Case(expected, tuple(ways), run, Runner(bundle, part, plan).loaded, short, widths)
+
+
+def _stateless(
+    part: Part, bundle: Path, plan: Mapping[str, Any], given: Mapping[str, Floats], expected: Tensor
+) -> Case:
+    """Return the case of a part without states, whose inputs [n, channels] are given by name."""
+    widths = {f"T={t}": t for t in (1, *compared_widths(plan["verify"], part.tokens))}
+
+    def run(program: Any, name: str) -> Floats:
+        passes = filled_up(cut(len(expected), [widths[name]]), list(widths.values()), 2 * len(expected))
+        return np.concatenate(
+            [
+                program({key: rows[list(p.tokens)].T[None, :, :, None] for key, rows in given.items()})[0, :, :, 0].T[
+                    : p.kept
+                ]
+                for p in passes
+            ]
+        )
+
+    load = reused(lambda: Program(bundle, False, of_blueprint(part.blueprint, part.calls)))
+    return Case([expected], tuple(widths), run, load, part, tuple(widths.values()))
+
+
+def _head(
+    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Case:
+    """Return the case of a slice of the LM head."""
+    hidden = known["hidden"][-1][:TOKENS]
+    reference = Reference(source, plan["context"], carried_channels(plan))
+    expected = reference.logits(hidden, stored.rows("lm_head.weight"), stored)
+    return _stateless(part, bundle, plan, {"hidden": hidden.numpy() * np.float32(part.graph.stream_scale)}, expected)
+
+
+def _experts(
+    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Case:
+    """Return the case of a group of experts, each token routed to experts of the group in turn."""
+    reference = Reference(source, plan["context"], carried_channels(plan))
+    held = stored.over(checkpoint_weights(source, stored.prefix))
+    call, expected = added(reference, part, known["hidden"][part.layer][:TOKENS], held)
+    index, values = taken_in_turn(part.start, part.end)(call)
+    shares = Call(call.hidden, index, values).share(part.start, part.end)
+    given = {"x": call.hidden.numpy(), "weights": shares.numpy()}
+    return _stateless(part, bundle, plan, given, expected)
+
+
+def _encoder(
+    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Case:
+    """Return the case of an encoder of one width: a text that fills it, and one that does not."""
+    reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
+    texts = passages(known["tokens"].tolist(), part.tokens, plan["task"])[:1]
+    tables = Tables(plan, weights)
+    rows = [tables.rows(text) for text in texts]
+    expected = torch.cat(reference.run(texts, tables.table, tables.over(stored)))
+
+    def run(program: Any, name: str) -> Floats:
+        runner = EncoderRunner(bundle, part, plan)
+        runner.loaded = lambda: program
+        return runner.run(rows)
+
+    width = f"T={part.tokens}"
+    return Case([expected], (width,), run, EncoderRunner(bundle, part, plan).loaded, part, (part.tokens,))
+
+
+CASES: Mapping[str, Callable[..., Case]] = {
+    "layers": _layers,
+    "experts": _experts,
+    "head": _head,
+    ENCODER: _encoder,
+}
+
+
+class Stopwatch:
+    """Measures time from its creation on."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    def cost(self) -> dict[str, float]:
+        """Return the seconds that have passed, and the most memory in MB that the process has had so far."""
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        unit = 10**6 if sys.platform == "darwin" else 1000
+        return {"seconds": round(time.monotonic() - self.began, 1), "peak_mb": most // unit}

@@ -1,0 +1,141 @@
+"""Parts on Apple's Core AI runtime: right ones pass, and ten faults in weights or graphs are each seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from gates.judged import known
+from torch import Tensor
+
+from shardmill.gates.measurement import Measurement, compare
+from shardmill.gates.stored import Stored
+from shardmill.gates.weights import PackageWeights
+from shardmill.models import attention, blocks, primitives
+from shardmill.models.contract import constants
+from shardmill.witness import coreai, installed, part
+
+pytestmark = pytest.mark.skipif(not installed.is_there(), reason="needs Apple's Core AI runtime, the extra coreai")
+Rows = list[dict[str, Any]]
+
+
+def measured(build: tiny.Build, name: str, widest: int = 0) -> Rows:
+    """Return the rows of a part's verdict; with `widest`, of passes of at most so many tokens."""
+    piece, plan = build.parts[name], dict(build.plan)
+    if widest:
+        piece, plan = replace(piece, tokens=widest), plan | {"verify": widest}
+    stored = PackageWeights(build.packages[name], piece)
+    found = part.measure(piece, build.packages[name], plan, known(build.source), build.source, stored)
+    return compare(one for one in found if isinstance(one, Measurement))
+
+
+@pytest.mark.parametrize("kind", ["layers", "head"])
+def test_a_part_is_the_same_on_three_engines(built: tiny.Build, kind: str) -> None:
+    """Every width, mixtures of widths and rejected drafts, where the part has states."""
+    name = next(name for name, piece in built.parts.items() if piece.kind == kind)
+    rows = measured(built, name)
+    assert all(row["passed"] for row in rows), rows
+    assert {row["name"] for row in rows} == {"witness_error", "witness_width_error", "witness_agreement"}
+    ways = {row["detail"] for row in rows if row["name"] == "witness_width_error"}
+    assert ways >= {"T=2", "T=3", "T=4"} and (kind == "head" or ways >= {"mixed", "rejected drafts"})
+    assert 0 < max(row["value"] for row in rows) < 1e-5
+
+
+def test_states_are_those_of_the_engine_that_ships(built: tiny.Build, fp32: None) -> None:
+    """A cache on Apple's runtime holds what the part's own program leaves in its states."""
+    piece = built.layers()[0]
+    stored = PackageWeights(built.packages[piece.name], piece)
+    case = part.CASES[piece.kind](
+        piece, built.packages[piece.name], built.plan, known(built.source), built.source, stored
+    )
+    apple, here = coreai.CoreAIProgram(case.program.blueprint, stored.stored, case.widths), case.portable()
+    case.run(apple, "mixed"), case.run(here, "mixed")
+    name = f"k_{piece.start}"
+    mine, theirs = (torch.from_numpy(one.kept(name))[0, :, : part.TOKENS] for one in (apple, here))
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert mine.abs().max() > 0.1
+    apple.close()
+
+
+def scale_doubled(one: Stored) -> Stored:
+    assert one.scale is not None
+    scale = one.scale.clone()
+    scale[3] *= 2
+    return replace(one, scale=scale)
+
+
+def rows_swapped(one: Stored) -> Stored:
+    values = one.values.clone()
+    values[[1, 2]] = values[[2, 1]]
+    return replace(one, values=values)
+
+
+def row_negated(one: Stored) -> Stored:
+    values = one.values.clone()
+    values[5] *= -1
+    return replace(one, values=values)
+
+
+def columns_shifted(one: Stored) -> Stored:
+    return replace(one, values=one.values.roll(1, 1))
+
+
+def codes_off_by_one(one: Stored) -> Stored:
+    return replace(one, values=(one.values + 1).clamp(max=127))
+
+
+WEIGHTS: dict[str, Callable[[Stored], Stored]] = {
+    fault.__name__: fault for fault in (scale_doubled, rows_swapped, row_negated, columns_shifted, codes_off_by_one)
+}
+
+
+def forgets(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
+    return torch.matmul(write_mask, new) + cache * 0
+
+
+def adds(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
+    return cache + torch.matmul(write_mask, new) * 0.5
+
+
+def turned_back(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tensor:
+    return primitives.rotate(x, cos, -sin, sizes)
+
+
+def unscaled(x: Tensor, factor: float) -> Tensor:
+    return x
+
+
+BLOCKS: dict[str, tuple[Any, str, Any]] = {
+    "a cache that forgets": (attention, "write_cache", forgets),
+    "a cache that is written by half": (attention, "write_cache", adds),
+    "rotary embedding turned back": (attention, "rotate", turned_back),
+    "scores that are not scaled": (attention, "scale", unscaled),
+    "another activation": (blocks, "ACTIVATIONS", dict.fromkeys(primitives.ACTIVATIONS, torch.relu)),
+}
+
+
+@pytest.mark.parametrize("fault", WEIGHTS)
+def test_a_fault_in_one_stored_matrix_is_seen(built: tiny.Build, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apple's runtime gets the faulty matrix, and transformers what the package stores."""
+    name, program = built.layers()[0].name, coreai.CoreAIProgram
+
+    def faulty(blueprint: Any, stored: Callable[[str], Stored], widths: Any) -> Any:
+        first = next(path for path in constants(blueprint) if stored(path).coded)
+        return program(blueprint, lambda path: WEIGHTS[fault](stored(path)) if path == first else stored(path), widths)
+
+    monkeypatch.setattr(part, "CoreAIProgram", faulty)
+    missed = {row["name"] for row in measured(built, name, widest=1) if not row["passed"]}
+    assert missed == {"witness_error", "witness_agreement"}
+
+
+@pytest.mark.parametrize("fault", BLOCKS)
+def test_a_fault_in_the_graph_is_seen(built: tiny.Build, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is wrong on both of our sides would still differ from transformers on Apple's runtime."""
+    module, attribute, wrong = BLOCKS[fault]
+    monkeypatch.setattr(module, attribute, wrong)
+    missed = {row["name"] for row in measured(built, built.layers()[0].name, widest=1) if not row["passed"]}
+    assert missed == {"witness_error", "witness_agreement"}
