@@ -59,7 +59,7 @@ def chat(
     from rich.console import Console
 
     from shardmill.decode import Sampling
-    from shardmill.serve import load
+    from shardmill.serve import loading
     from shardmill.serve.conversation import Conversation, Talk
 
     check_drafter(drafter, draft_build)
@@ -70,7 +70,7 @@ def chat(
     check_context(context_policy, manifest)
     if system is not None:
         _check_system(system, build, manifest, chat_template)
-    model = load.load_model(build, None, precision, chat_template=chat_template)
+    model = loading.load_model(build, None, precision, chat_template=chat_template)
     talk = Talk(
         model,
         make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy),
@@ -91,7 +91,7 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Pa
         ShardmillError: it is not UTF-8 text.
         typer.BadParameter: the checkpoint has no chat template.
     """
-    from shardmill.serve.template import has_template
+    from shardmill.serve.chat import has_template
 
     checked_text(system, "--system")
     if chosen is None and not has_template((build / manifest["tokenizer"]["path"]).parent):

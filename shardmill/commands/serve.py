@@ -27,7 +27,7 @@ from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 if TYPE_CHECKING:
-    from shardmill.serve.settings import Settings
+    from shardmill.serve.model import Settings
 
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
@@ -97,8 +97,8 @@ def serve(
     guard_margin: GuardMargin = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
-    from shardmill.serve.loopback import is_loopback
-    from shardmill.serve.settings import Limits, Settings
+    from shardmill.serve.http import is_loopback
+    from shardmill.serve.model import Limits, Settings
 
     private, allowed = is_loopback(host), tuple(allowed_hosts or ())
     _check_allowed(allowed, host, private)
@@ -143,13 +143,13 @@ def _run(
 ) -> None:
     """Serves until it is told to end."""
     from shardmill.runtime import label
-    from shardmill.serve import load
+    from shardmill.serve import loading
     from shardmill.serve.server import serve, serve_encoder
 
     if holds_encoder(build):
         serve_encoder(lambda: label.load(build, precision), settings, typer.echo, warming)
         return
-    model = partial(load.load_model, build, draft_build, precision, settings.context_policy, template)
+    model = partial(loading.load_model, build, draft_build, precision, settings.context_policy, template)
     serve(model, settings, typer.echo, warming)
 
 

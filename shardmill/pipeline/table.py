@@ -281,7 +281,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "torch",
             "uvicorn",
         ),
-        also=("shardmill.serve.load", "shardmill.serve.server"),
+        also=("shardmill.serve.loading", "shardmill.serve.server"),
         wanted=configured.benchmarks,
         lane=0.75,
     ),

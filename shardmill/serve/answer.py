@@ -4,16 +4,141 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardmill.decode import FinishReason, TokenEvent
-from shardmill.serve.errors import ApiError
-from shardmill.serve.job import Done, Item
-from shardmill.serve.logprobs import LogprobLog, TokenLogprob
-from shardmill.serve.model import Model
-from shardmill.serve.schema import ChatRequest, CompletionRequest
-from shardmill.serve.shapes import CHAT, COMPLETION, Json
+from shardmill.serve.engine_worker import Done, Item
+from shardmill.serve.model import Model, Vocabulary
+from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest
+
+LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token and the model's log-probability for it, before temperature and filters."""
+
+    text: str
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """An emitted token.
+
+    Attributes:
+        token: the token itself.
+        top: the likeliest tokens in its place.
+        offset: characters of the answer before it.
+        end: offset of the end of its text, including a partial character or stop string.
+    """
+
+    token: Alternative
+    top: tuple[Alternative, ...]
+    offset: int
+    end: int
+
+
+class LogprobLog:
+    """A buffer that keeps tokens until their text is final."""
+
+    def __init__(self, vocabulary: Vocabulary, eos: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._eos = eos
+        self._held: list[TokenLogprob] = []
+
+    def push(self, event: TokenEvent) -> None:
+        """Record a token, unless it only ends the text."""
+        if event.logprob is None or event.token in self._eos:
+            return
+        top = tuple(self._alternative(token, logprob) for token, logprob in event.top)
+        token = self._alternative(event.token, event.logprob)
+        for i in range(len(self._held) - 1, -1, -1):
+            if self._held[i].end <= event.end:
+                break
+            self._held[i] = replace(self._held[i], end=event.end)  # the tokens were parts of one character
+        self._held.append(TokenLogprob(token, top, event.start, event.end))
+
+    def release(self, length: int) -> list[TokenLogprob]:
+        """Release the tokens of the answer's first `length` characters, which are final."""
+        count = sum(1 for held in self._held if held.offset < length and held.end <= length)  # neither ever falls
+        out, self._held = self._held[:count], self._held[count:]
+        return out
+
+    def release_all(self) -> list[TokenLogprob]:
+        """Release all remaining tokens, at the end of an answer that no stop string cut."""
+        out, self._held = self._held, []
+        return out
+
+    def _alternative(self, token: int, logprob: float) -> Alternative:
+        finite = logprob if logprob > LEAST else LEAST  # JSON has no infinities
+        return Alternative(self._vocabulary.text(token), self._vocabulary.bytes(token), finite)
+
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The JSON form of a kind of answer.
+
+    Attributes:
+        prefix: prefix of the answer's id.
+        whole_name, piece_name: the `object` of an answer and of a chunk.
+        whole, piece: text -> the choice's content.
+        opening: content of an extra first chunk, or None.
+        logprobs: tokens -> the choice's `logprobs`.
+    """
+
+    prefix: str
+    whole_name: str
+    piece_name: str
+    whole: Callable[[str], Json]
+    piece: Callable[[str], Json]
+    opening: Json | None
+    logprobs: Callable[[Sequence[TokenLogprob]], Json]
+
+
+def _text_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    return {
+        "tokens": [row.token.text for row in tokens],
+        "token_logprobs": [row.token.logprob for row in tokens],
+        "top_logprobs": [{other.text: other.logprob for other in reversed(row.top)} for row in tokens],
+        "text_offset": [row.offset for row in tokens],
+    }
+
+
+def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    rows = [_alternative(row.token) | {"top_logprobs": [_alternative(other) for other in row.top]} for row in tokens]
+    return {"content": rows, "refusal": None}
+
+
+def _alternative(token: Alternative) -> Json:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
+COMPLETION = Shape(
+    prefix="cmpl-",
+    whole_name="text_completion",
+    piece_name="text_completion",
+    whole=lambda text: {"text": text},
+    piece=lambda text: {"text": text},
+    opening=None,
+    logprobs=_text_logprobs,
+)
+CHAT = Shape(
+    prefix="chatcmpl-",
+    whole_name="chat.completion",
+    piece_name="chat.completion.chunk",
+    whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    piece=lambda text: {"delta": {"content": text} if text else {}},
+    opening={"delta": {"role": "assistant", "content": ""}},
+    logprobs=_chat_logprobs,
+)
+
 
 FINISH: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 

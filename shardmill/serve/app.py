@@ -3,24 +3,239 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from shardmill.decode import SEEDS, Constraint, DecodeError, JsonSchema, Options, Sampling
 from shardmill.serve.answer import Answer
-from shardmill.serve.errors import broken, client_gone
-from shardmill.serve.gate import Gate
-from shardmill.serve.job import Done, Job, Work, ending
+from shardmill.serve.engine_worker import Done, Job, Work, Worker, ending
+from shardmill.serve.http import Gate, respond
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.model import Model
-from shardmill.serve.pages import add_error_shape, add_pages, json_response
-from shardmill.serve.prepare import prepare
-from shardmill.serve.schema import ChatRequest, CompletionRequest
-from shardmill.serve.settings import Settings
+from shardmill.serve.model import Model, Settings
+from shardmill.serve.protocol import (
+    EITHER,
+    ApiError,
+    ChatRequest,
+    ClientGoneError,
+    CompletionRequest,
+    GenerationRequest,
+    broken,
+    client_gone,
+    invalid,
+)
 from shardmill.serve.stream import EventStream, take_all, while_connected
-from shardmill.serve.worker import Worker
+
+
+def check_name(name: str, own: str) -> None:
+    """Raise ApiError 404 for any other model than the served one."""
+    if name != own:
+        message = f"the model {name!r} is not served here; {own!r} is"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def add_pages(app: FastAPI, own: str, is_well: Callable[[], bool], metrics: Metrics) -> None:
+    """Add the pages that every server has.
+
+    Args:
+        app: the application.
+        own: the model's name for clients.
+        is_well: returns whether requests are accepted.
+        metrics: the counters for /metrics.
+    """
+    card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
+
+    @app.get("/v1/models", response_model=None)
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [card]})
+
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def one_model(name: str) -> Response:
+        check_name(name, own)
+        return json_response(card)
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        return json_response({"status": "ok"}) if is_well() else json_response({"status": "unavailable"}, 503)
+
+    @app.get("/metrics", response_model=None)
+    async def metrics_page() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def add_error_shape(app: FastAPI) -> None:
+    """Give every error OpenAI's form."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        return respond(error)
+
+    @app.exception_handler(ClientGoneError)
+    async def left(_: Request, error: ClientGoneError) -> Response:
+        return respond(client_gone())
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return respond(broken())  # uvicorn logs the error itself
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> Response:
+        return respond(_first_complaint(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        messages = {
+            400: "the request's body can't be read as JSON",
+            404: f"there is no {path} here",
+            405: f"{path} does not take {request.method}",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        return respond(ApiError(error.status_code, message, headers=error.headers))
+
+
+def _first_complaint(error: RequestValidationError) -> ApiError:
+    """Return an error for the first invalid field, in one line."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"][1:]]
+    if first["type"] == "json_invalid":
+        return invalid(f"the request's body is not JSON: {first['ctx']['error']}")
+    if not where and first["type"] in ("missing", "model_attributes_type"):
+        return invalid("the request's body must be a JSON object, sent as Content-Type: application/json")
+    message = first["msg"].removeprefix("Value error, ")
+    for place, field in enumerate(where[:-1]):
+        if field in EITHER:
+            message, where = EITHER[field], where[: place + 1]
+            break
+    return invalid(f"{'.'.join(where)}: {message}" if where else message, where[0] if where else None)
+
+
+def json_response(content: dict[str, Any], status: int = 200) -> Response:
+    """Return an answer of JSON."""
+    return Response(json.dumps(content).encode(), status, media_type="application/json")
+
+
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+
+def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> Work:
+    """Check a request against the model and the limits, and return the engine's work.
+
+    Raises:
+        ApiError: the request can't be honoured.
+    """
+    check_name(request.model, model.name)
+    prompt = _chat_prompt(request, model) if isinstance(request, ChatRequest) else _text_prompt(request, model)
+    room = _check_prompt(prompt, model, settings)
+    drafter = request.shardmill.drafter or settings.drafter
+    if drafter == "draft_model" and model.draft_session is None:
+        raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
+    try:
+        sampling = _sampling(request)
+        sampling.check_vocab(model.engine.vocab)
+        options = Options(
+            sampling=sampling,
+            detokenize=model.decode,
+            stop=request.stops,
+            constraint=_constraint(request, model),
+            top_logprobs=request.top,
+            guard_margin=settings.guard_margin,
+            private=request.shardmill.private,
+        )
+    except DecodeError as error:
+        raise invalid(str(error)) from error
+    return Work(tuple(prompt), _max_tokens(request, room, settings), drafter, options)
+
+
+def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
+    """Return the tokens of a text to continue; a prompt may already be tokens."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return model.encode(prompt)
+    if isinstance(prompt[0] if prompt else 0, str):
+        return model.encode(str(prompt[0]))
+    return [int(token) for token in prompt]
+
+
+def _chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
+    """Return the tokens of a conversation, rendered by its template, which also writes the beginning-of-text token."""
+    if model.template is None:
+        raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
+    try:
+        text = model.template([message.as_template_input() for message in request.messages])
+    except Exception as error:  # templates may raise any exception
+        raise invalid(f"the chat template refused the messages: {error}", "messages") from error
+    return model.encode(text, special=False)
+
+
+def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
+    """Raise ApiError for a prompt that is empty, too long or of another vocabulary.
+
+    Returns:
+        The most tokens to generate: one more than fit, so that an answer that fills the context reports it.
+    """
+    if not prompt:
+        raise invalid("the prompt is empty: give at least one token", "prompt")
+    slots = model.engine.slots
+    slides = settings.context_policy == "slide"
+    most = settings.limits.prompt_tokens or slots
+    if not slides:
+        most = min(slots, most)
+    if len(prompt) > most:
+        message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed: shorten it"
+        raise invalid(message, code="context_length_exceeded")
+    if not all(0 <= token < model.engine.vocab for token in prompt):
+        raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
+    if slides:
+        return settings.limits.max_tokens or slots
+    return slots - len(prompt) + 2  # the last token needs no slot
+
+
+def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: Settings) -> int:
+    wanted = request.max_tokens
+    if isinstance(request, ChatRequest):
+        wanted = request.max_completion_tokens or wanted or room
+    wanted = wanted or COMPLETION_TOKENS
+    most = settings.limits.max_tokens or (room if settings.context_policy == "slide" else None)
+    if most is None or wanted <= most:
+        return min(wanted, room)
+    if request.max_tokens is None and getattr(request, "max_completion_tokens", None) is None:
+        return min(most, room)
+    raise invalid(f"max_tokens is {wanted}, at most {most} are allowed", "max_tokens")
+
+
+def _sampling(request: GenerationRequest) -> Sampling:
+    """Return the sampling options; OpenAI's defaults are temperature 1 and a random seed."""
+    seed = secrets.randbits(63) if request.seed is None else request.seed % SEEDS
+    return Sampling(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=request.top_k or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        seed=seed,
+        logit_bias=request.logit_bias or {},
+        accept_top_p=request.shardmill.accept_top_p,
+    )
+
+
+def _constraint(request: GenerationRequest, model: Model) -> Constraint | None:
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema = wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"}
+    if not model.eos:
+        raise invalid("response_format needs a model with an end-of-text token", "response_format")
+    return JsonSchema(schema, model.grammar_tokenizer())
 
 
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:

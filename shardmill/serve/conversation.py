@@ -22,8 +22,8 @@ from shardmill.decode import (
     create_policy,
     generate,
 )
-from shardmill.serve.errors import invalid
 from shardmill.serve.model import Message, Model
+from shardmill.serve.protocol import invalid
 
 
 class Conversation:

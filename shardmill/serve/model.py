@@ -1,19 +1,120 @@
-"""The interface that a server needs from a built model. Anything that provides it can be served."""
+"""What the server serves: its settings, and a built model as requests see it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from shardmill.decode import Engine, GrammarTokenizer, Session
-from shardmill.serve.errors import invalid
-from shardmill.serve.vocabulary import Vocabulary
+from shardmill.decode import ContextPolicy, Engine, GrammarTokenizer, Session
+from shardmill.files import parse_json
+from shardmill.serve.protocol import invalid
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Map byte-level BPE's characters to bytes: printable Latin-1 to itself, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Vocabulary:
+    """A lookup of single tokens in a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        decoder = parse_json(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
+        kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))}
+        self._alphabet = byte_alphabet() if "ByteLevel" in kinds else None
+        self._added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
+        self._tokenizer = tokenizer
+
+    def bytes(self, token: int) -> bytes:
+        """Return the UTF-8 bytes of the token; empty if the tokenizer does not know the number."""
+        if token in self._added:
+            return self._added[token].encode()
+        symbol = self._tokenizer.id_to_token(token)
+        if symbol is None:
+            return b""
+        if self._alphabet is not None and all(c in self._alphabet for c in symbol):
+            return bytes(self._alphabet[c] for c in symbol)
+        byte = _BYTE.fullmatch(symbol)
+        return bytes([int(byte[1], 16)]) if byte else symbol.replace(_SPACE, " ").encode()
+
+    def text(self, token: int) -> str:
+        """Return the token's text, with U+FFFD for bytes that are not whole characters."""
+        return self.bytes(token).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on requests and connections.
+
+    Attributes:
+        queue: requests that wait while one runs; one more is answered 429.
+        open_requests: requests accepted and not yet answered completely, in any state; one more is answered 429.
+        prompt_tokens, max_tokens: per request; None: the size of the context, even if it slides.
+        body_bytes: longest request body.
+        body_seconds: time that a client has to send the body.
+        head_seconds: time that a connection has to send the head of a request, from its beginning or the last answer.
+        idle_connections: connections that may wait for a request; one more closes the oldest.
+        stall_seconds: time after which a stream is closed whose client reads nothing.
+        keepalive_seconds: time without data after which a stream sends a comment.
+        grace_seconds: time that the running request has to finish when the server shuts down.
+    """
+
+    queue: int = 64
+    open_requests: int = 256
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    body_bytes: int = 1 << 20
+    body_seconds: float = 30.0
+    head_seconds: float = 10.0
+    idle_connections: int = 256
+    stall_seconds: float = 60.0
+    keepalive_seconds: float = 10.0
+    grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Address and access of the server, and defaults of requests.
+
+    Attributes:
+        host: the address of the server.
+        port: 0 lets the system choose one.
+        allowed_hosts: names to accept in a request's `Host` besides this machine's, for example a proxy's, if `host`
+            is a loopback address.
+        api_key: clients must send it as `Authorization: Bearer KEY`; None: no key is needed.
+        drafter: the drafter of requests that name none.
+        policy: the draft policy, by name.
+        draft_table: file that the drafter `learned` starts with, if it exists, and that is saved at the end.
+        guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
+            logits are closer than this run again alone; 0: none.
+        context_policy: what happens when the context is full: stop, or slide on.
+        limits: limits on requests and connections.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
+    api_key: str | None = None
+    drafter: str = "ngram"
+    policy: str = "cost_model"
+    draft_table: Path | None = None
+    guard_margin: float = 0.0
+    context_policy: ContextPolicy = "stop"
+    limits: Limits = field(default_factory=Limits)
+
 
 Message = Mapping[str, Any]
 ChatTemplate = Callable[[Sequence[Message]], str]

@@ -21,14 +21,12 @@ from shardmill.runtime.label import Reader
 from shardmill.runtime.load import engine_name
 from shardmill.runtime.loading import begins
 from shardmill.serve.app import create_app
-from shardmill.serve.connections import Connection, Lobby
-from shardmill.serve.encoder_app import create_encoder_app
+from shardmill.serve.encoder import Desk, create_encoder_app
+from shardmill.serve.engine_worker import Worker
+from shardmill.serve.http import Connection, Lobby
+from shardmill.serve.loading import FIRST_PASSES, Ready, Warming
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.model import Model
-from shardmill.serve.reading import Desk
-from shardmill.serve.settings import Settings
-from shardmill.serve.warming import FIRST_PASSES, Ready, Warming
-from shardmill.serve.worker import Worker
+from shardmill.serve.model import Model, Settings
 
 LAST_WORDS = 2.0  # seconds for sending answers after the engine has stopped
 

@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shardmill.serve.answer import Answer
-from shardmill.serve.errors import ApiError, ClientGoneError, client_gone
-from shardmill.serve.job import Done, Item, Job, ending
-from shardmill.serve.settings import Limits
-from shardmill.serve.shapes import Json
-from shardmill.serve.worker import Worker
+from shardmill.serve.answer import Answer, Json
+from shardmill.serve.engine_worker import Done, Item, Job, Worker, ending
+from shardmill.serve.model import Limits
+from shardmill.serve.protocol import ApiError, ClientGoneError, client_gone
 
 log = logging.getLogger(__name__)
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode.text import TextStream
 from shardmill.pipeline.steps.reference import encode
+from shardmill.serve.chat import load_template
 from shardmill.serve.model import Model
-from shardmill.serve.template import load_template
 
 WORDS = [
     "the cat",

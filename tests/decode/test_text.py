@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shardmill.decode import DecodeError
 from shardmill.decode.text import TextStream
-from shardmill.serve.vocabulary import byte_alphabet
+from shardmill.serve.model import byte_alphabet
 
 
 def from_bytes(tokens: list[int]) -> str:

@@ -71,7 +71,7 @@ SPARED = {
         "shardmill/bench/speed.py",
         "shardmill/cli.py",
     ],
-    "parity_stack": ["shardmill/bench/speed.py", "shardmill/serve/worker.py", "shardmill/cli.py"],
+    "parity_stack": ["shardmill/bench/speed.py", "shardmill/serve/engine_worker.py", "shardmill/cli.py"],
     "embedding": ["shardmill/gates/parity.py", "shardmill/convert/trace.py", "shardmill/models/primitives.py"],
 }
 
@@ -209,7 +209,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "the host's masks": ("shardmill/models/host.py", "", "\nx = 1\n", {"parity", "parity_stack", "benchmark"}),
     "a gate": ("shardmill/gates/parity.py", "", "\nx = 1\n", {"parity", "parity_stack"}),
     "a threshold": ("shardmill/gates/thresholds.py", "1e-4", "2e-4", {"residency", "parity", "parity_stack", "report"}),
-    "the server": ("shardmill/serve/worker.py", "", "\nx = 1\n", {"benchmark"}),
+    "the server": ("shardmill/serve/engine_worker.py", "", "\nx = 1\n", {"benchmark"}),
     "the page": ("shardmill/report/templates/head.html", "", "<p>", {"report"}),
 }
 

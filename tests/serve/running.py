@@ -15,11 +15,10 @@ from typing import Any
 from openai import OpenAI
 
 from shardmill.serve.app import create_app
+from shardmill.serve.engine_worker import Worker
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.model import Model
+from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import Server, around, bind
-from shardmill.serve.settings import Settings
-from shardmill.serve.worker import Worker
 
 from .fake import NAME
 

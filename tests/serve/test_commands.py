@@ -18,13 +18,13 @@ from shardmill.decode import DecodeError, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
 from shardmill.runtime import load as runtime_load
 from shardmill.serve import server
+from shardmill.serve.chat import load_template
 from shardmill.serve.conversation import Conversation, Talk
-from shardmill.serve.errors import ApiError
-from shardmill.serve.load import load_model
+from shardmill.serve.engine_worker import Worker
+from shardmill.serve.loading import load_model
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.settings import Settings
-from shardmill.serve.template import load_template
-from shardmill.serve.worker import Worker
+from shardmill.serve.model import Settings
+from shardmill.serve.protocol import ApiError
 
 from .fake import END, NAME, Speaker, byte_tokenizer, fake_model
 

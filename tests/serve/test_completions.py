@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from shardmill.decode import Options, Sampling, Session, run
 from shardmill.decode.drafters import BY_ITSELF
-from shardmill.serve.settings import Limits, Settings
+from shardmill.serve.model import Limits, Settings
 
 from .fake import NAME, Reciter, Speaker, fake_model
 from .running import Running, ask, running

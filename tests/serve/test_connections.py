@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardmill.serve.settings import Limits, Settings
+from shardmill.serve.model import Limits, Settings
 
 from .fake import Speaker, fake_model
 from .running import PATIENCE, Running, ask, running, wait_until

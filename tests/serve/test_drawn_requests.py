@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmill.serve.schema import ChatRequest, CompletionRequest
-from shardmill.serve.settings import Limits, Settings
+from shardmill.serve.model import Limits, Settings
+from shardmill.serve.protocol import ChatRequest, CompletionRequest
 
 from .fake import NAME, fake_model
 from .running import Running, ask, running

@@ -24,12 +24,11 @@ from models import tiny_encoders
 from shardmill.machine import is_portable
 from shardmill.runtime import label as reading
 from shardmill.runtime.label import Reader, as_object
-from shardmill.serve.encoder_app import create_encoder_app
-from shardmill.serve.errors import ApiError
+from shardmill.serve.encoder import Desk, create_encoder_app
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.reading import Desk
+from shardmill.serve.model import Settings
+from shardmill.serve.protocol import ApiError
 from shardmill.serve.server import around, bind
-from shardmill.serve.settings import Settings
 
 from .running import PATIENCE, Running, wait_until
 

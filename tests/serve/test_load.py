@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from shardmill.decode.drafters import BY_ITSELF
-from shardmill.serve.settings import Limits, Settings
+from shardmill.serve.model import Limits, Settings
 
 from .fake import NAME, Speaker, fake_model
 from .running import PATIENCE, Running, ask, running, wait_until

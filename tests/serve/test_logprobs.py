@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from shardmill.decode import TokenEvent
 from shardmill.decode.text import TextStream
-from shardmill.serve.logprobs import LogprobLog, TokenLogprob
-from shardmill.serve.vocabulary import Vocabulary
+from shardmill.serve.answer import LogprobLog, TokenLogprob
+from shardmill.serve.model import Vocabulary
 
 WORDS = ["▁two", "three", "a", "▁", "é", "st", "op", "stop"]
 BYTES = [0xE2, 0x82, 0xAC, 0xC3, 0xA9, 0xFF, 0x41]  # a euro sign, an é, no character at all, an A

@@ -22,8 +22,8 @@ import pytest
 from openai import OpenAI
 
 from shardmill.errors import EngineGoneError, ShardmillError
+from shardmill.serve.model import Limits, Settings
 from shardmill.serve.server import bind, serve
-from shardmill.serve.settings import Limits, Settings
 
 from .fake import Speaker, fake_model
 from .running import PATIENCE, ask, running, wait_until

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from shardmill.serve.loopback import is_loopback, may_be_asked_for
-from shardmill.serve.settings import Limits, Settings
+from shardmill.serve.http import is_loopback, may_be_asked_for
+from shardmill.serve.model import Limits, Settings
 
 from .fake import NAME, Broken, fake_model
 from .running import PATIENCE, Running, ask, running

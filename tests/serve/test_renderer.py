@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from shardmill.serve import renderer
-from shardmill.serve.renderer import Renderer, RenderError
+from shardmill.serve import chat as serve_chat
+from shardmill.serve.chat import Renderer, RenderError
 
 from .fake import byte_tokenizer, fake_model
 from .running import PATIENCE, ask, running
@@ -52,11 +52,11 @@ def render(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 def test_what_costs_too_much_is_ended(render: Renderer, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     """In one line that says why; and the next conversation is rendered."""
     assert render(HELLO) == "hi"
-    monkeypatch.setattr(renderer, "SECONDS", 1.0)
+    monkeypatch.setattr(serve_chat, "SECONDS", 1.0)
     with pytest.raises(RenderError, match=HOSTILE[said][1]) as caught:
         render([{"role": "user", "content": said}])
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(renderer, "SECONDS", PATIENCE)
+    monkeypatch.setattr(serve_chat, "SECONDS", PATIENCE)
     assert render(HELLO) == "hi"
 
 

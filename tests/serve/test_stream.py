@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from starlette.types import Message
 
 from shardmill.decode import DecodeError, create_drafter
-from shardmill.serve.errors import ClientGoneError
-from shardmill.serve.settings import Limits, Settings
+from shardmill.serve.model import Limits, Settings
+from shardmill.serve.protocol import ClientGoneError
 from shardmill.serve.stream import KEEPALIVE, send_chunk, while_connected
 
 from .fake import VOCAB, Speaker, fake_model
@@ -166,11 +166,11 @@ def test_a_grammar_that_fails_in_mid_answer_is_told_in_the_stream_and_leaves_not
         made.append(name)
         return create_drafter(name, **settings)
 
-    monkeypatch.setattr("shardmill.serve.worker.create_drafter", create)
+    monkeypatch.setattr("shardmill.serve.engine_worker.create_drafter", create)
     with running(fake_model()) as server:
         expected = server.client().completions.create(**ask()).choices[0].text
         with monkeypatch.context() as context:
-            context.setattr("shardmill.serve.prepare._constraint", lambda request, model: Failing())
+            context.setattr("shardmill.serve.app._constraint", lambda request, model: Failing())
             pieces: list[str] = []
             with pytest.raises(openai.APIError, match="grammar rejected: too complex") as told:
                 for chunk in server.client().completions.create(**ask(), stream=True):

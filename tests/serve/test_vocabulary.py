@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from shardmill.serve.vocabulary import Vocabulary, byte_alphabet
+from shardmill.serve.model import Vocabulary, byte_alphabet
 
 from .fake import END, byte_tokenizer
 

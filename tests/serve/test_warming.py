@@ -21,10 +21,9 @@ import pytest
 from shardmill.errors import ShardmillError
 from shardmill.runtime.label import Reader
 from shardmill.runtime.loading import begins
-from shardmill.serve.model import Model
+from shardmill.serve.loading import FIRST_PASSES
+from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import serve, serve_encoder
-from shardmill.serve.settings import Settings
-from shardmill.serve.warming import FIRST_PASSES
 
 from .fake import Speaker, byte_tokenizer, fake_model
 from .running import PATIENCE, ask, wait_until

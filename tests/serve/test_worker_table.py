@@ -8,9 +8,9 @@ import pytest
 
 from shardmill.decode import DecodeError, LearnedDrafter
 from shardmill.decode.drafters.follow_file import Numbering
+from shardmill.serve.engine_worker import Worker
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.settings import Settings
-from shardmill.serve.worker import Worker
+from shardmill.serve.model import Settings
 
 from .fake import fake_model
 from .running import running

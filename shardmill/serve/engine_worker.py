@@ -1,17 +1,16 @@
-"""The one thread that runs the engine, and its bounded queue.
-
-Requests run one at a time in the order of their arrival. The thread never waits for a client: it puts tokens into the
-job and goes on. It checks for a cancellation before every pass, including the passes of a prompt.
-"""
+"""One thread owns the engine: requests wait in a queue, and each answer is taken from its job token by token."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.decode import (
@@ -21,6 +20,7 @@ from shardmill.decode import (
     DraftPolicy,
     GenerationResult,
     LearnedDrafter,
+    Options,
     Session,
     TokenEvent,
     create_drafter,
@@ -30,10 +30,81 @@ from shardmill.decode import (
 )
 from shardmill.decode.drafters.follow_file import Numbering
 from shardmill.printable import one_line
-from shardmill.serve.errors import ApiError, broken, invalid, shutting_down, too_busy
-from shardmill.serve.job import Done, Job
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
+from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, too_busy
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request to the engine."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    drafter: str
+    options: Options
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a complete answer."""
+
+    result: GenerationResult
+
+
+Item = TokenEvent | Done | ApiError  # an answer is events, then one Done or ApiError
+
+
+class Job:
+    """A request with its answer; created on the event loop that takes the answer.
+
+    Attributes:
+        submitted: `time.perf_counter` at creation.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.submitted = time.perf_counter()
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._lock = threading.Lock()
+        self._items: list[Item] = []
+        self._cancelled: ApiError | None = None
+
+    @property
+    def cancelled(self) -> ApiError | None:
+        """Return why the job must end early; None if it need not."""
+        return self._cancelled
+
+    def cancel(self, reason: ApiError) -> None:
+        """Request an early end; the worker checks before every pass."""
+        self._cancelled = self._cancelled or reason
+
+    def put(self, item: Item) -> None:
+        """Add an item to the answer; called by the worker thread. Never blocks."""
+        with self._lock:
+            self._items.append(item)
+            first = len(self._items) == 1
+        if first:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def take(self) -> list[Item]:
+        """Return all items since the last call; wait until there is one."""
+        while True:
+            await self._ready.wait()
+            with self._lock:
+                items, self._items = self._items, []
+                self._ready.clear()
+            if items:
+                return items
+
+
+def ending(items: list[Item]) -> Done | ApiError | None:
+    """Return the last of `items` if it ends the answer, otherwise None."""
+    last = items[-1]
+    return None if isinstance(last, TokenEvent) else last
+
 
 log = logging.getLogger(__name__)
 LONGEST_RETRY = 60  # seconds; openai's client ignores a longer Retry-After

@@ -1,26 +1,71 @@
-"""A server that listens while its model is being loaded, and reports the progress.
-
-During loading, /health answers 503 with the number of the current program and of all programs, and everything else
-answers 503 with Retry-After. Afterwards the loaded application answers all requests.
-"""
+"""Load a build, and answer /health while its programs load."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shardmill.runtime import loading
-from shardmill.serve.errors import ApiError
-from shardmill.serve.gate import Gate, respond
+from shardmill.decode import ContextPolicy, Session, choose_layout
+from shardmill.files import digest
+from shardmill.runtime import load, loading
+from shardmill.runtime.manifest import read_manifest, verify_width
+from shardmill.serve.app import json_response
+from shardmill.serve.chat import load_template, turn_end
+from shardmill.serve.encoder import Desk
+from shardmill.serve.engine_worker import Worker
+from shardmill.serve.http import Gate, respond
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.pages import json_response
-from shardmill.serve.reading import Desk
-from shardmill.serve.settings import Settings
-from shardmill.serve.worker import Worker
+from shardmill.serve.model import Model, Settings
+from shardmill.serve.protocol import ApiError
+
+
+def load_model(
+    build: Path,
+    draft_build: Path | None,
+    precision: str,
+    context_policy: ContextPolicy = "stop",
+    chat_template: Path | None = None,
+) -> Model:
+    """Load a built model, and its draft model if it has one.
+
+    Args:
+        build: folder of a finished build.
+        draft_build: the draft model's build folder.
+        precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
+        context_policy: what happens when the context is full, also for the draft model.
+        chat_template: a file with a chat template to use instead of the checkpoint's.
+
+    Raises:
+        DecodeError: the context is too small to slide.
+        ShardmillError: a folder is not a finished build, or a file in it can't be loaded.
+    """
+    manifest = read_manifest(build)
+    choose_layout(context_policy, manifest["context"], verify_width(manifest))
+    tokenizer = load.load_tokenizer(build, manifest)
+    template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
+    end = turn_end(template, tokenizer) if template else None
+    engine = load.load_engine(build, precision)
+    ends = tuple(dict.fromkeys(manifest["eos_token_ids"]))
+    return Model(
+        name=manifest["model"],
+        tokenizer=tokenizer,
+        template=template,
+        engine=engine,
+        engine_name=load.engine_name(),
+        eos=ends if end is None or end in ends else (*ends, end),
+        draft_session=Session(load.load_engine(draft_build, precision), context_policy=context_policy)
+        if draft_build
+        else None,
+        fingerprint=digest(manifest),
+        tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
+        threads=getattr(engine, "threads", None),
+    )
+
 
 RETRY_AFTER = 5  # seconds
 FIRST_PASSES = "the first pass of every width"

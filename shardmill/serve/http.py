@@ -1,0 +1,263 @@
+"""What stands before the application: which connections, hosts, keys and sizes of requests are admitted."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import socket
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from shardmill.serve.metrics import Metrics
+from shardmill.serve.model import Limits, Settings
+from shardmill.serve.protocol import ApiError, ClientGoneError, invalid, shutting_down, too_busy
+
+_LOCALHOST = ("localhost", "localhost.")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens at `host`; False for an unknown name."""
+    try:
+        *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError):
+        return False
+    return _is_loopback_address(str(address[0]))
+
+
+def may_be_asked_for(header: str, *names: str) -> bool:
+    """Return whether a Host header names this machine: by a loopback address, as localhost, or by one of `names`.
+
+    A hostile web page could make any other name resolve to this machine (DNS rebinding). A missing header is accepted,
+    as every browser sends one.
+    """
+    name = _host_name(header)
+    return name in ("", *_LOCALHOST, *map(str.lower, names)) or _is_loopback_address(name)
+
+
+def _host_name(header: str) -> str:
+    """Return the name in a Host header in lower case, without port and brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _is_loopback_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+ENDPOINTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/label",
+    "/v1/embeddings",
+    "/v1/models",
+    "/health",
+    "/metrics",
+)
+OPEN_TO_ALL = ("/health",)
+DISCARD = 16  # multiple of the allowed body size that is read and discarded, so that a client can read its 413
+
+
+class Gate:
+    """Admission middleware: passes a request on with its body read, or answers it with an error."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._limits = settings.limits
+        self._metrics = metrics
+        self._open = 0
+        self._is_private = is_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            return
+        status = 499  # a client never sees it: it left before its answer began
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        counts = scope["method"] == "POST"  # GET requests never count against the limit
+        self._open += counts
+        try:
+            await self._pass(scope, receive, counted)
+        except ClientGoneError:
+            pass
+        finally:
+            self._open -= counts
+            self._metrics.requests.labels(_endpoint(scope["path"]), str(status)).inc()
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(scope)
+            async with asyncio.timeout(self._limits.body_seconds):
+                body = await self._read(receive) if scope["method"] == "POST" else b""
+        except TimeoutError:
+            seconds = self._limits.body_seconds
+            await respond(ApiError(408, f"the request took over {seconds:g} s to arrive"))(scope, receive, send)
+        except ApiError as error:
+            await respond(error)(scope, receive, send)
+        else:
+            await self._app(scope, replay(body, receive), send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self._is_private and not may_be_asked_for(host, self._settings.host, *self._settings.allowed_hosts):
+            # DNS rebinding: a web page whose name resolves to this machine must not reach a local server
+            name = _host_name(host)
+            raise ApiError(
+                403,
+                f"this server does not answer to the Host {name!r}: if your proxy sends that name, "
+                f"start the server with --allowed-host {name}",
+            )
+        if scope["path"] in OPEN_TO_ALL:
+            return
+        if not self._may_enter(headers.get("authorization", "")):
+            raise ApiError(401, "wrong or missing API key: send Authorization: Bearer KEY", code="invalid_api_key")
+        if scope["method"] == "POST" and self._open > self._limits.open_requests:
+            raise too_busy(f"{self._limits.open_requests} requests are open already: try again later", 1)
+
+    def _may_enter(self, authorization: str) -> bool:
+        key = self._settings.api_key
+        scheme, _, given = authorization.partition(" ")
+        return key is None or (
+            scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), key.encode())
+        )
+
+    async def _read(self, receive: Receive) -> bytes:
+        most, body, size = self._limits.body_bytes, bytearray(), 0
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client left while it sent its request")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            more = message.get("more_body", False) and size <= DISCARD * most
+            if size <= most:
+                body += chunk
+        if size > most:
+            raise ApiError(413, f"the request's body is longer than {most} bytes", code="body_too_large")
+        return bytes(body)
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that returns the body, then all later messages."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def respond(error: ApiError) -> Response:
+    """Return an error as an answer."""
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+def _endpoint(path: str) -> str:
+    """Return the path as a metrics label: one of a few, for any path that clients request."""
+    return next((known for known in ENDPOINTS if path == known or path.startswith(f"{known}/")), "other")
+
+
+ANSWER = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+
+
+class Lobby:
+    """The idle connections of one server, the oldest first: connections that have not yet sent a request's head."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._seconds = limits.head_seconds
+        self._most = limits.idle_connections
+        self._waiting: dict[Connection, asyncio.TimerHandle] = {}
+
+    def enter(self, connection: Connection) -> None:
+        """Start a connection's timer. If there are too many, close the oldest: real clients send at once."""
+        if connection in self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiting[connection] = loop.call_later(self._seconds, self._dismiss, connection)
+        if len(self._waiting) > self._most:
+            self._dismiss(next(iter(self._waiting)))
+
+    def leave(self, connection: Connection) -> None:
+        """Remove a connection that has sent a request's head, or is gone."""
+        timer = self._waiting.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _dismiss(self, connection: Connection) -> None:
+        self.leave(connection)
+        connection.transport.abort()
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, which reports to the lobby when it is idle.
+
+    Args:
+        lobby: the server's idle connections.
+        arguments: uvicorn's own arguments.
+    """
+
+    def __init__(self, *, lobby: Lobby, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._lobby = lobby
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._lobby.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._lobby.leave(self)
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP request, in place of uvicorn's plain text; they reach no application."""
+        answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if not answering:  # otherwise the error would end up in the middle of an answer
+            self._dismiss(invalid(f"this is no HTTP request: {msg.removesuffix('.')}"))
+        self.transport.close()
+
+    def shutdown(self) -> None:
+        """Answer an incomplete request when the server ends; uvicorn would wait for it and then drop it."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
+            self._dismiss(shutting_down())
+        super().shutdown()
+
+    def _dismiss(self, error: ApiError) -> None:
+        """Close the connection with an error that bypasses the application."""
+        body = error.body()
+        self.transport.write(ANSWER % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), body))
+        self.transport.close()
+
+    def handle_events(self) -> None:
+        """Update the lobby after each received piece and each answer; see uvicorn's H11Protocol."""
+        super().handle_events()
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering or self.transport.is_closing():
+            self._lobby.leave(self)
+        else:
+            self._lobby.enter(self)
