@@ -3,7 +3,7 @@
     python benchmarks/sampling.py [--vocab 200064] [--repeats 25]
 
 "Plain" sorts all tokens by probability, as samplers do that are written down from the definitions of top-k and top-p;
-"here" is shardmill/decode/distribution.py. Both turn the same random logits into a distribution or into
+"here" is shardmill/decode/sampler.py. Both turn the same random logits into a distribution or into
 log-probabilities, and the exit code is 1 if the results differ in any bit. Times are milliseconds a token, the best of
 --repeats. "next" is the whole choice of a token, with the random numbers of all tokens.
 
@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.decode import Sampling
-from shardmill.decode.distribution import Probabilities, log_probabilities, nucleus, probabilities
-from shardmill.decode.sampler import Sampler
+from shardmill.decode.sampler import Probabilities, Sampler, log_probabilities, nucleus, probabilities
 
 DEVIATIONS = (8.0, 4.0, 2.5, 1.0)
 FILTERS: dict[str, dict[str, Any]] = {

@@ -11,8 +11,7 @@ import pytest
 from shardmill import regular
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import DecodeError
-from shardmill.decode.drafters.follow import FollowTable
-from shardmill.decode.drafters.follow_file import Numbering, load_table
+from shardmill.decode.drafters.follow import FollowTable, Numbering, load_table
 from shardmill.errors import CheckpointError, ShardmillError
 from shardmill.runtime.table import read_tables
 

@@ -30,10 +30,9 @@ from drafters import Recorded, tekken
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from shardmill.decode.drafters.evidence import FILE, OFTEN, Evidence, situation
-from shardmill.decode.drafters.evidence import parse as parse_evidence
 from shardmill.decode.drafters.follow import ONCE, Followers
-from shardmill.decode.drafters.learned import LearnedDrafter
+from shardmill.decode.drafters.learned import FILE, OFTEN, Evidence, LearnedDrafter, situation
+from shardmill.decode.drafters.learned import parse as parse_evidence
 from shardmill.decode.verify import agreement
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__"}

@@ -5,17 +5,13 @@ shardmill.
 """
 
 from shardmill.decode.constraint import Constraint, GrammarTokenizer, JsonSchema
-from shardmill.decode.distribution import SEEDS, Sampling
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
-from shardmill.decode.engine import Engine
-from shardmill.decode.errors import DecodeError
-from shardmill.decode.events import FinishReason, GenerationResult, PrefillEvent, TokenEvent
-from shardmill.decode.generate import generate, run
-from shardmill.decode.options import Options
+from shardmill.decode.engine import DecodeError, Engine
+from shardmill.decode.generate import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent, generate, run
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
-from shardmill.decode.session import Session, check_prompt
-from shardmill.decode.slots import ContextPolicy, choose_layout
+from shardmill.decode.sampler import SEEDS, Sampling
+from shardmill.decode.session import ContextPolicy, Session, check_prompt, choose_layout
 from shardmill.decode.text import Detokenize
 
 __all__ = [

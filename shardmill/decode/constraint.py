@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.decode.errors import DecodeError
+from shardmill.decode.engine import DecodeError
 
 
 class Constraint(Protocol):

@@ -5,13 +5,22 @@ not been reset or forgotten since. Writes of the same call count. With append-on
 are therefore hidden until they are overwritten, and nothing is ever rolled back.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.decode.errors import DecodeError
+
+class DecodeError(ValueError):
+    """A request or a setting that decoding cannot honour."""
+
+
+class PromptTooLongError(DecodeError):
+    """The prompt does not fit into the engine's KV slots."""
+
 
 Logits = NDArray[np.float32]
 

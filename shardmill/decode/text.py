@@ -11,7 +11,7 @@ characters before the wrong byte have been emitted by then, and stay.
 from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
-from shardmill.decode.errors import DecodeError
+from shardmill.decode.engine import DecodeError
 
 Detokenize = Callable[[Sequence[int]], str]
 _UNKNOWN = "\ufffd"  # tokenizers write it for bytes that are not, or not yet, a character

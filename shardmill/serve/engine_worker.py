@@ -28,7 +28,7 @@ from shardmill.decode import (
     generate,
     measure_widths,
 )
-from shardmill.decode.drafters.follow_file import Numbering
+from shardmill.decode.drafters.follow import Numbering
 from shardmill.printable import one_line
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model

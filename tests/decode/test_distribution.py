@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardmill.decode import DecodeError, Sampling
-from shardmill.decode.distribution import Probabilities, adjust, draw, log_probabilities, nucleus, probabilities
+from shardmill.decode.sampler import Probabilities, adjust, draw, log_probabilities, nucleus, probabilities
 
 PROBS = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
 LOGITS = np.log(PROBS)

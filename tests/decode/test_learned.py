@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters import RequestInfo
-from shardmill.decode.drafters.evidence import fitted, parse, situation
-from shardmill.decode.drafters.follow import KINDS, FollowTable, context_keys
-from shardmill.decode.drafters.follow_file import Numbering
-from shardmill.decode.drafters.learned import LearnedDrafter
+from shardmill.decode.drafters.follow import KINDS, FollowTable, Numbering, context_keys
+from shardmill.decode.drafters.learned import LearnedDrafter, fitted, parse, situation
 
 from .texts import text
 

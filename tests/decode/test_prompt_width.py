@@ -7,11 +7,10 @@ import pytest
 
 from shardmill.decode import measure_widths
 from shardmill.decode.drafters import create_drafter
-from shardmill.decode.errors import DecodeError
+from shardmill.decode.engine import DecodeError
 from shardmill.decode.generate import run
 from shardmill.decode.policies import AlwaysDraft, CostModel
-from shardmill.decode.session import Session
-from shardmill.decode.slots import AppendOnly, ContextPolicy, Ring
+from shardmill.decode.session import AppendOnly, ContextPolicy, Ring, Session
 
 from .scripted import OracleDrafter, ScriptedEngine, repetitive
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from shardmill.decode.errors import DecodeError, PromptTooLongError
-from shardmill.decode.session import Session
-from shardmill.decode.slots import ContextPolicy
+from shardmill.decode.engine import DecodeError, PromptTooLongError
+from shardmill.decode.session import ContextPolicy, Session
 
 from .scripted import ScriptedEngine
 

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from shardmill.decode.drafters import create_drafter
-from shardmill.decode.errors import DecodeError
+from shardmill.decode.engine import DecodeError
 from shardmill.decode.generate import run
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.decode.session import Session
-from shardmill.decode.slots import Ring
+from shardmill.decode.session import Ring, Session
 
 from .scripted import HIDDEN, OracleDrafter, ScriptedEngine, repetitive
 

@@ -199,7 +199,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a new drafter": (
         DRAFTERS,
         "",
-        "\nfrom shardmill.decode.drafters.none import NoDrafter as Other\n",
+        "\nfrom shardmill.decode.drafters.base import NoDrafter as Other\n",
         {"parity_stack", "benchmark"},
     ),
     "the converter": ("shardmill/convert/stamped.py", "", "\nx = 1\n", {"convert"}),

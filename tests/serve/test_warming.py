@@ -159,14 +159,14 @@ from shardmill import cli
 from shardmill.commands import serve
 from shardmill.runtime.label import Reader
 from shardmill.runtime.loading import begins
-from shardmill.serve import load
+from shardmill.serve import loading
 
 def stuck(*_):
     begins("layers_00_02")
     print("loading", flush=True)
     time.sleep(3600)
 
-load.load_model, serve._programs = stuck, lambda *_: 3
+loading.load_model, serve._programs = stuck, lambda *_: 3
 serve.holds_encoder = lambda _: False
 cli.main()
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.decode import DecodeError, LearnedDrafter
-from shardmill.decode.drafters.follow_file import Numbering
+from shardmill.decode.drafters.follow import Numbering
 from shardmill.serve.engine_worker import Worker
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings

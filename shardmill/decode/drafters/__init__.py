@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, RequestInfo
+from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, NoDrafter, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.drafters.ngram import NgramDrafter
-from shardmill.decode.drafters.none import NoDrafter
 from shardmill.decode.drafters.suffix import SuffixDrafter
-from shardmill.decode.errors import DecodeError
+from shardmill.decode.engine import DecodeError
 from shardmill.decode.session import Session
 
 __all__ = [

@@ -4,6 +4,8 @@ The caller reports events: `reset` at the start of a request, `propose` before a
 the end. A drafter only affects speed, never which tokens come out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -94,3 +96,22 @@ class Drafter(Protocol):
 
     def finish(self) -> None:
         """End the request."""
+
+
+class NoDrafter:
+    """A drafter without proposals."""
+
+    name = "none"
+
+    def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
+        """See `Drafter`."""
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        """See `Drafter`."""
+        return EMPTY
+
+    def observe(self, emitted: Sequence[int], accepted: int) -> None:
+        """See `Drafter`."""
+
+    def finish(self) -> None:
+        """See `Drafter`."""

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardmill.decode.distribution import Probabilities, Sampling, draw, probabilities
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
-from shardmill.decode.engine import Logits
-from shardmill.decode.errors import DecodeError
-from shardmill.decode.sampler import uniforms
+from shardmill.decode.engine import DecodeError, Logits
+from shardmill.decode.sampler import Probabilities, Sampling, draw, probabilities, uniforms
 from shardmill.decode.session import Session
 
 _STREAM = 1  # of the request's random streams; the target draws from stream 0

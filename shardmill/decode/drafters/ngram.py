@@ -8,7 +8,7 @@ look-ups.
 from collections.abc import Sequence
 
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
-from shardmill.decode.errors import DecodeError
+from shardmill.decode.engine import DecodeError
 
 _CONFIDENCE = (0.2, 0.4, 0.55, 0.65)  # by length of the match; the width controller measures the true rates
 

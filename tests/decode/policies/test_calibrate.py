@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardmill.decode.policies.calibrate import Calibration
+from shardmill.decode.policies import Calibration
 
 
 def test_it_starts_as_stated_and_ends_as_observed() -> None:

@@ -9,7 +9,7 @@ from decode.clock import Clock, Fortune, TimedEngine, clock
 from decode.scripted import ScriptedEngine, chaotic, repetitive
 from shardmill.decode import Session, create_drafter, measure_widths, run
 from shardmill.decode.drafters import Draft, Drafter
-from shardmill.decode.events import GenerationResult
+from shardmill.decode.generate import GenerationResult
 from shardmill.decode.policies import AlwaysDraft, CostModel, DraftPolicy, PassReport
 
 __all__ = ["clock"]

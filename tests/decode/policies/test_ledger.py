@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardmill.decode.policies.ledger import Ledger
+from shardmill.decode.policies import Ledger
 
 
 def test_a_request_begins_in_proportion_to_its_length() -> None:

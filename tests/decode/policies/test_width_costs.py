@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardmill.decode.policies.width_costs import WidthCosts
+from shardmill.decode.policies import WidthCosts
 
 
 def test_what_was_measured_is_believed() -> None:
