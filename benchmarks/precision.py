@@ -32,8 +32,7 @@ from shardmill.convert.quantize import to_integers
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8, form, matrices, stored_bytes
-from shardmill.gates.held import HeldWeights
-from shardmill.gates.stored import Stored
+from shardmill.gates.weights import HeldWeights, Stored
 from shardmill.machine import machine
 from shardmill.plan import Part
 from shardmill.precision.as_forms import FormWeights

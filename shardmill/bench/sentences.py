@@ -18,7 +18,7 @@ from shardmill.errors import ShardmillError
 from shardmill.models.buckets import packed
 from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
-from shardmill.runtime.threads import fastest_threads
+from shardmill.runtime.process import fastest_threads
 
 Json = dict[str, Any]
 WARM = 3  # passes; the fastest counts, as the first plans the program

@@ -17,7 +17,7 @@ from shardmill.runtime.manifest import read_manifest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardmill.gates.fp16_range import Row
+    from shardmill.gates.nonfinite import Row
 
 COLUMNS = ("layer", "program", "operation", "output", "largest", "headroom", "overflows", "NaN")
 
@@ -48,16 +48,16 @@ def audit_range(
         raise ShardmillError(f"{prompts} holds no text to run")
     with quiet_coremltools():
         loaded = engine.load(build, "fp16")
-        from shardmill.gates import fp16_range
+        from shardmill.gates import nonfinite
     tokens = ids[: loaded.slots]
-    rows = fp16_range.audit(loaded, tokens)
+    rows = nonfinite.audit(loaded, tokens)
     if as_json:
-        typer.echo(json.dumps(fp16_range.as_json(rows)))
+        typer.echo(json.dumps(nonfinite.as_json(rows)))
     else:
         console = Console(markup=False, highlight=False)
-        show(console, "Each layer's largest value", fp16_range.by_layer(rows))
-        show(console, "The operations nearest to the end of fp16", fp16_range.worst(rows)[:operations])
-        console.print(summary(rows, len(tokens), fp16_range.first_to_leave(rows)))
+        show(console, "Each layer's largest value", nonfinite.by_layer(rows))
+        show(console, "The operations nearest to the end of fp16", nonfinite.worst(rows)[:operations])
+        console.print(summary(rows, len(tokens), nonfinite.first_to_leave(rows)))
     if any(row.leaves for row in rows):
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from shardmill.commands.drafting import Precision
 def warm(build: Build, precision: Precision = "fp32") -> None:
     """Load a build's programs one after the other, and say how long each took, beside its first time on this system."""
     from shardmill.quiet import quiet_coremltools
-    from shardmill.runtime.warm import warm as warmed
+    from shardmill.runtime.load import warm as warmed
 
     with quiet_coremltools():
         for program in warmed(build, precision):

@@ -17,7 +17,7 @@ from shardmill.device.describe import described, weights_bytes, widths_of
 from shardmill.device.recording import Arrays, record
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, replacing
-from shardmill.gates.fp16_range import layer_of
+from shardmill.gates.nonfinite import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.lane.kit import FORMAT, KIT
 from shardmill.lane.needs import HOW

@@ -20,8 +20,7 @@ import portable_coreml
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats
 from shardmill.runtime import encoder, engine
-from shardmill.runtime.functions import of_entry
-from shardmill.runtime.held import held_by_entry
+from shardmill.runtime.functions import held_by_entry, of_entry
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import MARK
 from shardmill.runtime.program import Program

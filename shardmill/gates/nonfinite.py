@@ -7,21 +7,154 @@ measurement.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from portable_coreml import FirstNonFinite, NonFinite, trace
 from portable_coreml.files.load import load_model
+from portable_coreml.files.model import pick_function
+from portable_coreml.program import Function
+from portable_coreml.run.fp16_range import RangeAudit, RangeRow
 from torch import Tensor
 
-from shardmill.gates.fp16_range import layer_of
+from shardmill.convert.layers import WEIGHT
 from shardmill.gates.measurement import Measurement
+from shardmill.gates.passes import cut
 from shardmill.machine import is_portable
+from shardmill.models.architecture import MASK, SLIDING_MASK
 from shardmill.models.calls import BUNDLE
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.functions import located
+from shardmill.runtime.program import Program
+
+MASKS = (MASK, SLIDING_MASK)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of one program.
+
+    Attributes:
+        program: the program's name.
+        layer: the layer that the operation belongs to; None in the LM head.
+        first: index of the first token of the first pass in which the result left fp16; None if it never did.
+
+    The other attributes are the attributes of RangeRow.
+    """
+
+    program: str
+    layer: int | None
+    kind: str
+    output: str
+    largest: float
+    headroom: float
+    overflows: int
+    nans: int
+    first: int | None
+
+    @property
+    def leaves(self) -> bool:
+        """Return whether the result overflowed or turned NaN."""
+        return bool(self.overflows or self.nans)
+
+
+def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
+    """Return one row for each operation of every program, in the order of a pass, from passes of the widest width.
+
+    A program with one function per width is run only at the widest width that the text fills, in its whole context.
+    Remaining tokens are skipped: another function would run them, and its results have different names.
+    """
+    engine.reset()
+    engine.fit(engine.slots)
+    programs, width = engine.programs, max(engine.widths)
+    steps = cut(len(tokens), [width])
+    if any(program.functions for program in programs):
+        width = max(each for each in engine.widths if each <= len(tokens))
+        steps = cut(len(tokens) - len(tokens) % width, [width])
+    functions = [_function(program, width) for program in programs]
+    audits = [RangeAudit(function, MASKS) for function in functions]
+    starts = []
+    for program, seen in zip(programs, audits, strict=True):
+        program.around = partial(trace, seen)
+    try:
+        for step in steps:
+            starts.append(step.tokens[0])
+            shared = engine.host.arrays(step.positions, step.positions)
+            for seen in audits:
+                seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS if name in shared})
+            engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)
+    finally:
+        for program in programs:
+            program.around = nullcontext
+    found: list[Row] = []
+    for program, function, seen in zip(programs, functions, audits, strict=True):
+        layers = layer_of(function)
+        found += [_row(program.name, layers.get(row.output), row, starts) for row in seen.rows()]
+    return found
+
+
+def _function(program: Program, width: int) -> Function:
+    """Return the function that runs passes of a width."""
+    path, name = located(program.path, program.function(width))
+    function, _ = pick_function(load_model(path), name)
+    return function
+
+
+def _row(program: str, layer: int | None, row: RangeRow, starts: Sequence[int]) -> Row:
+    content = asdict(row)
+    content["first"] = None if row.first is None else starts[row.first]
+    return Row(program=program, layer=layer, **content)
+
+
+def layer_of(function: Function) -> dict[str, int]:
+    """Map the output of each operation to its layer, which is the layer of the last weight used before it.
+
+    Operations between the addition that ends one layer and the first weight of the next belong to the next.
+    """
+    found: dict[str, int] = {}
+    current: int | None = None
+    waiting: list[str] = []  # since the last addition
+    for op in function.block.walk():
+        names = [b for bindings in op.inputs.values() for b in bindings if isinstance(b, str)]
+        used = [int(match.group(1)) for name in names if (match := WEIGHT.match(name))]
+        outputs = [out.name for out in op.outputs]
+        if used and used[0] != current:
+            current = used[0]
+            found.update(dict.fromkeys(waiting, current))
+        waiting = [] if used or op.kind == "add" else [*waiting, *outputs]
+        if current is not None:
+            found.update(dict.fromkeys(outputs, current))
+    return found
+
+
+def worst(rows: Iterable[Row]) -> list[Row]:
+    """Sort rows by how near they are to leaving fp16: NaN first, then overflows, then by headroom."""
+    return sorted(rows, key=lambda row: (not row.nans, not row.overflows, row.headroom))
+
+
+def by_layer(rows: Iterable[Row]) -> list[Row]:
+    """Return the worst row of each layer, and of each program's operations outside layers, in the order of a pass."""
+    groups: dict[tuple[str, int | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.program, row.layer), []).append(row)
+    return [worst(group)[0] for group in groups.values()]
+
+
+def first_to_leave(rows: Sequence[Row]) -> Row | None:
+    """Return the operation that left fp16 first: the first such operation of the earliest such pass."""
+    left = [row for row in rows if row.first is not None]
+    return min(left, key=lambda row: (row.first, rows.index(row)), default=None)
+
+
+def as_json(rows: Iterable[Row]) -> list[Mapping[str, Any]]:
+    """Return rows as plain data."""
+    return [asdict(row) for row in rows]
+
 
 Rerun = Callable[[], object]
 

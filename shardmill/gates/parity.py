@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.gates import disturbed, experts, routed
-from shardmill.gates.edges import at_end
+from shardmill.gates import disturbed, experts
+from shardmill.gates.experts import choosing, none_taken
 from shardmill.gates.measurement import Measurement, NotRun
+from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, cut, filled_up, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
@@ -26,10 +27,29 @@ from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, Host
 from shardmill.plan import Part
-from shardmill.runtime.functions import of_blueprint
-from shardmill.runtime.held import held_by_blueprint
-from shardmill.runtime.lengths import lengths_by_blueprint
+from shardmill.runtime.functions import held_by_blueprint, lengths_by_blueprint, of_blueprint
 from shardmill.runtime.program import Program, reused
+
+
+def at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> list[Tensor]:
+    """Return the expected `hidden` output of a part, as pieces of its channels, each [n, channels].
+
+    Normally that is one piece, the hidden states. If the part ends before experts, there are three pieces: the layer's
+    output without the experts' contribution, the experts' input, and the weight of each expert.
+
+    Args:
+        reference: transformers' model.
+        part: a part of layers.
+        x: the part's input, [n, d].
+        weights: the weights of the part's layers, including the experts.
+    """
+    indices, experts = range(part.start, part.end), part.graph.experts
+    if experts is None or not part.blueprint.ends_in_experts:
+        return reference.layers(x, indices, weights)[-1:]
+    with choosing(reference.model, part.end - 1, none_taken) as calls:
+        stream = reference.layers(x, indices, weights)[-1]
+    (call,) = calls
+    return [stream, call.hidden, call.share(0, experts.count)]
 
 
 def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
@@ -128,7 +148,7 @@ def layers_parity(
     held = stored.over(original) if split else stored
     with load_programs_as("fp32"):
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
-        with routed.observed(reference.model) as chosen:
+        with experts.observed(reference.model) as chosen:
             expected = at_end(reference, part, x, held)
         if is_portable():
             choices = _choices(runner, x.numpy(), 1, chosen, "fp32")
@@ -195,16 +215,16 @@ def _choices(
         truth: indices of the experts by layer, [n, chosen].
         precision: the precision in which the program computes.
     """
-    routed = [i for i, kind in runner.part.blueprint.layers if kind.ffn == "experts"]
-    if not routed:
+    mixtures = [i for i, kind in runner.part.blueprint.layers if kind.ffn == "experts"]
+    if not mixtures:
         return None
     function = runner.part.calls.functions.get(width, "")
     # If a pass is run by another function, or padded, its choices can't be found by their names.
     count = len(x) - (len(x) % width if runner.part.calls.functions else 0)
     run = partial(runner.run, x[:count], list(cut(count, [width])))
-    found = experts.chosen_by(runner.program, function, len(routed), run)
+    found = experts.chosen_by(runner.program, function, len(mixtures), run)
     jitter = options.jitter if (options := runner.part.graph.experts) else 0.0
-    return experts.compared(found, [truth[i][:count] for i in routed], precision, jitter)
+    return experts.compared(found, [truth[i][:count] for i in mixtures], precision, jitter)
 
 
 def width_measurements(

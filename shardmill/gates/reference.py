@@ -8,8 +8,10 @@ the packages (is the program the graph?). Everything is fp32, and attention is t
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,128 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
-from shardmill.gates import by_rows, routed
-from shardmill.gates.heap import give_back
-from shardmill.gates.naming import Weights, loaded, origins
-from shardmill.gates.stand_ins import Blocks, Skipped, Unnormed
+from shardmill.gates import experts
+from shardmill.gates.naming import Origin, Weights, loaded, origin_of, origins
+from shardmill.gates.weights import HeldWeights, rows_at_once
 from shardmill.models.hf_config import load_hf_config
+
+
+def give_back() -> None:
+    """Return freed memory to the system."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """Return glibc's malloc_trim. Cached, because every CDLL creates a class that only the garbage collector frees."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def lend(module: nn.Module, prefix: str, origins: Mapping[str, Origin], weights: Weights) -> set[str]:
+    """Let a module's linear layers fetch their matrices at each call, until `take_back`.
+
+    A matrix that transformers assembles from several tensors is left to the caller.
+
+    Args:
+        module: its parameters are on the meta device.
+        prefix: precedes the module's parameter names in the model's state dict.
+        origins: for each parameter, its tensors in the checkpoint; a parameter without an entry has the
+            same name on disk.
+        weights: returns a matrix by its name on disk.
+
+    Returns:
+        The names, within the module, of the parameters that need not be loaded.
+    """
+    lent = set()
+    for path, linear in _linear(module):
+        name = f"{path}.weight"
+        origin = origin_of(prefix + name, origins)
+        if origin.converter is None:
+            ((on_disk, _),) = origin.tensors
+            rows = partial(matrix_rows, weights, on_disk)
+            linear.forward = partial(_forward, linear, rows)  # type: ignore[method-assign]
+            lent.add(name)
+    return lent
+
+
+def take_back(module: nn.Module) -> None:
+    """Restore the original forward methods of the linear layers."""
+    for _, linear in _linear(module):
+        vars(linear).pop("forward", None)
+
+
+def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
+    """Yield a matrix [r, c] in fp32 as blocks of rows; a block may overwrite the one before it.
+
+    Allocating new memory for each block would fragment the heap.
+    """
+    if isinstance(weights, HeldWeights):
+        yield from weights.matrix_rows(name)
+        return
+    matrix = weights(name)
+    blocks = torch.split(matrix, rows_at_once(matrix.shape[1]))
+    if matrix.dtype == torch.float32:
+        yield from blocks
+        return
+    scratch = torch.empty(blocks[0].shape)
+    yield from (scratch[: len(block)].copy_(block) for block in blocks)
+
+
+def _forward(linear: nn.Linear, rows: Callable[[], Iterable[Tensor]], x: Tensor) -> Tensor:
+    """Return x [..., c] times the matrix, plus the layer's bias: [..., r]."""
+    found, first = [], 0
+    for block in rows():
+        last = first + len(block)
+        bias = None if linear.bias is None else linear.bias[first:last]
+        found.append(nn.functional.linear(x, block, bias))
+        first = last
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+
+def _linear(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the linear layers in a module, but no subclasses of nn.Linear: they may use the weight in another way."""
+    yield from ((path, each) for path, each in module.named_modules() if type(each) is nn.Linear)
+
+
+class Unnormed(nn.Identity):
+    """A replacement for the last norm that returns its input; it has a dtype, because a decoder may read it."""
+
+    weight = torch.zeros(())
+
+
+class Skipped(nn.Module):
+    """A replacement for a layer that is not run; it has the attributes that the decoder reads from a layer."""
+
+    def __init__(self, layer: nn.Module, carry: int) -> None:
+        super().__init__()
+        self.carry = carry
+        for name, value in vars(layer).items():
+            if not name.startswith("_") and name != "training":
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (hidden_states, *args[:1]) if self.carry else hidden_states
+
+
+class Blocks(nn.Module):
+    """An LM head whose rows [vocab, d] come in blocks: in fp32 all rows may take gigabytes."""
+
+    def __init__(self, rows: Iterable[Tensor], bias: Tensor | None, into: Tensor | None) -> None:
+        super().__init__()
+        self.rows, self.bias, self.into = rows, bias, into
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.into is None:
+            found = torch.cat([hidden @ rows.float().T for rows in self.rows], dim=-1)
+            return found if self.bias is None else found + self.bias
+        first = 0
+        for rows in self.rows:
+            torch.mm(hidden[0], rows.float().T, out=self.into[:, first : first + len(rows)])
+            first += len(rows)
+        return (self.into if self.bias is None else self.into.add_(self.bias))[None]
+
 
 HEAD_ROWS = 4096  # rows of the LM head at a time: glibc reuses blocks of up to 32 MB, and frees larger ones
 
@@ -156,12 +275,12 @@ class Reference:
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
             self._embedded(tokens, table) as places,
-            routed.observed(self.model) as chosen,
+            experts.observed(self.model) as chosen,
         ):
             logits = self.model(input_ids=places, use_cache=False).logits[0]
         give_back()
         found = {"hidden": torch.stack(outputs), "logits": logits}
-        return found | routed.by_layer(chosen, len(every))
+        return found | experts.by_layer(chosen, len(every))
 
     @contextmanager
     def _embedded(self, tokens: Sequence[int], table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
@@ -199,7 +318,7 @@ class Reference:
 
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append(self._joined(result if isinstance(result, tuple) else (result,)))
-            by_rows.take_back(module)
+            take_back(module)
             module.to("meta")
             self._give_back()
 
@@ -234,7 +353,7 @@ class Reference:
 
     def _load(self, module: nn.Module, prefix: str, weights: Weights) -> None:
         """Assign a module's weights in fp32, except the matrices of linear layers, which are fetched when used."""
-        names = module.state_dict().keys() - by_rows.lend(module, prefix, self.origins, weights)
+        names = module.state_dict().keys() - lend(module, prefix, self.origins, weights)
         found = {name: loaded(prefix + name, self.origins, weights) for name in sorted(names)}
         module.load_state_dict(found, assign=True, strict=False)
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
 from shardmill.forms.form import MATRIX, form
-from shardmill.gates.held import HeldWeights
-from shardmill.gates.stored import Stored
+from shardmill.gates.weights import HeldWeights, Stored
 from shardmill.plan import Part
 from shardmill.precision.part_codes import rounded
 

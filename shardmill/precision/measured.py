@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardmill.gates.held import HeldWeights, held_weights, transformers_name
 from shardmill.gates.naming import Weights
+from shardmill.gates.weights import HeldWeights, held_weights, transformers_name
 from shardmill.precision.original import Original, last_states
 from shardmill.precision.tally import Tally
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from shardmill.convert.weights import read
-from shardmill.gates.heap import give_back
 from shardmill.gates.naming import Weights
+from shardmill.gates.reference import give_back
 from shardmill.models.sources import put_back
 from shardmill.plan import Constant
 from shardmill.precision.original import Original, head_blocks, last_states

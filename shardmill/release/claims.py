@@ -12,8 +12,7 @@ from typing import Any
 from shardmill.attest.statement import read_provenance
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
-from shardmill.gates.limits import of
-from shardmill.gates.thresholds import Threshold
+from shardmill.gates.thresholds import Threshold, of
 from shardmill.pipeline.audit import ATTESTATION, RESULTS
 from shardmill.pipeline.provenance import gate_statements, verdicts
 from shardmill.pipeline.subjects import subjects

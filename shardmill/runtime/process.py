@@ -10,15 +10,18 @@ the socket closes, and is killed when its parent ends or closes it.
 from __future__ import annotations
 
 import mmap
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,10 +31,61 @@ import numpy as np
 
 from shardmill import interrupt
 from shardmill.errors import EngineGoneError, ShardmillError
+from shardmill.machine import cores, is_portable, set_threads
 from shardmill.models.buckets import bucket_for
 from shardmill.models.host import Floats
-from shardmill.runtime import loading
+from shardmill.runtime import program
+from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import ENCODER, read_manifest, verify_width
+
+CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
+SECONDS = 0.15  # of measuring for each number of threads, or one pass of each width if that takes longer
+GAIN = 0.95  # more threads must reduce the time to at most this share: other work soon makes them slower
+
+
+def choose_threads(engine: Engine) -> None:
+    """Set the number of threads with which the engine is fastest, unless a person or Core ML decides."""
+    fastest_threads(lambda: _seconds_for_passes(engine))
+
+
+def fastest_threads(measure: Callable[[], float]) -> None:
+    """Set the number of threads with which `measure` returns the least time, unless a person or Core ML decides."""
+    if is_portable() and CHOSEN_BY_HAND not in os.environ:
+        set_threads(fastest(measure, cores(), set_threads))
+
+
+def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], None]) -> int:
+    """Return the number of threads among 1, 2, 4 ... up to `most` beyond which more threads gain little."""
+    best, least = 1, float("inf")
+    for threads in (n for n in (1, 2, 4, 8, 16) if n <= most):
+        choose(threads)
+        took = measure()
+        if took > GAIN * least:
+            break
+        best, least = threads, took
+    return best
+
+
+def _seconds_for_passes(engine: Engine) -> float:
+    """Return the time of the fastest one-token pass plus the fastest widest decode pass, without the LM head."""
+    total, widths = 0.0, {1, engine.verify}
+    for width in widths:
+        run = partial(engine.hidden, [0] * width, range(width), range(width))
+        run()  # the first run plans the pass
+        total += min(timings(run, SECONDS / len(widths)))
+    engine.reset()
+    return total
+
+
+def timings(run: Callable[[], object], seconds: float) -> list[float]:
+    """Return the time of each call, for as many calls as fit into `seconds`, at least one."""
+    found: list[float] = []
+    while sum(found) < seconds:
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return found
+
 
 MAIN = f"from {__name__} import main; main()"
 LOADING, RESULT, FAILED = "loading", "result", "failed"  # kinds of messages from the child
@@ -101,7 +155,7 @@ class Process:
             except (EOFError, OSError):
                 self._gone()
             if kind == LOADING:
-                loading.begins(value)
+                program.begins(value)
             elif number == call:
                 if kind == FAILED:
                     raise value
@@ -186,7 +240,6 @@ def main() -> None:
     from shardmill.quiet import quiet_coremltools
     from shardmill.runtime import encoder, engine
     from shardmill.runtime.manifest import holds_encoder
-    from shardmill.runtime.threads import choose_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handle, descriptor, build, precision = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
@@ -195,7 +248,7 @@ def main() -> None:
     spare_coremltools()
     with suppress(EOFError, OSError):  # the parent has gone
         try:
-            with quiet_coremltools(), loading.told(lambda name: connection.send((0, LOADING, name))):
+            with quiet_coremltools(), program.told(lambda name: connection.send((0, LOADING, name))):
                 model: Any = encoder.load(build, precision) if holds_encoder(build) else engine.load(build, precision)
                 if isinstance(model, engine.Engine):
                     choose_threads(model)

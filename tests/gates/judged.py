@@ -15,7 +15,7 @@ from torch import Tensor
 from shardmill.forms.form import matrices
 from shardmill.gates import measurement, reference, stack
 from shardmill.gates.reference import carried_channels
-from shardmill.gates.table import table_parity
+from shardmill.gates.rounding import table_parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline.steps.parity import measurements
 from shardmill.plan import Part

@@ -17,7 +17,7 @@ from shardmill.gates.passes import MOVING, cut
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Host
-from shardmill.runtime import held, program
+from shardmill.runtime import functions, program
 
 pytestmark = [
     pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have"),
@@ -57,7 +57,7 @@ def test_every_context_and_every_move_is_measured(runner: Runner) -> None:
 
 
 def test_a_prefix_that_is_left_behind_fails(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (held, program):
+    for module in (functions, program):
         monkeypatch.setattr(module, "carried", lambda before, into: into)
     found = measured(runner)
     failed = {name for name, (_, passed) in found.items() if not passed}
@@ -70,7 +70,7 @@ def test_rows_that_are_left_behind_fail_wherever_they_are(
     runner: Runner, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a context that is longer than the tested text, the last slots too: here only the first rows are carried."""
-    for module in (held, program):
+    for module in (functions, program):
         carried = module.carried
 
         def some(before: Any, into: Any, carried: Any = carried) -> Any:

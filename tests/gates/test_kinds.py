@@ -12,7 +12,7 @@ import pytest
 import tiny
 from convert.small import write_family
 
-from shardmill.gates.fp16_range import audit
+from shardmill.gates.nonfinite import audit
 from shardmill.machine import load_programs_as
 from shardmill.models import host
 from shardmill.runtime.engine import Engine

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from shardmill.gates.limits import COSTS, FEW, FOUR, SIX, bits, budget, of, shares, table
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.gates.thresholds import COST, THRESHOLDS
+from shardmill.gates.thresholds import COST, COSTS, FEW, FOUR, SIX, THRESHOLDS, bits, budget, of, shares, table
 
 
 def test_int8_and_fp16_are_judged_by_the_table() -> None:

@@ -11,7 +11,7 @@ from decode.test_mutants import bonus_from_the_wrong_row, seeds_loop
 
 from shardmill.decode import verify
 from shardmill.errors import GateError
-from shardmill.gates.speculation import mismatches
+from shardmill.gates.stack import mismatches
 
 from . import judged
 

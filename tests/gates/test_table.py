@@ -15,10 +15,10 @@ from torch import Tensor
 
 from shardmill.convert.table import write_table
 from shardmill.errors import GateError
-from shardmill.gates import stored, table
+from shardmill.gates import rounding, weights
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import checkpoint_weights
-from shardmill.gates.table import table_parity
+from shardmill.gates.rounding import table_parity
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.runtime.table import read_tables
 
@@ -40,7 +40,7 @@ def rows(built: tiny.Build) -> Tensor:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks, the last of them shorter."""
-    for module in (table, stored):
+    for module in (rounding, weights):
         monkeypatch.setattr(module, "rows_at_once", lambda columns: 100)
 
 

@@ -23,7 +23,7 @@ from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates import measurement, stack
 from shardmill.gates.reference import Reference, carried_channels
-from shardmill.gates.speculation import TurningDrafter, one_by_one
+from shardmill.gates.stack import TurningDrafter, one_by_one
 from shardmill.machine import load_programs_as
 from shardmill.models import supported
 from shardmill.pipeline.steps.split import split

@@ -51,9 +51,9 @@ def root(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def loosen(patch: pytest.MonkeyPatch) -> None:
     """What INT8 costs a random model of this size is not what these tests are about."""
-    from shardmill.gates import limits, thresholds
+    from shardmill.gates import thresholds
 
-    patch.setattr(limits, "COSTS", dict.fromkeys(limits.COSTS, {}))
+    patch.setattr(thresholds, "COSTS", dict.fromkeys(thresholds.COSTS, {}))
     for name in ("psnr", "kl", "top1_agreement", "perplexity_ratio"):
         patch.setitem(thresholds.THRESHOLDS, name, accepting(thresholds.THRESHOLDS[name]))
 

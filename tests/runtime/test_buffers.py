@@ -9,8 +9,8 @@ import weakref
 import numpy as np
 import pytest
 
-from shardmill.runtime import buffers
-from shardmill.runtime.buffers import OWNED, Buffers, free_retired
+from shardmill.runtime import functions
+from shardmill.runtime.functions import OWNED, Buffers, free_retired
 
 
 def test_an_input_has_one_array_for_each_shape_and_is_filled_anew() -> None:
@@ -33,7 +33,7 @@ def test_the_native_module_takes_each_array_as_it_is() -> None:
 def test_the_arrays_outlive_their_program_for_as_long_as_core_ml_may_own_them(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     now = [start]
-    monkeypatch.setattr(buffers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(functions.time, "monotonic", lambda: now[0])
     kept = Buffers()
     array = weakref.ref(kept.filled("x", np.ones(3)))
     del kept

@@ -11,7 +11,7 @@ import pytest
 
 from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
 from shardmill.models.contract import Blueprint, caches, inputs, new_rows, states
-from shardmill.runtime.held import Held, held_by_blueprint, held_by_entry
+from shardmill.runtime.functions import Held, held_by_blueprint, held_by_entry
 from shardmill.runtime.program import Program
 
 SLOTS, WINDOW, RING = 64, 32, 32
@@ -57,7 +57,7 @@ def test_each_cache_is_written_by_the_mask_of_its_layer(held: Held) -> None:
 
 def test_what_was_read_of_a_cache_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate compares what two ways to feed a text leave behind, and with Core ML the caches are written in place."""
-    monkeypatch.setattr("shardmill.runtime.held.is_portable", lambda: False)
+    monkeypatch.setattr("shardmill.runtime.functions.is_portable", lambda: False)
     held = held_by_blueprint(BLUEPRINT)
     assert held is not None
     program = object.__new__(Program)
@@ -105,7 +105,7 @@ def test_rings_stay_and_slots_go_along_when_the_context_changes(
     monkeypatch: pytest.MonkeyPatch, portable: bool
 ) -> None:
     """On Core ML caches are written in place, and an array is taken again at a length that was left before."""
-    monkeypatch.setattr("shardmill.runtime.held.is_portable", lambda: portable)
+    monkeypatch.setattr("shardmill.runtime.functions.is_portable", lambda: portable)
     held = held_by_blueprint(BLUEPRINT)
     assert held is not None
     for array in held.arrays.values():

@@ -14,8 +14,8 @@ import torch
 
 from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.gates.routed import observed
-from shardmill.gates.speculation import TurningDrafter, one_by_one
+from shardmill.gates.experts import observed
+from shardmill.gates.stack import TurningDrafter, one_by_one
 from shardmill.machine import is_portable
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place

@@ -8,8 +8,8 @@ from bench.folder import build_folder
 
 from shardmill import machine
 from shardmill.models.host import NEVER
-from shardmill.runtime import engine, threads
-from shardmill.runtime.threads import choose_threads, fastest, timings
+from shardmill.runtime import engine, process
+from shardmill.runtime.process import choose_threads, fastest, timings
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_the_quickest_wins_until_more_gain_little(took: dict[int, float], best: 
 
 def test_timings_take_the_time_they_have_and_at_least_one_call() -> None:
     assert len(timings(lambda: None, 0.001)) > 1
-    assert len(timings(lambda: threads.time.sleep(0.01), 0.001)) == 1
+    assert len(timings(lambda: process.time.sleep(0.01), 0.001)) == 1
 
 
 def test_a_person_s_choice_stands(
@@ -34,8 +34,8 @@ def test_a_person_s_choice_stands(
     if not machine.is_portable():
         pytest.skip("Core ML decides for itself how many threads it takes")
     chosen = list[int]()
-    monkeypatch.setattr(threads, "set_threads", chosen.append)
-    monkeypatch.setattr(threads, "fastest", lambda measure, most, choose: 7 if measure() > 0 else 0)
+    monkeypatch.setattr(process, "set_threads", chosen.append)
+    monkeypatch.setattr(process, "fastest", lambda measure, most, choose: 7 if measure() > 0 else 0)
     loaded = engine.load(build_folder(built, tmp_path_factory.mktemp("threads")))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     choose_threads(loaded)

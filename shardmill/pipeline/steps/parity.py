@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
-from shardmill.gates import limits
+from shardmill.gates import thresholds
 from shardmill.models import ENCODER
 from shardmill.models.calls import FIXED
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
-from shardmill.runtime.loading import reshaping
+from shardmill.runtime.program import reshaping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def task(
     piece, plan = plans.load_part(part), read_json(summary)
     followed = recipes.read(read_json(recipe.path), recipe.path.name)
     forms = piece.forms(followed)
-    key, shares = limits.bits(followed.numbers(piece.named_shapes)), limits.shares(forms)
+    key, shares = thresholds.bits(followed.numbers(piece.named_shapes)), thresholds.shares(forms)
     judged = ({"limits": key} if key else {}) | ({"shares": shares} if key and shares != {key: 1.0} else {})
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
     told = hint([piece], reshape)
@@ -66,7 +66,7 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file
 
-        from shardmill.gates.blame import furthest
+        from shardmill.gates.rounding import furthest
         from shardmill.gates.weights import Chosen, PackageWeights
 
         chosen = Chosen(file, forms) if file else None
@@ -110,8 +110,8 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import encoder, group, head, parity
-    from shardmill.gates.encoder_reference import EncoderReference
+    from shardmill.gates import encoder, parity, stateless
+    from shardmill.gates.encoder import EncoderReference
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
 
@@ -126,11 +126,11 @@ def measurements(
     if piece.kind == "layers":
         yield from parity.layers_parity(parity.Runner(bundle, piece, plan), reference, known, source, stored)
     elif piece.kind == "experts":
-        yield from group.group_parity(bundle, piece, reference, known, source, stored, verify)
+        yield from stateless.group_parity(bundle, piece, reference, known, source, stored, verify)
     else:
         hidden = known["hidden"][-1]
         logits = known["logits"][: len(hidden)]
-        yield from head.head_parity(bundle, piece, reference, (hidden, logits), stored, verify)
+        yield from stateless.head_parity(bundle, piece, reference, (hidden, logits), stored, verify)
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,11 +161,11 @@ def verdict(
         judged: says by which limits, see gates/limits.py; nothing by those of INT8.
         worst: names the matrix to look at where precision missed one.
     """
-    from shardmill.gates import blame, measurement, parity
+    from shardmill.gates import measurement, parity, rounding
 
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
-    gate = blame.named(measurement.compare(numbers, limits.of(judged)), worst)
+    gate = rounding.named(measurement.compare(numbers, thresholds.of(judged)), worst)
     margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
     about = {"part": name, "engine": engine, **judged, **dict(margin)}

@@ -14,7 +14,7 @@ from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.costly import costliest
-from shardmill.gates import limits
+from shardmill.gates import thresholds
 from shardmill.pipeline.steps.parity import hint, host_side, verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
@@ -60,7 +60,7 @@ def task(
     judged = _judged(pieces, recipes.read(read_json(recipe.path), recipe.path.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.gates.table import table_parity
+        from shardmill.gates.rounding import table_parity
         from shardmill.runtime.manifest import in_place
 
         paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
@@ -102,8 +102,8 @@ def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapp
     numbers = Counter[str]()
     for piece in pieces:
         numbers.update(followed.numbers(piece.named_shapes))
-    key = limits.bits(numbers, share=0 if search else limits.FEW)
-    budget = {"budget": limits.budget(search["estimate"]["perplexity"])} if search else {}
+    key = thresholds.bits(numbers, share=0 if search else thresholds.FEW)
+    budget = {"budget": thresholds.budget(search["estimate"]["perplexity"])} if search else {}
     return ({"limits": key} if key else {}) | budget
 
 
@@ -111,7 +111,7 @@ def _worst(
     packed: Iterable[tuple[plans.Part, Path]], prefix: str, source: Path, search: Mapping[str, Any] | None
 ) -> str:
     """Names the matrix that was foreseen to cost most; without a search, the one that lost most of its numbers."""
-    from shardmill.gates.blame import furthest
+    from shardmill.gates.rounding import furthest
     from shardmill.gates.weights import PackageWeights
 
     if search:
@@ -127,7 +127,7 @@ def _encoder(
     from safetensors.torch import load_file
 
     from shardmill.gates import encoder
-    from shardmill.gates.encoder_reference import EncoderReference
+    from shardmill.gates.encoder import EncoderReference
     from shardmill.gates.weights import PackageWeights
     from shardmill.runtime.encoder import Encoder
 

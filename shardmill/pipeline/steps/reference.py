@@ -108,7 +108,7 @@ def _outputs(
     """What transformers makes of the tokens' passages, for each bucket."""
     import torch
 
-    from shardmill.gates.encoder_reference import EncoderReference, passages
+    from shardmill.gates.encoder import EncoderReference, passages
 
     model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
     found = {}
