@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill import interrupt
-from shardmill.commands.build import Build
-from shardmill.commands.drafting import (
+from shardmill.commands.arguments import Build
+from shardmill.commands.generate import (
     ContextOption,
     DraftBuild,
     DrafterName,
@@ -26,10 +26,10 @@ from shardmill.commands.drafting import (
     check_context,
     check_draft_build,
     check_drafter,
+    checked_text,
+    closing_line,
     make_drafter,
 )
-from shardmill.commands.outcome import closing_line
-from shardmill.commands.prompt import checked_text
 from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import read_manifest
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.build import located_build
-from shardmill.commands.size import size
+from shardmill.commands.arguments import located_build, size
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:

@@ -4,28 +4,253 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
-from shardmill.commands.build import Build
-from shardmill.commands.drafting import (
-    ContextOption,
-    DraftBuild,
-    DrafterName,
-    Lossy,
-    PolicyName,
-    Precision,
-    check_context,
-    check_draft_build,
-    check_drafter,
-    check_policy,
-    make_drafter,
-)
-from shardmill.commands.outcome import closing_line, consume, summary
-from shardmill.commands.prompt import read_prompt
+from shardmill import regular
+from shardmill.commands.arguments import Build, located_build
+from shardmill.errors import ShardmillError
 from shardmill.runtime import load
 from shardmill.runtime.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from shardmill.decode import ContextPolicy, Drafter, GenerationResult, PrefillEvent, TokenEvent
+    from shardmill.runtime.label import Labelled, Reader
+
+
+def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    """Reads the text to continue.
+
+    Args:
+        prompt: the text itself.
+        prompt_file: a file's name; "-" is standard input.
+
+    Raises:
+        typer.BadParameter: both or neither are given.
+        ShardmillError: the text cannot be read or is not UTF-8.
+    """
+    if (prompt is None) == (prompt_file is None):
+        raise typer.BadParameter("give the text to continue with either --prompt or --prompt-file")
+    if prompt is not None:
+        return checked_text(prompt, "the prompt")
+    return read_stdin() if prompt_file == "-" else read_text(Path(str(prompt_file)))
+
+
+def read_text(file: Path) -> str:
+    """Reads a file's text.
+
+    Raises:
+        ShardmillError: it cannot be read or is not UTF-8.
+    """
+    try:
+        return regular.read_text(file)
+    except OSError as error:
+        raise ShardmillError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ShardmillError(f"{file}: not UTF-8 text") from error
+
+
+def checked_text(text: str, what: str) -> str:
+    """Returns `text` from the command line if its bytes were UTF-8.
+
+    Raises:
+        ShardmillError: they were not; Python then hides them as halves of surrogate pairs.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ShardmillError(f"{what} is not UTF-8 text: check its bytes or the terminal's encoding") from error
+    return text
+
+
+def read_stdin() -> str:
+    """Reads standard input. Raises ShardmillError where it is not UTF-8."""
+    try:
+        return checked_text(sys.stdin.read(), "standard input")
+    except UnicodeDecodeError as error:
+        raise ShardmillError("standard input is not UTF-8 text") from error
+
+
+_ENDINGS = {
+    "eos": "the model ended the text",
+    "length": "--max-new-tokens reached",
+    "context": "the context is full: build with a larger one for more",
+    "stop": "a stop string came",
+}
+
+
+def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out: TextIO | None) -> GenerationResult:
+    """Writes text to `out`, if there is one, as soon as it is final; returns the result."""
+    from shardmill.decode import GenerationResult, PrefillEvent
+
+    for event in events:
+        if isinstance(event, PrefillEvent):
+            continue
+        piece = event.tail if isinstance(event, GenerationResult) else event.text
+        if out is not None and piece:
+            out.write(piece)
+            out.flush()
+        if isinstance(event, GenerationResult):
+            return event
+    raise AssertionError("the decoding loop ended without a result")
+
+
+def summary(result: GenerationResult) -> dict[str, Any]:
+    """The result as --json prints it; speeds are null where nothing was measured."""
+    return {
+        "tokens": list(result.tokens),
+        "text": result.text,
+        "passes": result.passes,
+        "accepted": list(result.accepted),
+        "drafted": list(result.drafted),
+        "prompt_tokens": result.prompt_tokens,
+        "finish_reason": result.finish_reason,
+        "prefill_tok_s": _rate(result.prompt_tokens - result.reused_tokens, result.prefill_seconds),
+        "decode_tok_s": _rate(len(result.tokens) - 1, result.decode_seconds),  # the prefill gives the first token
+    }
+
+
+def closing_line(result: GenerationResult, engine: str, accept_top_p: float | None = None) -> str:
+    """What it took, in one line; says first if the text is not exact.
+
+    Args:
+        result: of the generation.
+        engine: what ran the programs.
+        accept_top_p: the share of lossy acceptance, if it was asked for.
+    """
+    figures = summary(result)
+    speeds = ", ".join(
+        f"{name} {figures[key]:.1f} tok/s"
+        for name, key in (("prefill", "prefill_tok_s"), ("decode", "decode_tok_s"))
+        if figures[key] is not None
+    )
+    drafts = f"{sum(result.accepted)} of {sum(result.drafted)} drafted tokens accepted"
+    ended = _ENDINGS[result.finish_reason]
+    lossy = "" if accept_top_p is None else f"LOSSY: drafts within {accept_top_p:g} of the probability accepted; "
+    return (
+        f"[{lossy}{len(result.tokens)} tokens in {result.passes} passes, {drafts}; {speeds}; {engine} engine; {ended}]"
+    )
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    """Tokens per second; None where there is nothing to divide."""
+    return round(tokens / seconds, 2) if tokens > 0 and seconds > 0 else None
+
+
+# Written out, as --help must not wait for the imports of decode; a test compares them with the names there.
+DRAFTERS = "none, ngram, suffix, learned or draft_model"
+POLICIES = "cost_model or always"
+EFFECT = "Affects the speed only, except that draft_model at a temperature also changes what a seed gives."
+
+DrafterName = Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")]
+DraftBuild = Annotated[
+    Path | None,
+    typer.Option(help="For draft_model: the draft model's build, a folder or hf:OWNER/NAME.", parser=located_build),
+]
+PolicyName = Annotated[str, typer.Option(help=f"What decides how much is drafted: {POLICIES}.")]
+ContextOption = Annotated[
+    Literal["stop", "slide"],
+    typer.Option(help="When the context is full: stop, or slide on and forget the oldest, except the first four."),
+]
+TemplateFile = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="File with a chat template to use instead of the checkpoint's."),
+]
+Lossy = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept a drafted token that is not the model's "
+                 "choice, if it is among the most likely ones that make up this share of the probability, e.g. 0.9."),
+]  # fmt: skip
+Precision = Annotated[
+    Literal["fp32", "fp16"],
+    typer.Option(help="Of the portable engine; Core ML has no choice. fp16 rounds as the Neural Engine does, so a near "
+                 "tie may fall differently in a wide pass than in a narrow one."),
+]  # fmt: skip
+
+
+def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = False) -> None:
+    """Refuses a drafter that does not exist, and a second build that is missing or would not be used.
+
+    Args:
+        name: as --drafter gives it.
+        draft_build: as --draft-build gives it.
+        may_change: requests may name another drafter, so a second build is never useless.
+
+    Raises:
+        ShardmillError: no drafter has that name, or it needs a second build.
+        typer.BadParameter: a second build is named that the drafter does not need.
+    """
+    from shardmill.decode.drafters import DRAFT_MODEL
+    from shardmill.decode.drafters import DRAFTERS as KNOWN
+
+    if name not in KNOWN:
+        raise ShardmillError(f"no drafter is called {name!r}: use one of {', '.join(KNOWN)}")
+    if name == DRAFT_MODEL and draft_build is None:
+        raise ShardmillError("drafter draft_model needs a draft model: name a second build with --draft-build")
+    if name != DRAFT_MODEL and draft_build is not None and not may_change:
+        raise typer.BadParameter("--draft-build goes with --drafter draft_model")
+
+
+def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuses a draft model that is not built, or that has another vocabulary than the model of `manifest`.
+
+    Raises:
+        ShardmillError: it cannot draft for this model.
+    """
+    ours, theirs = manifest["vocab"], read_manifest(draft_build)["vocab"]
+    if ours != theirs:
+        raise ShardmillError(
+            f"{draft_build}: the draft model has {theirs} tokens, the model {ours}: they must share a tokenizer"
+        )
+
+
+def check_policy(name: str) -> None:
+    """Refuses a policy that does not exist.
+
+    Raises:
+        ShardmillError: no policy has that name.
+    """
+    from shardmill.decode import POLICIES as KNOWN
+
+    if name not in KNOWN:
+        raise ShardmillError(f"no draft policy is called {name!r}: use one of {', '.join(KNOWN)}")
+
+
+def check_context(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
+    """Refuses to slide where the context is too small for it.
+
+    Raises:
+        DecodeError: it is.
+    """
+    from shardmill.decode import choose_layout
+    from shardmill.runtime.manifest import verify_width
+
+    choose_layout(policy, manifest["context"], verify_width(manifest))
+
+
+def make_drafter(
+    name: str, draft_build: Path | None, vocab: int, precision: str, context_policy: ContextPolicy
+) -> Drafter:
+    """Makes the drafter of that name; a draft model is loaded as the target is.
+
+    Args:
+        name: a drafter that `check_drafter` let through.
+        draft_build: the draft model's build folder, if it has one.
+        vocab: the target's vocabulary size.
+        precision: see `load_engine`.
+        context_policy: what the draft model does once its context is full.
+    """
+    from shardmill.decode import Session, create_drafter
+
+    session = (
+        None
+        if draft_build is None
+        else Session(load.load_engine(draft_build, precision), context_policy=context_policy)
+    )
+    return create_drafter(name, draft_session=session, vocab=vocab)
 
 
 def generate(
@@ -77,3 +302,72 @@ def generate(
     else:
         typer.echo()
         typer.echo(closing_line(result, load.engine_name(), accept_top_p), err=True)
+
+
+def label(
+    build: Build,
+    text: Annotated[str | None, typer.Option(help="Text to label.")] = None,
+    file: Annotated[str | None, typer.Option(help="File with the text; - is stdin.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Treat each line as a text of its own.")] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Print the text with each span replaced by its type.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text.")] = False,
+    precision: Precision = "fp32",
+) -> None:
+    """Find spans in a text: their positions in characters, types and scores. Or print the labels of a whole text."""
+    from shardmill.quiet import quiet_coremltools
+    from shardmill.runtime import label as reading
+
+    if (text is None) == (file is None):
+        raise typer.BadParameter("give the text with either --text or --file")
+    if file is None:
+        content = checked_text(str(text), "the text")
+    else:
+        content = read_stdin() if file == "-" else read_text(Path(file))
+    with quiet_coremltools():
+        reader = reading.load(build, precision)
+    if redact and reader.classifies:
+        raise ShardmillError(f"{build}: labels whole texts and finds no spans in them; leave out --redact")
+    texts = content.splitlines() if lines else [content]
+    before = [f"{number}\t" if lines else "" for number, _ in enumerate(texts, 1)]
+    if reader.classifies:
+        for line, classified in zip(before, reading.classify(reader, texts), strict=True):
+            _show_labels(classified.labels, line, as_json)
+        return
+    for line, one, found in zip(before, texts, reading.label_all(reader, texts), strict=True):
+        _show_spans(reader, one, found, line, redact, as_json)
+
+
+def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
+    """Prints the labels of a whole text, each after `line`."""
+    from shardmill.runtime.load import engine_name
+
+    if as_json:
+        typer.echo(json.dumps({"labels": shares, "engine": engine_name()}))
+        return
+    for name, share in shares.items():
+        typer.echo(f"{line}{share:.4f}\t{name}")
+
+
+def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: bool, as_json: bool) -> None:
+    """Prints spans, each after `line`; or the text without them."""
+    from shardmill.runtime.label import as_object, redacted
+    from shardmill.runtime.load import engine_name
+
+    if as_json:
+        content = as_object(text, found) | {"engine": engine_name()}
+        typer.echo(json.dumps(content | ({"redacted": redacted(text, found.spans)} if redact else {})))
+        return
+    if redact:
+        typer.echo(redacted(text, found.spans), nl=not text.endswith("\n"))
+    else:
+        for span in found.spans:
+            place = f"{line}{span.start}\t{span.end}\t{span.type}\t{span.score:.4f}"
+            typer.echo(f"{place}\t{text[span.start : span.end]!r}")
+    if not found.exact:
+        typer.echo(
+            f"{found.tokens} tokens in {found.windows} windows of {reader.encoder.longest}: approximate, for a token "
+            "may depend on more of the text than a window holds",
+            err=True,
+        )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmill.commands.build import Build
-from shardmill.commands.drafting import (
+from shardmill.commands.arguments import Build
+from shardmill.commands.generate import (
     DRAFTERS,
     ContextOption,
     DraftBuild,

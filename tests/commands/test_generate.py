@@ -9,7 +9,7 @@ import pytest
 from manifests import manifest
 from reciter import CONTINUATION, PROMPT, Reciter, byte_tokenizer, failure, reciting, shardmill
 
-from shardmill.commands import outcome
+from shardmill.commands import generate as commands_generate
 from shardmill.decode.drafters import BY_ITSELF
 from shardmill.runtime import load
 
@@ -44,7 +44,7 @@ def test_streams_whole_characters(build: Path) -> None:
 
     session = Session(load.load_engine(build, "fp32"))
     options = Options(detokenize=tokenizer.decode)
-    result = outcome.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
+    result = commands_generate.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
     assert written == list(CONTINUATION)
     assert result.text == CONTINUATION
 

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from shardmill import machine
-from shardmill.commands.audit_range import summary
+from shardmill.commands.quality import summary
 from shardmill.gates.nonfinite import Row, audit, by_layer, first_to_leave, worst
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place

@@ -1,4 +1,4 @@
-"""How commands take a build: a folder, or a published one by its address."""
+"""What commands share: how they take a build, and how they print a size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+UNITS = ("B", "kB", "MB", "GB")
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them, in powers of 1000."""
+    unit = 0
+    while count >= 1000 and unit < len(UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {UNITS[unit]}"
 
 
 def located_build(text: str) -> Path:

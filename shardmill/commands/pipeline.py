@@ -1,0 +1,322 @@
+"""Commands around the pipeline: init, plan, why, gc, families, doctor, synth-checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardmill.commands.arguments import size
+from shardmill.files import load_json
+from shardmill.forms.recipe import SEARCH
+from shardmill.models.calls import FIXED, RANGE
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shardmill.pipeline.preview import Preview
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(help="A config, e.g. configs/demo.yaml.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a config would build, without building. Exit code 1 if it can't be built."""
+    from rich.console import Console
+
+    from shardmill.errors import ConfigError, ShardmillError
+    from shardmill.pipeline.origin import load
+
+    chosen = load(config)
+    try:
+        with Console(stderr=True).status(f"reading {config}"):
+            from shardmill.pipeline.preview import preview
+
+            found = preview(chosen)
+    except ShardmillError as error:
+        raise ConfigError(f"{config}: {error}") from error
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        console = Console(highlight=False, markup=False)
+        for renderable in render(found):
+            console.print(renderable, soft_wrap=isinstance(renderable, str))
+    if found.refused:
+        raise ConfigError(f"{config}: {'; '.join(found.refused)}")
+
+
+def render(found: Preview) -> Iterator[str | Table]:
+    """What a person reads, in order."""
+    yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
+    if found.buckets:
+        yield f"task: {found.task}"
+        yield f"buckets: {list(found.buckets)}"
+    else:
+        yield f"topology: {[list(part) for part in found.topology]}"
+        if found.passes:
+            yield f"experts: {found.expert_groups or 'dense'}"
+        yield f"head.slices: {found.head_slices}"
+    yield _programs(found)
+    most = "at most " if found.weights == SEARCH else ""  # it takes what the search leaves of it
+    yield f"weights: {most}{found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
+    yield f"host: embedding table of {size(found.table_bytes)}"
+    if found.buckets:
+        yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"
+        if found.windows:
+            yield f"a longer text: {found.windows} windows of {max(found.buckets)} tokens"
+        yield "weights: the programs' weight files are the same, and are stored once"
+    else:
+        yield _pass(found)
+        if found.passes:
+            yield _by_form(found)
+            yield UNIFORM
+        if found.lengths:
+            yield _by_length(found)
+    yield f"tensors: {TENSORS[found.tensors]}"
+
+
+def _by_bytes(found: Preview) -> str:
+    """What a pass reads of each form, the most first."""
+    ordered = sorted(found.bytes_by_form.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{size(count)} in {name}" for name, count in ordered)
+
+
+UNIFORM = "where experts are routed, that is expected of tokens that take any set of experts as likely as any other"
+
+
+def _by_form(found: Preview) -> Table:
+    """What passes of a model with experts take, with all of them in the layers' programs and with groups of them."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("experts", "tokens of a pass", "dispatches", "reads"):
+        table.add_column(column, justify="left" if column == "experts" else "right")
+    for p in found.passes:
+        form = f"routed, {p.groups} groups a layer" if p.groups else p.experts
+        table.add_row(form, str(p.tokens), f"{p.dispatches:.4g}", size(p.bytes))
+    return table
+
+
+def _by_length(found: Preview) -> Table:
+    """What a token takes in each context."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("context", "keys and values", "a token reads", "operations"):
+        table.add_column(column, justify="right")
+    for one in found.lengths:
+        table.add_row(str(one.slots), size(one.kept), size(one.bytes), f"{one.operations:.3g}")
+    return table
+
+
+def _pass(found: Preview) -> str:
+    """What a decoder's pass takes."""
+    most = "at most " if found.expert_groups else ""
+    decoding = f" (decoding: to {found.verify})" if found.verify < found.tokens_max else ""
+    counts = f"1 to {found.tokens_max}"
+    if found.shapes != RANGE:
+        counts = " or ".join(map(str, found.widths)) + (" (a function each)" if found.shapes == FIXED else "")
+    hint = f"; loaded with reshapeFrequency {found.reshape_frequency}" if found.reshape_frequency else ""
+    return (
+        f"a pass: {counts} tokens{decoding}, {most}{len(found.programs)} dispatches; "
+        f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}{hint}"
+    )
+
+
+TENSORS = {
+    "match": "those that config.json describes",
+    "differ": "not those that config.json describes",
+    "unknown": "not known before the checkpoint is fetched",
+}
+
+
+def _programs(found: Preview) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    table.add_column("program")
+    table.add_column("holds", overflow="fold")
+    for column in ("weights", "of the limit", f"states at {found.context}"):
+        table.add_column(column, justify="right")
+    for p in found.programs:
+        share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
+        table.add_row(
+            p.name,
+            _holds(p.layers) or f"{p.end - p.start} {'experts' if p.kind == 'experts' else 'rows'}",
+            size(p.weight_bytes),
+            share,
+            _states(p.state_bytes),
+        )
+    table.add_section()
+    table.add_row("all", "", size(found.weight_bytes), "", _states(found.state_bytes))
+    return table
+
+
+def _holds(layers: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in layers.items())
+
+
+def _states(count: int) -> str:
+    return size(count) if count else ""
+
+
+def why(
+    build: Annotated[Path, typer.Argument(help="A model's build folder, e.g. build/demo.")],
+    configfile: Annotated[
+        Path | None, typer.Option(help="The model's config; by default the one in configs/ that names the model.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also list what is unchanged.")] = False,
+) -> None:
+    """Say what the next `snakemake all` would work on and why, without doing any of it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from shardmill import config
+    from shardmill.errors import ConfigError
+    from shardmill.pipeline import origin, remote, snakefile, why
+    from shardmill.pipeline.settle import settle
+    from shardmill.pipeline.store import Store
+
+    file = configfile or config.find(build.name)
+    settings = origin.load(file)
+    if settings.model != build.name:
+        raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
+    for problem in snakefile.file_problems(settings):
+        raise ConfigError(f"{settings.model}: {problem}")
+    settings = settle(settings, str(file), build.parent / ".store")
+    verdicts = why.forecast(settings, build, Store(build.parent / ".store", shared=remote.configured()))
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "", "because of"):
+        table.add_column(column)
+    for verdict in verdicts:
+        if everything or verdict.status != "unchanged":
+            table.add_row(verdict.step, verdict.status, verdict.reason)
+    console = Console()
+    if table.row_count:
+        console.print(table)
+    changed, taken = (sum(v.status in which for v in verdicts) for which in (("works", "depends"), ("taken",)))
+    brought = f"; {taken} would be taken from the remote store" if taken else ""
+    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would{brought}")
+
+
+def gc(
+    builds: Annotated[Path, typer.Argument(help="The folder that holds the builds and their store.")] = Path("build"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove stored artifacts that no build refers to, and what killed runs left behind."""
+    from shardmill.errors import ShardmillError
+    from shardmill.pipeline import gc
+    from shardmill.pipeline.lock import hold_lock, hold_store
+
+    if not (builds / ".store").is_dir():
+        raise ShardmillError(f"{builds}: there is no store here (.store); name the folder that holds the builds")
+    hold_lock(str(builds))
+    hold_store(builds / ".store")
+    found = gc.collect(builds, dry_run)
+    verb = "would remove" if dry_run else "removed"
+    typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to make, or one that holds none of the workflow's files.")],
+) -> None:
+    """Write the workflow, its configs and the demo's checkpoint into a folder, ready for `snakemake --cores 4 all`."""
+    from shardmill.pipeline.origin import lay_out
+
+    lay_out(folder)
+    typer.echo(f"cd {folder} && snakemake --cores 4 all    # the demo; your own: configs/README.md")
+
+
+def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """List the model families that can be built, the checkpoints that they cover, and the configs for them."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from shardmill import catalogue
+
+    found, unknown = catalogue.families(), catalogue.unknown()
+    if as_json:
+        typer.echo(json.dumps({"families": [asdict(family) for family in found], "unknown": unknown}))
+        return
+    table = Table(box=box.SIMPLE)
+    table.add_column("model_type", no_wrap=True)
+    table.add_column("builds as")
+    table.add_column("covers", overflow="fold")
+    table.add_column("configs", overflow="fold")
+    for family in found:
+        table.add_row(family.model_type, family.kind, family.covers, "\n".join(family.configs))
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    if unknown:
+        console.print(f"not known before the checkpoint is fetched: {', '.join(unknown)}", soft_wrap=True)
+
+
+STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False) -> None:
+    """Say what this machine can and cannot do. Exit code 1 if something that a build needs is missing."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from shardmill.doctor import examine
+
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        table = Table(box=box.SIMPLE)
+        for column in ("", "", "found"):
+            table.add_column(column, no_wrap=True)
+        table.add_column("which means", overflow="fold")
+        for finding in findings:
+            mark = Text(finding.verdict, style=STYLES[finding.verdict])
+            table.add_row(mark, finding.subject, finding.value, finding.meaning)
+        Console(markup=False).print(table)
+    if any(finding.verdict == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+def synth_checkpoint(
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    like: Annotated[Path, typer.Option(help="A config, whose model's config.json decides the shapes.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+    layers: Annotated[int | None, typer.Option(min=1, help="Number of layers, if other than the model's.")] = None,
+) -> None:
+    """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
+
+    from shardmill.errors import ConfigError
+    from shardmill.models.hf_config import content_fault
+    from shardmill.models.synthetic import synth_checkpoint as write
+    from shardmill.pipeline.origin import located, workflow_root
+    from shardmill.yamlfile import read_yaml
+
+    content = read_yaml(like)
+    source = (content.get("source") or {}) if isinstance(content, dict) else None
+    if not isinstance(source, dict) or not isinstance(content.get("model"), str):
+        raise ConfigError(f"{like}: no config of a model, see configs/README.md")
+    home = Path(located(source.get("path") or f"resources/{content['model']}"))
+    try:
+        shapes = load_json(home / "config.json")
+    except OSError as error:
+        raise ConfigError(f"{like}: the model's config.json is not at {home}; put it there") from error
+    except ValueError as error:
+        raise ConfigError(f"{home / 'config.json'}: not JSON: {error}") from error
+    wrong = content_fault(shapes)
+    if wrong:
+        raise ConfigError(f"{home / 'config.json'}: {wrong}")
+    if layers:
+        shapes["num_hidden_layers"] = layers
+    write(shapes, folder, seed, tokenizer=workflow_root() / "resources/demo")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    typer.echo(f"{folder}: {size / 1e9:.2f} GB")

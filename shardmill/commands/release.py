@@ -1,0 +1,252 @@
+"""Commands around a release: sign, verify, publish, pull, rebuild, diff, rotate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardmill import machine
+from shardmill.commands.arguments import Build
+from shardmill.printable import one_line
+
+if TYPE_CHECKING:
+    from shardmill.release.compare import Difference
+    from shardmill.release.proof import Proof
+
+
+def sign(
+    build: Build,
+    key: Annotated[Path, typer.Option(help="Your private key: PEM, curve P-256, P-384 or P-521, no password.")],
+) -> None:
+    """Sign a build: its attestations in DSSE envelopes, and all that leaves the machine by an OpenSSF model signature.
+
+    Works without a network. Verify with `shardmill verify BUILD --key PUBLIC`, or with other tools: docs/signing.md.
+    """
+    from shardmill.release.sign import sign as sign_build
+
+    for name in sign_build(build, key):
+        typer.echo(build / name)
+
+
+SHOWN = 20
+
+
+def verify(
+    build: Build,
+    key: Annotated[list[Path] | None, typer.Option(help="Public key (PEM) of somebody you trust, repeatable.")] = None,
+) -> None:
+    """Check every byte, statement and signature of a build. Exit code 1 if something is changed, missing or added.
+
+    All records hang on provenance.json, whose sha256 is printed: whoever can write to the folder could have replaced
+    them all. With --key they must be signed by one of the keys; without, compare the sha256 with one noted elsewhere.
+    """
+    from shardmill.checkpoint.hashing import hash_file
+    from shardmill.pipeline.audit import ATTESTATION
+    from shardmill.release.keys import read_public
+    from shardmill.release.proof import prove
+
+    proof = prove(build, [read_public(file) for file in key or ()])
+    for name, what in proof.wrong[:SHOWN]:
+        typer.echo(f"{one_line(name)}: {one_line(what)}", err=True)
+    if len(proof.wrong) > SHOWN:
+        typer.echo(f"... and {len(proof.wrong) - SHOWN} more", err=True)
+    found = proof.audit
+    typer.echo(
+        f"{found.checked} files checked, {len(proof.wrong)} wrong; "
+        f"{found.unchecked} logs and marks of Snakemake and macOS not checked"
+    )
+    typer.echo(f"{ATTESTATION}: sha256 {hash_file(build / ATTESTATION)}")
+    _tell(proof)
+    if proof.wrong:
+        typer.echo(
+            f"Remove what is wrong (for a file in source/, {build / 'source.receipt.json'} too) and build again: "
+            "snakemake --cores 4 all",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+def _tell(proof: Proof) -> None:
+    """The table of what is proved by whom."""
+    lines = [("what", "proved by", "result"), *((row.what, row.by, row.result) for row in proof.rows)]
+    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
+    for what, by, result in lines:
+        typer.echo(f"{what:{widths[0]}}  {by:{widths[1]}}  {result}")
+
+
+class Programs(StrEnum):
+    """Which programs a repository holds."""
+
+    packages = "packages"
+    compiled = "compiled"
+    both = "both"
+
+
+def publish(
+    build: Build,
+    repo: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    include: Annotated[
+        Programs | None, typer.Option(help="Programs to upload; default: those that were signed, or both.")
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="License identifier; default: that of the checkpoint's repository.")
+    ] = None,
+    may: Annotated[
+        bool, typer.Option("--i-may", help="Confirm that you may publish, where the license does not plainly say so.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option(help="Private key (PEM) to sign with, the card included.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Prepare and say what would be uploaded; send nothing.")
+    ] = False,
+) -> None:
+    """Upload a build with a card, its attestations and its signatures. Run it again to continue after an interruption.
+
+    Refuses a build whose files or verdicts are wrong, whose license does not allow it, or that names your machine.
+    """
+    from shardmill.release.publish import Wish, prepare, upload
+
+    wish = Wish(repo, private, include.value if include else None, license, may, key)
+    files = prepare(build, wish)
+    size = sum((build / name).stat().st_size for name in files)
+    if dry_run:
+        for name in files:
+            typer.echo(name)
+        typer.echo(
+            f"{len(files)} files, {size / 1e6:.1f} MB would be uploaded to {repo}; the card is {build / 'README.md'}"
+        )
+        return
+    commit = upload(build, files, wish)
+    typer.echo(f"{len(files)} files, {size / 1e6:.1f} MB: hf:{repo}@{commit}")
+
+
+def pull(
+    repo: Annotated[str, typer.Argument(metavar="REPO_ID[@REVISION]", help="A published build: owner/name.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to make; default: one in shardmill's cache.")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="Public key (PEM), repeatable; one of them must have signed the build.")
+    ] = None,
+) -> None:
+    """Fetch a published build, check all that `verify` checks, and print its folder.
+
+    Every command that takes a build folder takes hf:OWNER/NAME[@REVISION] as well.
+    """
+    from shardmill.release.keys import read_public
+    from shardmill.release.pull import address
+    from shardmill.release.pull import pull as pull_build
+
+    typer.echo(pull_build(address(repo), out, [read_public(file) for file in key or ()]))
+
+
+def rebuild(
+    build: Build,
+    out: Annotated[Path, typer.Option(help="Folder to build in; it is created.")] = Path("rebuilt"),
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="Private key (PEM), to sign that you built the same bytes.")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(help="Folder of the checkpoint, if it is on no hub.")] = None,
+    cores: Annotated[int, typer.Option(min=1, help="Cores for Snakemake.")] = machine.cores(),
+) -> None:
+    """Build again what a provenance.json, a build's folder or hf:OWNER/NAME describes, and compare every byte.
+
+    Exit code 1 if a byte differs, with the step and the ingredient that explain it. For a build with a calibration text
+    it says how many codes differ. If packages have other versions, or shardmill has other code, nothing is built.
+    """
+    from shardmill.release.rebuild import build_again, check_tools, codes_compared, compare, read_original, state
+
+    original = read_original(build)
+    check_tools(original)
+    again = build_again(original, out, cores, source)
+    told = compare(original, again)
+    for line in (*told, *codes_compared(original, again)):
+        typer.echo(line, err=bool(told))
+    count = len(original.statement["subject"])
+    if told:
+        raise typer.Exit(1)
+    typer.echo(f"{count} subjects, 0 differing bytes: {again}")
+    for path in state(again, sign, original.folder) if sign else ():
+        typer.echo(f"signed: {path}")
+
+
+WORDS = {
+    "config": "different in the config",
+    "workflow": "a different shardmill",
+    "package": "different packages",
+    "checkpoint": "a different checkpoint",
+    "tensor": "different tensors in the checkpoint",
+    "part": "divided into different parts",
+    "operations": "different operations",
+    "weights": "weights in different forms",
+    "bytes": "files with different bytes",
+    "verdict": "different numbers from the gates",
+    "figure": "different figures from the benchmark",
+}
+DIFFERENCES = 12
+
+
+def diff(
+    before: Build,
+    after: Build,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help=f"Show more than {SHOWN} lines of a kind.")] = False,
+) -> None:
+    """Show what differs between two builds, from the checkpoint's tensors to the gates' numbers, and why.
+
+    Exit code 0 whether or not something differs.
+    """
+    from shardmill.release.compare import Side, compare, reasons
+
+    sides = Side(before), Side(after)
+    found, why = compare(*sides), reasons(*sides)
+    if as_json:
+        content = {"differences": [asdict(each) for each in found], "reasons": why}
+        typer.echo(json.dumps(content))
+        return
+    for kind, words in WORDS.items():
+        _tell_of_diff(words, [each for each in found if each.kind == kind], everything)
+    if why:
+        typer.echo("why:")
+    for line in why if everything else why[:DIFFERENCES]:
+        typer.echo(f"  {one_line(line)}")
+    typer.echo(f"{len(found)} differences" if found else "no difference")
+
+
+def _tell_of_diff(words: str, found: list[Difference], everything: bool) -> None:
+    """One kind of difference, in a few lines."""
+    if found:
+        typer.echo(f"{words}:")
+    for each in found if everything else found[:DIFFERENCES]:
+        typer.echo(f"  {one_line(each.name)}: {_shown(each.before)} -> {_shown(each.after)}")
+    if len(found) > DIFFERENCES and not everything:
+        typer.echo(f"  ... and {len(found) - SHOWN} more (--all shows them)")
+
+
+def _shown(value: Any) -> str:
+    """A value as a person reads it; hashes are cut."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = one_line(value)
+    return f"{text[:12]}..." if len(text) == 64 and text.isalnum() else text
+
+
+def rotate(
+    checkpoint: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+) -> None:
+    """Rotate a checkpoint's weights: it stays the same model, to within fp32's rounding, but loses less in INT4."""
+
+    from shardmill.quiet import quiet_coremltools, quiet_transformers
+
+    with quiet_coremltools(), quiet_transformers():
+        from shardmill.precision.rotate import rotate as write
+
+        difference = write(checkpoint, folder)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    typer.echo(f"{folder}: {size / 1e9:.2f} GB; its logits differ from the original's by {difference:.1e}")
