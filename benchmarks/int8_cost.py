@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from shardmill.convert.quantize import to_fp16, to_int8
+from shardmill.convert.palette import to_fp16, to_int8
 from shardmill.gates.stack import CLEAR_MARGIN, Compared, compared
 
 ROWS = 64  # positions whose logits are held at a time

@@ -7,19 +7,68 @@ describes for its index (https://git-scm.com/docs/racy-git). What is known of a 
 with the same sha256. Losing the cache costs time, never truth.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
 import sqlite3
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shardmill import regular
-from shardmill.checkpoint.volume import volume
 from shardmill.errors import CheckpointError
+
+MOUNTS = Path("/proc/self/mountinfo")  # Linux only
+OF_A_NETWORK = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.glusterfs", "wekafs", "9p")
+)
+
+
+def volume(device: int, path: Path) -> str:
+    """Name a file system.
+
+    Args:
+        device: its number here.
+        path: a file in it.
+
+    Returns:
+        Where a network's comes from; on a Mac its topmost folder and the time when it was made; otherwise the number.
+    """
+    return _of_a_mac(device, path.resolve()) if sys.platform == "darwin" else _mounted(device)
+
+
+def _of_a_mac(device: int, path: Path) -> str:
+    """Name the topmost folder of a file's volume, and when it was made: disks may be mounted at one place in turn."""
+    *_, top = (folder for folder in (path, *path.parents) if os.stat(folder).st_dev == device)
+    return f"{top} {getattr(os.stat(top), 'st_birthtime', 0)}"
+
+
+@cache
+def _mounted(device: int) -> str:
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return str(device)
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        # 36 35 98:0 /root /mounted/at options [optional fields] - type source options
+        before, _, after = line.partition(" - ")
+        kind, source, *_ = (*after.split(), "", "")
+        if before.split()[2:3] == [number] and kind in OF_A_NETWORK:
+            return _unescaped(source)
+    return str(device)
+
+
+def _unescaped(text: str) -> str:
+    """The kernel writes spaces and the like as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
 
 RACY_NS = 2_000_000_000
 CONTENT = "content"  # stands for any file; its state is the sha256 of the whole
@@ -49,7 +98,7 @@ class FileState:
         """What is another once it was written to."""
         return f"{self.size}:{self.mtime}:{self.ctime}"
 
-    def same_content(self, other: "FileState") -> bool:
+    def same_content(self, other: FileState) -> bool:
         """Whether nothing was written between two looks; a new hard link or other permissions move ctime only."""
         return (self.file, self.size, self.mtime) == (other.file, other.size, other.mtime)
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from shardmill.checkpoint.cache import HashCache, file_state
 from shardmill.checkpoint.hashing import hash_files
-from shardmill.checkpoint.hub import download
-from shardmill.checkpoint.hub_listing import HubAccess
+from shardmill.checkpoint.hub import HubAccess, download
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import RECORD_FILE, checked_file
 from shardmill.errors import CheckpointError

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coremltools.proto import Model_pb2
 
+from shardmill.convert.codes import weight_sites
+from shardmill.convert.template.pattern import StampError, main_block, main_function
 from shardmill.files import load_json
+from shardmill.models.calls import FIXED, Calls
+from shardmill.plan import Part
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
@@ -46,3 +52,78 @@ def load_spec(path: Path) -> Any:
     spec = Model_pb2.Model()
     spec.ParseFromString((path / MODEL_FILE).read_bytes())
     return spec
+
+
+def by_function(part: Part) -> Iterator[tuple[str, Part]]:
+    """A part of fixed shapes for each of its functions, by the function's name: the same, but for its one width.
+
+    And for its slots, in a shorter context.
+    """
+    if part.calls.shapes != FIXED:
+        return
+    for slots, names in {part.slots: part.calls.functions, **part.calls.shorter}.items():
+        for width, name in names.items():
+            yield name, replace(part, slots=slots, tokens=width, calls=Calls(FIXED, (width,), part.calls.state))
+
+
+def share_places(placed: Any, others: Iterable[Any]) -> None:
+    """Gives the weights of programs the places in the weight file that those of another program have.
+
+    Raises:
+        StampError: where the programs do not have the same weights.
+    """
+    known = {name: [value.blobFileValue.offset for value in values] for name, values in weight_sites(placed)}
+    for spec in others:
+        sites = dict(weight_sites(spec))
+        if {name: len(values) for name, values in sites.items()} != {name: len(at) for name, at in known.items()}:
+            strange = sorted({*sites} ^ {*known})
+            raise StampError(f"{strange[:1]}: a weight that another function does not have")
+        for name, values in sites.items():
+            for value, offset in zip(values, known[name], strict=True):
+                value.blobFileValue.offset = offset
+
+
+def combined(specs: Mapping[str, Any]) -> Any:
+    """One Model_pb2.Model of several with one function each, as coremltools' save_multifunction makes it.
+
+    Args:
+        specs: by the name that the function shall have; the first is the default.
+    """
+    first = next(iter(specs.values()))
+    made = type(first)(specificationVersion=first.specificationVersion)
+    made.mlProgram.version = first.mlProgram.version
+    for name, spec in specs.items():
+        made.mlProgram.functions[name].CopyFrom(main_function(spec))
+        described = made.description.functions.add(name=name)
+        for field in ("input", "output", "state"):
+            getattr(described, field).extend(getattr(spec.description, field))
+    made.description.defaultFunctionName = next(iter(specs))
+    made.description.metadata.SetInParent()
+    return made
+
+
+def save_combined(packages: Mapping[str, Path], path: Path) -> None:
+    """Writes a canonical .mlpackage of several, by coremltools.
+
+    coremltools numbers the updates of states anew when it reads a program; here they keep the names that they have in
+    the packages.
+
+    Args:
+        packages: each with one function, by the name that the function shall have; the first is the default.
+        path: where it goes.
+    """
+    import coremltools as ct
+
+    descriptor = ct.utils.MultiFunctionDescriptor()
+    for name, source in packages.items():
+        descriptor.add_function(str(source), "main", name)
+    descriptor.default_function_name = next(iter(packages))
+    ct.utils.save_multifunction(descriptor, str(path))
+    spec = load_spec(path)
+    for name, source in packages.items():
+        function = spec.mlProgram.functions[name]
+        operations = function.block_specializations[function.opset].operations
+        for made, known in zip(operations, main_block(load_spec(source)).operations, strict=True):
+            made.attributes["name"].CopyFrom(known.attributes["name"])
+    (path / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
+    canonicalize(path)

@@ -9,23 +9,130 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardmill.checkpoint.headers import TensorInfo
-from shardmill.convert import blob, palette, quantize
-from shardmill.convert.rows import EIGHT, Band, in_groups
-from shardmill.convert.weights import FP16_MAX
+from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo, header_bytes
+from shardmill.convert import blob, palette
+from shardmill.convert.weights import DTYPES, FP16_MAX, beside
 from shardmill.errors import CheckpointError, ShardmillError
-from shardmill.forms.form import Form, form
+from shardmill.forms.form import FP16, Form, Shape, form
+from shardmill.models.sources import turned
+from shardmill.plan import Constant, Part
+
+EIGHT = 8  # rows that end on a whole byte, whatever their numbers' bits and however many columns there are
+
+
+@dataclass(frozen=True)
+class Band:
+    """Blocks of a constant that lie side by side: all of its rows from `row` on, up to the next band."""
+
+    tensors: tuple[Constant, ...]
+    row: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rows have to be made all at once, because they do not lie one after the other."""
+        return any(map(_is_scattered, self.tensors))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns; a vector is one row."""
+        first = self.tensors[0].shape
+        if len(first) == 1:
+            return 1, first[0]
+        return first[0], sum(math.prod(tensor.shape[1:]) for tensor in self.tensors)
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        return self.tensors[0].label
+
+    def step(self, size: int) -> int:
+        """How many rows are read at a time, of about `size` numbers."""
+        rows, columns = self.shape
+        return rows if self.whole else max(1, size // columns // EIGHT) * EIGHT
+
+    def starts(self, size: int) -> range:
+        """The first row of each block."""
+        return range(0, self.shape[0], self.step(size))
+
+    def read(self, row: int, size: int, source: Path) -> torch.Tensor:
+        """The rows [n, columns] of the block that starts at `row`, in the checkpoint's dtype or fp32.
+
+        Raises:
+            CheckpointError: the file ends within them.
+        """
+        count, columns = min(self.step(size), self.shape[0] - row), self.shape[1]
+        found = [_rows_of(tensor, row, count, source) for tensor in self.tensors]
+        return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).reshape(count, columns).contiguous()
+
+
+def bands(tensors: Sequence[Constant]) -> list[Band]:
+    """The bands of one constant's blocks, from the first row on."""
+    found: dict[int, list[Constant]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.at[0], []).append(tensor)
+    return [Band(tuple(band), row) for row, band in sorted(found.items())]
+
+
+def in_groups(found: Sequence[Band], unit: int, size: int, source: Path) -> Iterator[tuple[Band, torch.Tensor]]:
+    """All rows of a constant in order, in fp32, each time with the band that the last of them is from.
+
+    Args:
+        found: its bands.
+        unit: how many rows at a time, or a multiple of it; what is left comes last.
+        size: how many numbers are read at a time, about.
+        source: the checkpoint's folder.
+    """
+    kept = torch.empty(0, found[0].shape[1])
+    for band in found:
+        for row in band.starts(size):
+            kept = torch.cat([kept, band.read(row, size, source).float()])
+            full = len(kept) - len(kept) % unit
+            if full:
+                yield band, kept[:full]
+            kept = kept[full:]
+    if len(kept):
+        yield found[-1], kept
+
+
+def _rows_of(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
+    """Rows [row, row + count) of a block; all of them where they do not lie one after the other."""
+    if len(tensor.shape) == 1 or _is_scattered(tensor):
+        return turned(_read(tensor, 0, tensor.stored[0], source), tensor.source, beside(tensor, source))
+    first = tensor.source.rows[0] if tensor.source.rows else 0
+    stored = _read(tensor, first + row, count, source)
+    return turned(stored, replace(tensor.source, rows=None), beside(tensor, source))
+
+
+def _is_scattered(tensor: Constant) -> bool:
+    """Whether a block's rows do not lie one after the other, or depend on all of them."""
+    source = tensor.source
+    strided = source.rows is not None and source.rows[2] != 1
+    return source.transposed or strided or source.repeat > 1 or bool(source.magnitude)
+
+
+def _read(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
+    """Rows [row, row + count) of a block's bytes as they lie in the checkpoint: [count, ...]."""
+    dtype, rest = DTYPES[tensor.dtype], tensor.stored[1:]
+    stride = math.prod(rest) * dtype.itemsize
+    raw = np.empty(count * stride, np.uint8)
+    with (source / tensor.file).open("rb", buffering=0) as stream:
+        stream.seek(tensor.start + row * stride)
+        if stream.readinto(raw.data) != raw.size:
+            raise CheckpointError(f"{tensor.file}: ends within {tensor.label}; fetch it again")
+    return torch.from_numpy(raw).view(dtype).reshape(count, *rest)
+
 
 BLOCK = 1 << 18  # weights: the fp32 block and its scratch copies stay in a core's cache
 HALF = form("fp16")
@@ -139,9 +246,9 @@ def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> Non
     """Reads, encodes and writes the rows of a block that starts at `row`."""
     rows = weight.band.read(row, BLOCK, source)
     if weight.scale is None:
-        data, magnitude = quantize.to_fp16(rows)
+        data, magnitude = palette.to_fp16(rows)
     else:
-        data, scale, magnitude = quantize.to_integers(rows, weight.form.levels)
+        data, scale, magnitude = palette.to_integers(rows, weight.form.levels)
         if magnitude <= FP16_MAX and not scale.isfinite().all():
             raise CheckpointError(
                 f"{weight.band.label}: holds values over {FP16_MAX / 2:.0f}, whose scale fp16 can't hold; "
@@ -155,7 +262,7 @@ def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> Non
 
 
 def _demand_fp16(magnitude: float, band: Band) -> None:
-    if not quantize.fits_fp16(magnitude):
+    if not palette.fits_fp16(magnitude):
         raise CheckpointError(f"{band.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
 
 
@@ -183,7 +290,7 @@ def _histogram(matrix: Palette, source: Path) -> palette.Histogram:
 def _halves(matrix: Palette, source: Path) -> Iterator[NDArray[np.float16]]:
     """All rows of a matrix in fp16, in order, whole groups and bytes at a time."""
     for band, rows in in_groups(matrix.bands, math.lcm(matrix.form.group or 1, EIGHT), BLOCK, source):
-        half, magnitude = quantize.to_fp16(rows)
+        half, magnitude = palette.to_fp16(rows)
         _demand_fp16(magnitude, band)
         yield half.numpy()
 
@@ -198,3 +305,45 @@ def _write_made(descriptor: int, made: Made, start: int) -> None:
         raise ShardmillError(f"{info.file}: {info.name} holds codes outside [{made.least}, {made.most}]")
     content = blob.packed(raw, made.bits) if made.bits < HALF.bits else raw
     blob.write_at(descriptor, content.data, made.data + (start - info.start) * made.bits // (8 * raw.itemsize))
+
+
+EMBEDDING, TABLE_DTYPE = "embedding", "F16"
+
+
+def write_table(part: Part, source: Path, file: Path, threads: int, name: str = FP16) -> None:
+    """Writes the tables of an embedding part, each under its path, as a safetensors file that must not exist.
+
+    Args:
+        part: the part.
+        source: the checkpoint's folder.
+        file: where they go.
+        threads: how many round.
+        name: the form of the table of tokens, fp16 or int8; int8 has a scale for each row, under PATH.scale.
+
+    Raises:
+        CheckpointError: for a value that fp16 can't hold.
+    """
+    forms = {tensor.path: name if tensor.path == EMBEDDING else FP16 for tensor in part.tensors}
+    entries, end = dict[str, dict[str, Any]](), 0
+    for path, dtype, shape in sorted(_held(part, forms), key=lambda held: held[1] != TABLE_DTYPE):  # int8 last: no gap
+        start, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)
+        entries[path] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    prefix = header_bytes(entries)
+    with created(file) as descriptor:
+        os.ftruncate(descriptor, len(prefix) + end)
+        blob.write_at(descriptor, prefix, 0)
+        places = {path: len(prefix) + entry["data_offsets"][0] for path, entry in entries.items()}
+        weights = [
+            Weight(Band((t,)), places[t.path], places.get(f"{t.path}.scale"), form(forms[t.path])) for t in part.tensors
+        ]
+        stream(descriptor, weights, source, threads)
+
+
+def _held(part: Part, forms: Mapping[str, str]) -> Iterator[tuple[str, str, Shape]]:
+    """Name, type and shape of every tensor of the file."""
+    for tensor in part.tensors:
+        if forms[tensor.path] == FP16:
+            yield tensor.path, TABLE_DTYPE, tensor.shape
+        else:
+            yield tensor.path, "I8", tensor.shape
+            yield f"{tensor.path}.scale", TABLE_DTYPE, tensor.shape[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,19 +14,71 @@ import torch
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Block, Program
 from coremltools.converters.mil.mil.ops.defs.iOS15 import tensor_transformation
+from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
+from coremltools.converters.mil.mil.passes.pass_registry import register_pass
 from torch import Tensor
 
-from shardmill.convert.compress import compressed, every_projection
-from shardmill.convert.enumerated import enumerate_shapes
+from shardmill.convert.codes import inline
 from shardmill.convert.normal import has_normal_form, normalise
-from shardmill.convert.passes import WHOLE_STATE_UPDATE
-from shardmill.convert.placing import inline
+from shardmill.convert.palette import compressed, every_projection
 from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
 from shardmill.models.calls import ENUMERATED, FIXED
 from shardmill.models.contract import T, inputs, new_rows, output, states
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
+
+WHOLE_STATE_UPDATE = "shardmill::whole_state_update"
+
+
+@register_pass(namespace="shardmill")
+class whole_state_update(AbstractGraphPass):  # type: ignore[misc]
+    """Assigning a whole buffer needs no slice_update, which the Neural Engine takes in few patterns only (ST3, ST4).
+
+    Given:
+        %a = slice_update(x=%cache, update=%new, begin=0.., end=shape)
+        %b = coreml_update_state(state=%state, value=%a)
+    Result:
+        %b = coreml_update_state(state=%state, value=%new)
+    """
+
+    def apply(self, prog: Any) -> None:
+        for function in prog.functions.values():
+            for op in list(function.operations):
+                if op.op_type == "slice_update" and _covers_everything(op):
+                    function.replace_uses_of_var_after_op(anchor_op=op, old_var=op.outputs[0], new_var=op.update)
+                    function.remove_ops([op])
+
+
+def _covers_everything(op: Any) -> bool:
+    """Whether a slice_update replaces all of x."""
+    if op.begin.val is None or op.end.val is None or tuple(op.update.shape) != tuple(op.x.shape):
+        return False
+    rank = len(op.x.shape)
+
+    def axes(var: Any, default: Any) -> Any:
+        return np.full(rank, default) if var is None or var.val is None else np.asarray(var.val)
+
+    starts = axes(op.begin_mask, False) | (op.begin.val == 0)
+    ends = axes(op.end_mask, False) | (op.end.val >= np.asarray(op.x.shape))
+    plain = (axes(op.stride, 1) == 1) & ~axes(op.squeeze_mask, False).astype(bool)
+    return bool((starts & ends & plain).all())
+
+
+logging.getLogger("coremltools").setLevel(logging.ERROR)
+
+
+def enumerate_shapes(spec: Any, widths: Sequence[int]) -> None:
+    """Describes the inputs of a Model_pb2.Model with a range of T by their shapes at these widths, in place."""
+    for feature in spec.description.input:
+        array = feature.type.multiArrayType
+        ranges = [(bounds.lowerBound, bounds.upperBound) for bounds in array.shapeRange.sizeRanges]
+        if all(low == high for low, high in ranges):  # a cache
+            continue
+        for width in widths:
+            shape = [low if low == high else width for low, high in ranges]
+            array.enumeratedShapes.shapes.add(shape=shape)
+
 
 TARGET = ct.target.iOS18  # the first with states
 # These fold constants of the graph into weights, which would then no longer be the checkpoint's rows.

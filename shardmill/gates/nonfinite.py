@@ -22,7 +22,7 @@ from portable_coreml.program import Function
 from portable_coreml.run.fp16_range import RangeAudit, RangeRow
 from torch import Tensor
 
-from shardmill.convert.layers import WEIGHT
+from shardmill.convert.normal import WEIGHT
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.passes import cut
 from shardmill.machine import is_portable

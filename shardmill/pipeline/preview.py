@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from shardmill.checkpoint.expect import check_tensors
-from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.headers import check_tensors, read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes

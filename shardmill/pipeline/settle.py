@@ -115,8 +115,7 @@ def _config_folder(config: Config) -> Path:
     """The folder that the model's config.json lies in, which may be the hub's cache. Raises CheckpointError."""
     if config.source.path is not None:
         return Path(config.source.path)
-    from shardmill.checkpoint.hub import download_config
-    from shardmill.checkpoint.hub_listing import HubAccess
+    from shardmill.checkpoint.hub import HubAccess, download_config
 
     assert config.source.repo is not None
     return download_config(config.source.repo, config.source.revision, HubAccess()).parent

@@ -4,22 +4,58 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from shardmill.convert.codes import CODES, LUT, SCALE
-from shardmill.convert.quantize import to_integers
-from shardmill.forms.form import FP16, INT4, INT8, form, misfit
+from shardmill.convert.palette import to_integers
+from shardmill.convert.weights import PartWeights
+from shardmill.errors import GateError
+from shardmill.forms.form import FP16, INT4, INT8, MATRIX, form, misfit
+from shardmill.gates.weights import HeldWeights, Stored
 from shardmill.plan import Part
-from shardmill.precision.calibration import read_edges
-from shardmill.precision.matrices import Matrix, matrices
+from shardmill.precision.calibration import Matrix, calibrated_matrices, read_edges
 from shardmill.precision.original import Original
-from shardmill.precision.palettes import Palettes, palettised
-from shardmill.precision.quantisers import Codes, clipped, error, gptq
-from shardmill.precision.spooled import write_spooled
+from shardmill.precision.quantisers import Codes, Palettes, clipped, error, gptq, palettised
+
+DTYPES = {torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}  # in the order in which safetensors sorts them
+ALIGNMENT = 8  # of what comes after the header
+PIECE = 1 << 24  # bytes
+
+
+def write_spooled(to: Path, tensors: Iterable[tuple[str, Tensor]], metadata: Callable[[], Mapping[str, str]]) -> None:
+    """Writes the file that safetensors' own save_file writes of the same tensors, byte for byte.
+
+    Args:
+        to: the file, beside which there must be room for as much again while it is written.
+        tensors: by name, in any order, in fp16, int8 or uint8.
+        metadata: asked for when there are no more tensors; of one entry, as safetensors keeps no order of several.
+    """
+    with TemporaryFile(dir=to.parent) as spool, to.open("wb") as file:
+        held: dict[str, tuple[Tensor, int]] = {}  # name -> what says its form, its place in the spool
+        for name, tensor in tensors:
+            held[name] = tensor.to("meta"), spool.tell()
+            spool.write(tensor.contiguous().numpy().data)
+        kinds = list(DTYPES)
+        entries, end = dict[str, Any](__metadata__=dict(metadata())), 0
+        for name, (form, _) in sorted(held.items(), key=lambda item: (kinds.index(item[1][0].dtype), item[0])):
+            start, end = end, end + form.nbytes
+            entries[name] = {"dtype": DTYPES[form.dtype], "shape": list(form.shape), "data_offsets": [start, end]}
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % ALIGNMENT)
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in [name for name in entries if name in held]:
+            form, place = held[name]
+            spool.seek(place)
+            for start in range(0, form.nbytes, PIECE):
+                file.write(spool.read(min(PIECE, form.nbytes - start)))
+
 
 ERRORS = "errors"
 
@@ -42,7 +78,7 @@ def write_part_codes(
     errors: dict[str, dict[str, float]] = {}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for matrix in matrices(part, source, model, edge.seen, held=[]):
+        for matrix in calibrated_matrices(part, source, model, edge.seen, held=[]):
             found = {INT4: _chosen(matrix)} | _palettes(matrix, forms)
             for name, codes in found.items():
                 stem = f"{matrix.path}.{name}"
@@ -83,3 +119,45 @@ def rounded(weight: Tensor) -> Codes:
     """INT8 as conversion rounds it."""
     codes, scale, _ = to_integers(weight, form(INT8).levels)
     return Codes(codes.to(torch.int8), scale)
+
+
+DEFAULT = "int8"  # of matrices that a search does not choose a form for
+
+
+class FormWeights(HeldWeights):
+    """The constants of a part in some forms: by its file of codes, and rounded where that has none, as for INT8."""
+
+    def __init__(self, part: Part, source: Path, codes: Path, forms: Mapping[str, str], prefix: str) -> None:
+        """Opens nothing yet.
+
+        Args:
+            part: the part.
+            source: the checkpoint's folder.
+            codes: the part's file of codes.
+            forms: of matrices by their paths; those of experts, which no search chooses, have none and are in INT8.
+            prefix: as of all held weights.
+        """
+        super().__init__(part, codes.name, prefix)
+        self.weights, self.codes, self.forms = PartWeights(part, source), codes, forms
+
+    def stored(self, path: str) -> Stored:
+        """A constant as it would be stored."""
+        if path not in self.weights.shapes:
+            raise GateError(f"{self.name} does not hold {path}")
+        is_matrix = len(self.weights.shapes[path]) == MATRIX
+        name = self.forms.get(path, DEFAULT) if is_matrix else "fp16"
+        if form(name).kind == "fp16":
+            return Stored(self.weights[path].half().squeeze())
+        if name == DEFAULT:
+            found = rounded(self.weights[path])
+            return Stored(found.codes, scale=found.scale.float()[:, None])
+        if form(name).kind == "palette":
+            return Stored(self._read(f"{path}.{name}.codes"), tables=self._read(f"{path}.{name}.lut"))
+        scale = self._read(f"{path}.{name}.scale")
+        return Stored(self._read(f"{path}.{name}.codes"), scale=scale.float()[:, None])
+
+    def _read(self, name: str) -> Tensor:
+        """A tensor of the file of codes."""
+        with safe_open(self.codes, framework="pt") as stored:
+            found: Tensor = stored.get_tensor(name)
+            return found

@@ -7,28 +7,171 @@ Sources: https://arxiv.org/abs/2404.00456 (QuaRot), https://arxiv.org/abs/2405.1
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardmill.checkpoint.expect import check_tensors, check_tied, wrong_dtypes
 from shardmill.checkpoint.hashing import hash_file, scan_checkpoint
-from shardmill.checkpoint.headers import read_tensors
+from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors, wrong_dtypes
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError, GateError
 from shardmill.files import read_json, replacing, write_json
+from shardmill.gates.naming import Weights
 from shardmill.gates.parity import relative_error
 from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.hf_config import load_hf_config
-from shardmill.precision.rotatable import HEAD, TABLE, Group, Heads, groups
+
+ROWS = 4096  # that are mixed at a time, in fp64
+
+
+def rotated(rows: Tensor) -> Tensor:
+    """rows Q, for rows [n, d] in any float dtype: fp32 [n, d]."""
+    return torch.cat([_mixed(block.double()).float() for block in torch.split(rows, ROWS)])
+
+
+def rotated_outputs(matrix: Tensor) -> Tensor:
+    """Q^T matrix, for a matrix [d, c] that gives what is to be rotated: fp32 [d, c]."""
+    return rotated(matrix.T).T.contiguous()
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """x Q in fp64, [n, d]."""
+    n, d = x.shape
+    block = d & -d  # the largest power of two that divides d
+    x = _hadamard(x * _signs(d, 1), block)
+    if block == d:
+        return x
+    dealt = x.view(n, d // block, block).transpose(1, 2).reshape(n, d)
+    return _hadamard(dealt * _signs(d, 2), block)
+
+
+def _hadamard(x: Tensor, block: int) -> Tensor:
+    """Each block of channels times the orthogonal Hadamard matrix of its width, [n, d]."""
+    n, d = x.shape
+    half = 1
+    while half < block:
+        a, b = x.view(n, d // (2 * half), 2, half).unbind(dim=2)
+        x = torch.stack([a + b, a - b], dim=2).view(n, d)
+        half *= 2
+    return x * float(block**-0.5)
+
+
+def _signs(d: int, which: int) -> Tensor:
+    """d random signs, always the same."""
+    drawn = hashlib.shake_256(f"rotation {which}".encode()).digest(-(-d // 8))
+    return torch.from_numpy(np.unpackbits(np.frombuffer(drawn, np.uint8))[:d].astype(np.float64) * 2 - 1)
+
+
+TABLE, NORM, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "lm_head.bias"
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+READERS = {  # a layer's norms, each with the matrices behind it
+    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"),
+    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"),
+}
+NORM_OF = {matrix: norm for norm, matrices in READERS.items() for matrix in matrices}
+VALUES, PACKED, OUTPUT = "self_attn.v_proj", "self_attn.qkv_proj", "self_attn.o_proj"
+WRITERS = (OUTPUT, "mlp.down_proj")
+KEPT = ("self_attn.q_norm", "self_attn.k_norm")  # of queries and keys, which stay as they are
+
+Group = Mapping[str, Callable[[], Tensor]]  # tensors in fp32 by their names, each made when it is called
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A layer's attention heads: how many of queries, how many of keys and values, and how wide they are."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+def groups(names: Collection[str], weights: Weights, heads: Heads, head: str) -> list[Group]:
+    """The rotated model's tensors: the table, each layer, and what stands after the layers.
+
+    Args:
+        names: of the checkpoint's tensors.
+        weights: these.
+        heads: of its layers.
+        head: the tensor that is its LM head.
+
+    Raises:
+        CheckpointError: a model with other weights than those that are known here.
+    """
+    layers = _layers(names)
+    last: dict[str, Callable[[], Tensor]] = {
+        NORM: lambda: _ones(weights(NORM)),
+        HEAD: lambda: _reader(weights(head), weights(NORM)),
+    }
+    if HEAD_BIAS in names:
+        last[HEAD_BIAS] = lambda: weights(HEAD_BIAS).float()
+    own = [{name: partial(_of_layer, name, role, weights, heads) for name, role in layer.items()} for layer in layers]
+    return [{TABLE: lambda: rotated(weights(TABLE))}, *own, last]
+
+
+def _layers(names: Collection[str]) -> list[dict[str, str]]:
+    """For each layer, its tensors' names with what they are called in it."""
+    known = {*READERS, *NORM_OF, *WRITERS, *KEPT}
+    found: dict[int, dict[str, str]] = {}
+    for name in sorted({*names} - {TABLE, NORM, HEAD, HEAD_BIAS}):
+        match = LAYER.fullmatch(name)
+        if not match or match[2] not in known:
+            raise CheckpointError(f"tensor {name} belongs to a model that can't be rotated: see docs/precision.md")
+        found.setdefault(int(match[1]), {})[name] = match[2]
+    return [found[index] for index in sorted(found)]
+
+
+def _of_layer(name: str, role: str, weights: Weights, heads: Heads) -> Tensor:
+    """One of a layer's tensors."""
+    value, is_bias = weights(name), name.endswith("bias")
+    if role in READERS:
+        return _ones(value)
+    if role in KEPT:
+        return value.float()
+    if role in WRITERS:
+        if is_bias:
+            return rotated(value[None])[0]
+        return rotated_outputs(_with_inputs(value, heads) if role == OUTPUT else value)
+    if not is_bias:
+        value = _reader(value, weights(name.replace(role, NORM_OF[role])))
+    first = {VALUES: 0, PACKED: (heads.queries + heads.keys) * heads.width}.get(role)
+    return value.float() if first is None else _with_values(value.float(), first, heads)
+
+
+def _ones(gains: Tensor) -> Tensor:
+    """The gains of a norm whose own have gone into the matrices behind it."""
+    return torch.ones(gains.shape)
+
+
+def _reader(matrix: Tensor, gains: Tensor) -> Tensor:
+    """A matrix [r, d] that reads the stream behind a norm with gains [d]."""
+    return torch.cat([rotated(rows.double() * gains.double()) for rows in torch.split(matrix, HEAD_ROWS)])
+
+
+def _with_inputs(matrix: Tensor, heads: Heads) -> Tensor:
+    """The output projection [d, queries * width] for values that are rotated within each head."""
+    return rotated(matrix.reshape(-1, heads.width)).view(matrix.shape)
+
+
+def _with_values(projection: Tensor, first: int, heads: Heads) -> Tensor:
+    """A projection's weight [r, d] or bias [r], its rows from `first` on rotated within each head."""
+    values = projection[first:]
+    by_head = values.reshape(heads.keys, heads.width, -1).transpose(1, 2)  # [keys, d, width]
+    mixed = rotated(by_head.reshape(-1, heads.width)).view(by_head.shape).transpose(1, 2)
+    return torch.cat([projection[:first], mixed.reshape(values.shape)])
+
 
 CONFIG, RECORD = "config.json", "rotation.json"
 FP32 = 4  # bytes

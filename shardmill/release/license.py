@@ -51,9 +51,8 @@ def check_license(found: License | None, may: bool) -> License:
 
 def license_of(repo: str, commit: str) -> License | None:
     """The license in the card of a hub repository; None where it has none. Raises CheckpointError."""
-    from shardmill.checkpoint.hub_errors import explained, understood
-    from shardmill.checkpoint.hub_limits import SMALL_SECONDS, within
-    from shardmill.checkpoint.hub_listing import HubAccess
+    from shardmill.checkpoint.hub import HubAccess
+    from shardmill.checkpoint.hub_limits import SMALL_SECONDS, explained, understood, within
 
     access = HubAccess()
     with explained(repo, commit, access.endpoint), understood(access.endpoint):

@@ -23,7 +23,7 @@ from shardmill.release.proof import prove
 from shardmill.release.sign import sign, sign_bundle
 
 if TYPE_CHECKING:
-    from shardmill.checkpoint.hub_listing import HubAccess
+    from shardmill.checkpoint.hub import HubAccess
 
 MARKS = (BUNDLE, "model.json")  # a repository with one of them holds a build
 OF_ANY = (".gitattributes",)  # a hub makes every repository with them
@@ -113,8 +113,8 @@ def upload(build: Path, files: list[str], wish: Wish) -> str:
         CheckpointError: no access, no network, or no hub.
         ShardmillError: the repository is there, and public though it was to be private, or no build's.
     """
-    from shardmill.checkpoint.hub_errors import explained
-    from shardmill.checkpoint.hub_listing import HubAccess
+    from shardmill.checkpoint.hub import HubAccess
+    from shardmill.checkpoint.hub_limits import explained
 
     access = HubAccess()
     with explained(wish.repo, None, access.endpoint), _writing(wish.repo, access.endpoint):

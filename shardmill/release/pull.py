@@ -51,8 +51,7 @@ def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()
     Raises:
         ShardmillError: there is no such repository, or it is not a sound build.
     """
-    from shardmill.checkpoint.hub import download_all
-    from shardmill.checkpoint.hub_listing import HubAccess
+    from shardmill.checkpoint.hub import HubAccess, download_all
 
     if out is not None and out.exists() and any(out.iterdir()):
         raise ShardmillError(f"{out}: is not empty; choose another folder")

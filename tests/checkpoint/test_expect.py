@@ -2,8 +2,7 @@
 
 import pytest
 
-from shardmill.checkpoint.expect import check_tensors
-from shardmill.checkpoint.headers import TensorInfo
+from shardmill.checkpoint.headers import TensorInfo, check_tensors
 from shardmill.errors import CheckpointError
 
 EXPECTED = {"norm": (4,), "proj": (4, 8)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.checkpoint.progress import reporting
+from shardmill.checkpoint.hub import reporting
 
 
 def test_it_reports_what_the_file_holds_and_then_falls_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

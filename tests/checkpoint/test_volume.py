@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.checkpoint import volume
+from shardmill.checkpoint import cache
 from shardmill.checkpoint.cache import file_state
 
 MOUNTS = """\
@@ -26,17 +26,17 @@ MOUNTS = """\
 def linux(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A system that lists its mounts, wherever the tests run; nothing is known of them yet."""
     monkeypatch.setattr(sys, "platform", "linux")
-    volume._mounted.cache_clear()
+    cache._mounted.cache_clear()
     yield
-    volume._mounted.cache_clear()
+    cache._mounted.cache_clear()
 
 
 def named(monkeypatch: pytest.MonkeyPatch, mounts: Path, number: int, device: int) -> str:
     """What a machine that has numbered its mounts in its own way calls a device."""
     mounts.write_text(MOUNTS.format(number=number))
-    monkeypatch.setattr(volume, "MOUNTS", mounts)
-    volume._mounted.cache_clear()
-    return volume.volume(device, mounts)
+    monkeypatch.setattr(cache, "MOUNTS", mounts)
+    cache._mounted.cache_clear()
+    return cache.volume(device, mounts)
 
 
 def test_two_clients_of_a_server_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_what_is_of_one_machine_keeps_its_number(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_system_that_lists_no_mounts_has_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(volume, "MOUNTS", tmp_path / "missing")
-    assert volume.volume(5, tmp_path) == "5"
+    monkeypatch.setattr(cache, "MOUNTS", tmp_path / "missing")
+    assert cache.volume(5, tmp_path) == "5"
 
 
 def test_what_is_remembered_of_a_file_goes_by_that_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_is_remembered_of_a_file_goes_by_that_name(monkeypatch: pytest.Monk
     device = os.stat(tmp_path / "weights").st_dev
     mounts = f"1 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 nas:/models rw\n"
     (tmp_path / "m").write_text(mounts)
-    monkeypatch.setattr(volume, "MOUNTS", tmp_path / "m")
+    monkeypatch.setattr(cache, "MOUNTS", tmp_path / "m")
     state = file_state(tmp_path / "weights")
     assert state.file == f"nas:/models:{state.inode}"
 

@@ -17,9 +17,8 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from shardmill.checkpoint.headers import read_header
-from shardmill.convert import blob, palette, quantize, stream
-from shardmill.convert.rows import Band
-from shardmill.convert.table import write_table
+from shardmill.convert import blob, palette, stream
+from shardmill.convert.stream import Band, write_table
 from shardmill.forms.form import form
 from shardmill.models.architecture import Source
 from shardmill.plan import Constant
@@ -74,7 +73,7 @@ def test_integers_and_their_scales_have_their_places(
     if wanted.kind == "fp16":
         expected, scale = values.half().numpy().tobytes(), None
     else:
-        codes, scales, _ = quantize.to_integers(values, wanted.levels)
+        codes, scales, _ = palette.to_integers(values, wanted.levels)
         expected = blob.packed(codes.numpy(), wanted.bits).tobytes()
         expected, scale = expected + scales.numpy().tobytes(), len(expected)
     content = stream.Weight(Band((tensor,)), 0, scale, wanted)
@@ -93,6 +92,6 @@ def test_a_table_in_int8_stands_after_those_in_fp16(order: int, tmp_path: Path) 
     assert places == {"embedding": (0, "I8"), "embedding.scale": (0, "F16"), "more": (0, "F16")}
     starts = {info.name: info.start for info in read_header(tmp_path, "made")}
     assert max(starts, key=starts.__getitem__) == "embedding"
-    found, (codes, scale, _) = load_file(tmp_path / "made"), quantize.to_integers(values)
+    found, (codes, scale, _) = load_file(tmp_path / "made"), palette.to_integers(values)
     assert np.array_equal(found["embedding"], codes.numpy()) and np.array_equal(found["embedding.scale"], scale.numpy())
     assert np.array_equal(found["more"], others.half().numpy())

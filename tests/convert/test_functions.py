@@ -16,8 +16,7 @@ import pytest
 import templates
 
 from shardmill.convert import package, trace
-from shardmill.convert.functions import by_function, share_places
-from shardmill.convert.package import WEIGHT_FILE
+from shardmill.convert.package import WEIGHT_FILE, by_function, share_places
 from shardmill.convert.plain import convert_plain
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.template import sample
@@ -143,7 +142,7 @@ def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path) -> N
     one, other = (
         sample.program(part, "int8", templates.FOLDER) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3)))
     )
-    from shardmill.convert.template.program import main_block
+    from shardmill.convert.template.pattern import main_block
 
     for op in main_block(other).operations:
         if op.outputs and op.outputs[0].name.startswith("layers_2_mlp_down_proj_weight"):

@@ -11,10 +11,8 @@ from coremltools.proto import MIL_pb2
 from models.tiny_families import SLOTS, tiny_config
 
 from shardmill.convert import trace
-from shardmill.convert.layers import by_layer
-from shardmill.convert.normal import layer_in, layer_out, normal_form, normalise
-from shardmill.convert.template.pattern import StampError
-from shardmill.convert.template.program import check_closed, main_block
+from shardmill.convert.normal import by_layer, layer_in, layer_out, normal_form, normalise
+from shardmill.convert.template.pattern import StampError, check_closed, main_block
 from shardmill.models import family
 from shardmill.models.contract import constants, window_slots
 from shardmill.plan import Part

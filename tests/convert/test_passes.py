@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-from shardmill.convert.passes import WHOLE_STATE_UPDATE
+from shardmill.convert.trace import WHOLE_STATE_UPDATE
 
 SHAPE = (1, 2, 8, 32)
 WHOLE = {"begin": [0, 0, 0, 0], "end": list(SHAPE)}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardmill.convert.quantize import fits_fp16, to_fp16, to_integers
+from shardmill.convert.palette import fits_fp16, to_fp16, to_integers
 
 BITS = {4: 7, 8: 127}  # with their levels
 

@@ -15,7 +15,7 @@ import tiny
 import torch
 from code_writer import write_codes
 
-from shardmill.convert.quantize import to_integers
+from shardmill.convert.palette import to_integers
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import form, matrices

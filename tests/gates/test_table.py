@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shardmill.convert.table import write_table
+from shardmill.convert.stream import write_table
 from shardmill.errors import GateError
 from shardmill.gates import rounding, weights
 from shardmill.gates.measurement import Measurement

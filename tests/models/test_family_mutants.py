@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardmill import plan
-from shardmill.checkpoint.expect import check_tensors
-from shardmill.checkpoint.headers import TensorInfo
+from shardmill.checkpoint.headers import TensorInfo, check_tensors
 from shardmill.errors import CheckpointError
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, Kind, Model

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from unprivileged import unprivileged
 
 from shardmill.cli import app
-from shardmill.convert.template import cache
+from shardmill.convert.template import sample
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import gc, lock
 from shardmill.pipeline.store import TEMPLATES, Store
@@ -87,7 +87,7 @@ def test_templates_of_these_tools_stay_and_those_of_others_go(builds: Path) -> N
     """They belong to no build: whatever is converted next may need them."""
     folder = builds / ".store" / TEMPLATES
     (current,) = gc.current_templates()
-    cache.shared(folder / current, {"kind": 1}, lambda: [b"sample"])
+    sample.shared(folder / current, {"kind": 1}, lambda: [b"sample"])
     (folder / "of other tools").mkdir()
     (folder / "of other tools" / "a.json").write_text("{}")
     (folder / "of an older layout.json").write_text("{}")

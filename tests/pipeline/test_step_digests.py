@@ -26,7 +26,7 @@ REACHED = {
     "split": [
         "shardmill/models/families/phi3.py",
         "shardmill/checkpoint/headers.py",
-        "shardmill/checkpoint/expect.py",
+        "shardmill/checkpoint/headers.py",
         "shardmill/plan.py",
         "shardmill/config/model.py",
     ],
@@ -203,7 +203,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         {"parity_stack", "benchmark"},
     ),
     "the converter": ("shardmill/convert/stamped.py", "", "\nx = 1\n", {"convert"}),
-    "the embedding": ("shardmill/convert/table.py", "", "\nx = 1\n", {"embedding"}),
+    "the embedding": ("shardmill/convert/stream.py", "", "\nx = 1\n", {"embedding"}),
     "a primitive": ("shardmill/models/primitives.py", "", "\nx = 1\n", {"convert"}),
     "the family": ("shardmill/models/families/phi3.py", "", "\nx = 1\n", {"split"}),
     "the host's masks": ("shardmill/models/host.py", "", "\nx = 1\n", {"parity", "parity_stack", "benchmark"}),

@@ -17,7 +17,7 @@ from shardmill.models.hf_config import load_hf_config
 from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import Part
 from shardmill.precision import calibration
-from shardmill.precision.matrices import Matrix, matrices
+from shardmill.precision.calibration import Matrix, calibrated_matrices
 from shardmill.precision.original import Original, original
 
 SLOTS, WINDOWS, HELD = 64, 3, 1
@@ -37,9 +37,9 @@ class Case:
     def edge(self, part: Part) -> calibration.Edges:
         return calibration.read_edges(self.edges, part.start if part.kind == "layers" else self.model.layers)
 
-    def matrices(self, part: Part) -> Iterator[Matrix]:
+    def calibrated_matrices(self, part: Part) -> Iterator[Matrix]:
         edge = self.edge(part)
-        return matrices(part, self.source, self.model, edge.seen, edge.held)
+        return calibrated_matrices(part, self.source, self.model, edge.seen, edge.held)
 
 
 def write_case(name: str, folder: Path) -> Case:

@@ -11,7 +11,7 @@ import pytest
 from shardmill.errors import ConfigError
 from shardmill.forms.form import stored_bytes
 from shardmill.plan import Part
-from shardmill.precision.budget import searched
+from shardmill.precision.search import searched
 
 SHAPES = {f"layers.{i}.{name}.weight": (64, 128) for i in range(4) for name in ("q", "down")} | {"layers.0.norm": (64,)}
 HEAD = {"lm_head.weight": (96, 64)}

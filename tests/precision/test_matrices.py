@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from shardmill.precision import observe
-from shardmill.precision.sensitivity import Costs, Known, as_stored
-from shardmill.precision.windows import windows
+from shardmill.precision import calibration
+from shardmill.precision.original import windows
+from shardmill.precision.part_costs import Costs, Known, as_stored
 
 from .cases import HELD, WINDOWS, Case, in_memory
 
@@ -39,10 +39,10 @@ def inputs(case: Case, name: str) -> Tensor:
 def test_every_matrix_comes_once_with_the_inputs_that_its_module_has(case: Case) -> None:
     for part in case.parts:
         found = list(case.matrices(part))
-        assert [m.path for m in found] == list(observe.sites(part))
+        assert [m.path for m in found] == list(calibration.sites(part))
         for m in found:
             assert m.hessian is not None, m.path
-            name = "lm_head" if part.kind == "head" else observe.module_of(m.blocks)
+            name = "lm_head" if part.kind == "head" else calibration.module_of(m.blocks)
             expected = inputs(case, name)
             assert (m.hessian - expected).abs().max() < 2e-4 * expected.abs().max(), m.path
 

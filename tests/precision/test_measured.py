@@ -17,10 +17,9 @@ from shardmill.forms.form import form, matrices
 from shardmill.gates import weights
 from shardmill.plan import Part
 from shardmill.precision import measured as module
-from shardmill.precision.as_forms import FormWeights
 from shardmill.precision.measured import measured, write_original
-from shardmill.precision.part_codes import rounded, write_part_codes
-from shardmill.precision.sensitivity import as_stored
+from shardmill.precision.part_codes import FormWeights, rounded, write_part_codes
+from shardmill.precision.part_costs import as_stored
 
 from .cases import Case, in_memory, write_case
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from shardmill.convert import palette
 from shardmill.forms.form import form
-from shardmill.precision.palettes import palettised
-from shardmill.precision.quantisers import error
+from shardmill.precision.quantisers import error, palettised
 
 ROWS, COLUMNS = 32, 48
 
@@ -90,7 +89,7 @@ def test_few_numbers_are_kept_as_they_are_and_unseen_inputs_do_not_matter() -> N
 THREADS = """
 import hashlib, sys, torch
 from shardmill.forms.form import form
-from shardmill.precision.palettes import palettised
+from shardmill.precision.quantisers import palettised
 torch.set_num_threads(int(sys.argv[1]))
 at = torch.Generator().manual_seed(3)
 found = palettised(torch.randn(256, 512, generator=at), form("palette6/32"), torch.rand(512, generator=at))

@@ -14,8 +14,8 @@ from shardmill.plan import Part
 from shardmill.precision import part_costs
 from shardmill.precision.original import Original, original
 from shardmill.precision.part_codes import write_part_codes
+from shardmill.precision.part_costs import Costs, as_stored
 from shardmill.precision.quantisers import Codes
-from shardmill.precision.sensitivity import Costs, as_stored
 
 from .cases import SLOTS, Case
 

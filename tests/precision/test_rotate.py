@@ -20,7 +20,7 @@ from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.convert.weights import read_info
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates.parity import relative_error
-from shardmill.precision import rotatable
+from shardmill.precision import rotate as precision_rotate
 from shardmill.precision.rotate import rotate
 
 ROTATED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite")
@@ -40,8 +40,8 @@ def test_transformers_computes_the_same_with_other_weights(family: str, tmp_path
     assert rotate(source, tmp_path / "rotated") < 1e-5
     assert relative_error(logits(tmp_path / "rotated"), logits(source)) < 1e-5
     before, after = read_tensors(source), read_tensors(tmp_path / "rotated")
-    assert set(after) == set(before) | {rotatable.HEAD}
-    for name in set(before) - {rotatable.HEAD}:
+    assert set(after) == set(before) | {precision_rotate.HEAD}
+    for name in set(before) - {precision_rotate.HEAD}:
         if name.endswith("weight") and not name.endswith(("q_norm.weight", "k_norm.weight")):
             old, new = read_info(before[name], source), read_info(after[name], tmp_path / "rotated")
             assert not torch.equal(old.float(), new), name
@@ -127,7 +127,7 @@ def test_what_is_no_checkpoint_is_named_once(tmp_path: Path) -> None:
 def test_a_wrong_rotation_leaves_nothing(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformers' logits are compared, so neither a mistake of ours nor a model of other norms gets through."""
     source = write_tiny("qwen3", tmp_path / "source")
-    monkeypatch.setattr(rotatable, wrong, lambda tensor, *_: tensor.float())
+    monkeypatch.setattr(precision_rotate, wrong, lambda tensor, *_: tensor.float())
     with pytest.raises(GateError, match="can't be rotated exactly"):
         rotate(source, tmp_path / "rotated")
     assert [file.name for file in tmp_path.iterdir()] == ["source"]

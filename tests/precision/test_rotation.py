@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from shardmill.precision.rotation import rotated, rotated_outputs
+from shardmill.precision.rotate import rotated, rotated_outputs
 
 WIDTHS = (1, 6, 15, 64, 96, 640, 896, 1024)
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardmill.precision import spooled
-from shardmill.precision.spooled import write_spooled
+from shardmill.precision import part_codes
+from shardmill.precision.part_codes import write_spooled
 
 TENSORS = {
     "layers.1.b.int4.codes": torch.arange(-7, 8, dtype=torch.int8).reshape(5, 3),  # an odd number of bytes
@@ -28,7 +28,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 24])
 def test_it_is_what_safetensors_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(spooled, "PIECE", piece)
+    monkeypatch.setattr(part_codes, "PIECE", piece)
     errors = json.dumps({"layers.0.a": {"int4": 0.25}, "é": {}}, sort_keys=True)
     write_spooled(tmp_path / "ours", TENSORS.items(), lambda: {"errors": errors})
     save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, tmp_path / "theirs", {"errors": errors})

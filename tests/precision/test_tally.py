@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from shardmill.precision.tally import CLEAR, Figures, Tally
+from shardmill.precision.measured import CLEAR, Figures, Tally
 
 N, VOCAB = 40, 500
 

@@ -17,7 +17,8 @@ import pytest
 from huggingface_hub import ModelCard
 from pipeline import made
 
-from shardmill.checkpoint import hashing, hub_listing
+from shardmill.checkpoint import hashing
+from shardmill.checkpoint import hub as checkpoint_hub
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.release.leaks import check_leaks
@@ -37,7 +38,7 @@ WISH = Wish(REPO, license="apache-2.0")
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreHub]:
     with running() as hub:
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        access = hub_listing.HubAccess
+        access = checkpoint_hub.HubAccess
         fields = (hub.endpoint, tmp_path / "hub", None)
         monkeypatch.setattr(access.__init__, "__defaults__", fields)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -10,10 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardmill.convert.layers import STATE
-from shardmill.convert.normal import Normal, Shared, normal_form
-from shardmill.convert.template.pattern import REMEDY, Pattern, Place, StampError, fit
-from shardmill.convert.template.program import Sample, check_closed, main_block, main_function
+from shardmill.convert.normal import STATE, Normal, Shared, normal_form
+from shardmill.convert.template.pattern import (
+    REMEDY,
+    Pattern,
+    Place,
+    Sample,
+    StampError,
+    check_closed,
+    fit,
+    main_block,
+    main_function,
+)
 
 
 @dataclass(frozen=True)

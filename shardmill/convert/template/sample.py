@@ -7,21 +7,74 @@ a cache folder shared by all models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fcntl
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from shardmill.convert.normal import has_normal_form
-from shardmill.convert.template.cache import shared
 from shardmill.convert.template.kinds import LayerTemplate, compose, fit_layer
-from shardmill.convert.template.pattern import FIRST
-from shardmill.convert.template.program import Sample, Template, fit_template
+from shardmill.convert.template.pattern import FIRST, Sample, Template, fit_template
+from shardmill.files import digest, load_json, write_json
 from shardmill.models.architecture import Graph, Kind
 from shardmill.models.calls import FIXED, Calls
 from shardmill.models.contract import constants, inputs
 from shardmill.plan import Part
+
+
+def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[bytes]:
+    """The samples of a kind: those that are kept, else what `make` gives.
+
+    Args:
+        cache: a folder for samples that the present tools make.
+        kind: plain data.
+        make: makes them.
+    """
+    file = cache / f"{digest(kind)}.json"
+    specs = read(file)
+    if specs is None:
+        with locked(file.with_suffix(".lock")):
+            specs = read(file)
+            if specs is None:
+                specs = make()
+                write(file, specs)
+    return specs
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Holds a lock that ends with its process, and waits for it as long as it takes."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def write(file: Path, specs: list[bytes]) -> None:
+    """Keeps samples, with the sha256 by which they are known to be whole."""
+    content = {"sha256": _checksum(specs), "samples": [b64encode(spec).decode() for spec in specs]}
+    write_json(file, content)
+
+
+def read(file: Path) -> list[bytes] | None:
+    """Samples that were kept, None where there are none or they are damaged."""
+    try:
+        content = load_json(file)
+        specs = [b64decode(sample) for sample in content["samples"]]
+        return specs if content["sha256"] == _checksum(specs) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _checksum(specs: list[bytes]) -> str:
+    """sha256 of samples."""
+    return hashlib.sha256(b"".join(hashlib.sha256(spec).digest() for spec in specs)).hexdigest()
+
 
 # Primes, so that no number is a multiple of two of them. Not under 10: smaller arrays are not kept in the weight file.
 WIDTHS = (
@@ -128,7 +181,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     import torch
 
     from shardmill.convert import package, trace
-    from shardmill.convert.placing import clear_inline
+    from shardmill.convert.codes import clear_inline
 
     kinds = bare.kinds * times
     start, end = {"head": (0, small["rows"]), "experts": (0, bare.end)}.get(bare.kind, (FIRST, FIRST + len(kinds)))

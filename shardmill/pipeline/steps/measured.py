@@ -40,9 +40,9 @@ def task(
     pieces = [plans.load_part(part) for part in parts]
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.precision.as_forms import FormWeights
         from shardmill.precision.measured import measured
         from shardmill.precision.original import original
+        from shardmill.precision.part_codes import FormWeights
 
         source, prefix = source_folder(record), content["prefix"]
         held = [

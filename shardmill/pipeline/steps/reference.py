@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import read_header
-from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.checkpoint.layout import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
 from shardmill.models import ENCODER

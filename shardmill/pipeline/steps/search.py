@@ -25,7 +25,7 @@ def task(parts: list[Path], costs: list[Artifact], settings: Mapping[str, Any] |
     forms, points = settings["forms"], settings["measured"]
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.precision.budget import searched
+        from shardmill.precision.search import searched
 
         pieces = [plan.load_part(part) for part in parts]
         rows = [read_json(cost.path)["matrices"] for cost in costs]

@@ -75,9 +75,8 @@ def split(
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
     """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
     from shardmill import topology, traffic
-    from shardmill.checkpoint.expect import check_tensors, check_tied
     from shardmill.checkpoint.hashing import scan_checkpoint
-    from shardmill.checkpoint.headers import read_tensors
+    from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
     from shardmill.models.described import described
     from shardmill.models.hf_config import load_hf_config

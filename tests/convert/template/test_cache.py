@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.convert.template import cache
+from shardmill.convert.template import sample
 
 KIND = {"kind": "layers", "tokens": 4}
 SAMPLES = [b"one\x00", b"two"]
@@ -21,9 +21,9 @@ def never() -> list[bytes]:
 
 
 def test_samples_are_made_once_for_each_kind(tmp_path: Path) -> None:
-    assert cache.shared(tmp_path, KIND, lambda: SAMPLES) == SAMPLES
-    assert cache.shared(tmp_path, dict(reversed(KIND.items())), never) == SAMPLES
-    assert cache.shared(tmp_path, KIND | {"tokens": 1}, lambda: [b"other"]) == [b"other"]
+    assert sample.shared(tmp_path, KIND, lambda: SAMPLES) == SAMPLES
+    assert sample.shared(tmp_path, dict(reversed(KIND.items())), never) == SAMPLES
+    assert sample.shared(tmp_path, KIND | {"tokens": 1}, lambda: [b"other"]) == [b"other"]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_samples_are_made_once_for_each_kind(tmp_path: Path) -> None:
     ids=["cut short", "empty", "something else", "another sample", "another sha256"],
 )
 def test_damaged_samples_are_made_again(damage: object, tmp_path: Path) -> None:
-    cache.shared(tmp_path, KIND, lambda: SAMPLES)
+    sample.shared(tmp_path, KIND, lambda: SAMPLES)
     (file,) = tmp_path.rglob("*.json")
     whole = file.read_text()
     file.write_text(damage(whole))  # type: ignore[operator]
     assert file.read_text() != whole
     made: list[int] = []
-    assert cache.shared(tmp_path, KIND, lambda: made.append(1) or SAMPLES) == SAMPLES  # type: ignore[func-returns-value]
+    assert sample.shared(tmp_path, KIND, lambda: made.append(1) or SAMPLES) == SAMPLES  # type: ignore[func-returns-value]
     assert (made, file.read_text()) == ([1], whole)
 
 

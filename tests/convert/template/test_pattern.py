@@ -7,8 +7,19 @@ from coremltools.proto import MIL_pb2, Model_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.convert.template.pattern import FIRST, Place, StampError, fit, fit_name, fit_value
-from shardmill.convert.template.program import Sample, check_closed, fit_template, main_block, sequences
+from shardmill.convert.template.pattern import (
+    FIRST,
+    Place,
+    Sample,
+    StampError,
+    check_closed,
+    fit,
+    fit_name,
+    fit_template,
+    fit_value,
+    main_block,
+    sequences,
+)
 
 A, B = {"hidden": 37, "ffn": 53}, {"hidden": 41, "ffn": 59}
 SEEN = [Place(1, 3, FIRST + 1, A), Place(1, 4, FIRST + 1, B), Place(2, 4, FIRST + 2, B)]
