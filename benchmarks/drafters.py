@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.bench.replay import replay_output
+from shardmill.bench.prompts import replay_output
 from shardmill.decode.drafters import BY_ITSELF, PLAIN, Draft, Drafter, RequestInfo, create_drafter
 
 LOOKUP = "prompt lookup"

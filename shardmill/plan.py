@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
-from shardmill.models.calls import HOST, Calls
 from shardmill.models.contract import Blueprint, constants, model_constants, table_constants, window_slots
-from shardmill.models.interface import interface
+from shardmill.models.interface import HOST, Calls, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config

@@ -22,9 +22,8 @@ from portable_coreml.judge.placement.limits import (
 from shardmill.convert.blob import ALIGNMENT, SMALLEST
 from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
-from shardmill.forms.budget import unreachable
 from shardmill.forms.form import FP16, INT8, MATRIX, form
-from shardmill.forms.recipe import Recipe
+from shardmill.forms.recipe import Recipe, unreachable
 from shardmill.models.architecture import Architecture, Experts, Model, with_experts
 from shardmill.models.contract import RING, Blueprint, constants, most_tokens, whole_blueprint, window_slots
 from shardmill.models.layer_constants import Shape

@@ -11,7 +11,7 @@ import tiny
 
 from shardmill.convert.stamped import convert_stamped
 from shardmill.machine import load_programs_as
-from shardmill.models.calls import EACH
+from shardmill.models.interface import EACH
 from shardmill.runtime.bundles import compile_package
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place

@@ -6,13 +6,175 @@ for a builder's own parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from importlib import metadata
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
+from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import shardmill
 from shardmill import regular
 from shardmill.errors import UnreadableError
-from shardmill.files import SEAL, digest, dumps, read_json
+from shardmill.files import SEAL, digest, dumps, parse_json, read_json
+
+HOME = "https://github.com/shardmill/shardmill"
+PAGE = f"{HOME}/blob/main/docs/attestations.md"
+BUILD_TYPE = f"{PAGE}#build-type-v1"
+BUILDER = f"{PAGE}#builder"
+
+
+OURS = ("shardmill", "portable-coreml")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def interpreter() -> dict[str, Any]:
+    """The Python that ran."""
+    name = platform.python_implementation().lower()
+    return {"name": name, "uri": str(PackageURL("generic", None, name, platform.python_version()))}
+
+
+def packages(deciding: Iterable[str]) -> list[dict[str, Any]]:
+    """A resource descriptor of each package that is installed here and needed, by name.
+
+    Args:
+        deciding: packages whose versions decide bytes; they are marked.
+    """
+    marked = {canonicalize_name(name) for name in deciding}
+    rows = []
+    for name in sorted(_needed({*marked, *OURS})):
+        row: dict[str, Any] = {"name": name, "uri": _package_url(name, metadata.version(name))}
+        found = _wheel_hash(name)
+        if found:
+            row["digest"] = {"sha256": found}
+        if name in marked:
+            row["annotations"] = {"decides": "bytes"}
+        rows.append(row)
+    return rows
+
+
+def _package_url(name: str, version: str) -> str:
+    """pkg:pypi/NAME@VERSION."""
+    return str(PackageURL("pypi", None, name, version))
+
+
+def versions(dependencies: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Versions by name of the Python packages among resolved dependencies."""
+    urls = [PackageURL.from_string(row["uri"]) for row in dependencies if row.get("uri", "").startswith("pkg:pypi/")]
+    return {url.name: str(url.version) for url in urls}
+
+
+def installed(name: str) -> str:
+    """The version of a package that is installed here; empty for none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _needed(roots: Iterable[str]) -> set[str]:
+    """What is installed of these packages and of all that they need here."""
+    found: set[str] = set()
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and installed(name):
+            found.add(name)
+            waiting += _requirements(name)
+    return found
+
+
+def _requirements(name: str) -> Iterator[str]:
+    for requirement in map(Requirement, metadata.requires(name) or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield canonicalize_name(requirement.name)
+
+
+def _wheel_hash(name: str) -> str:
+    """sha256 of the archive that a package was installed from, where the installer wrote it down (PEP 610)."""
+    text = metadata.distribution(name).read_text("direct_url.json")
+    try:
+        found = str(parse_json(text or "{}")["archive_info"]["hashes"]["sha256"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return found if SHA256.fullmatch(found) else ""
+
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT_FILE = "workflow/commit.txt"  # the build of a wheel writes it; see hatch_build.py
+
+
+def workflow() -> dict[str, Any]:
+    """A resource descriptor of the code that runs; without a commit where none is known."""
+    row: dict[str, Any] = {"name": "workflow", "uri": _package_url("shardmill", shardmill.__version__)}
+    package = Path(shardmill.__file__).parent
+    commit, modified = _of_clone(package.parent) or (_of_wheel(package), False)
+    if COMMIT.fullmatch(commit):
+        row |= {"uri": f"git+{HOME}@{commit}", "digest": {"gitCommit": commit}}
+    if modified:
+        row["annotations"] = {"modified": "files differ from the commit's"}
+    return row
+
+
+def _of_clone(folder: Path) -> tuple[str, bool] | None:
+    """The commit of a clone and whether its files are other than the commit's; None where there is no clone."""
+    if not (folder / ".git").exists():
+        return None
+    try:
+        return _git(folder, "rev-parse", "HEAD"), bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):  # no git here, or a clone of somebody else
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ("git", "-C", str(folder), *words)
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def _of_wheel(package: Path) -> str:
+    file = package / COMMIT_FILE
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+
+
+PATHS: tuple[tuple[str, ...], ...] = (  # keys of a config that name a file or a folder
+    ("source", "path"),
+    ("convert", "precision"),
+    ("convert", "calibration", "text"),
+    ("parity", "text"),
+    ("benchmark", "text"),
+    ("benchmark", "task_prompts"),
+)
+
+
+def parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole config without what is not set. Paths that lead out of the project are cut to their last name."""
+    chosen = _without_unset(settings)
+    for *sections, key in PATHS:
+        held = reduce(lambda found, section: found.get(section) or {}, sections, chosen)  # `benchmark` may be false
+        if key in held:
+            held[key] = _public(held[key])
+    return chosen
+
+
+def _without_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_unset(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if value is not None
+    }
+
+
+def _public(path: str) -> str:
+    pure = PurePosixPath(path)
+    outside = pure.is_absolute() or PurePath(path).is_absolute() or ".." in pure.parts or path.startswith("~")
+    return pure.name if outside else path
+
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
@@ -66,3 +228,29 @@ def read_provenance(path: Path) -> dict[str, Any]:
     if not whole:
         raise UnreadableError(f"{path}: can't be read (damaged: not what was written); remove it and build again")
     return dict(content)
+
+
+def gate_statement(
+    name: str, sha256: str, verdict: Mapping[str, Any], subjects: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """What one gate said.
+
+    Args:
+        name: the verdict's path in the build, without its ending: "parity/head_0".
+        sha256: of the verdict's file.
+        verdict: its content.
+        subjects: (path, sha256) of the files that the gate judged.
+    """
+    rows = verdict["gate"]
+    tests = {passed: [f"{name}.{row['name']}" for row in rows if row["passed"] is passed] for passed in (True, False)}
+    notes: dict[str, Any] = {"evidence": verdict.get("evidence", "measured")}
+    notes |= {key: verdict[key] for key in ("engine", "witness", "not_run") if verdict.get(key)}
+    notes["thresholds"] = {row["name"]: row["threshold"] for row in rows}
+    predicate: dict[str, Any] = {
+        "result": "FAILED" if tests[False] else "PASSED",
+        "configuration": [{"name": f"{name}.json", "digest": {"sha256": sha256}, "annotations": notes}],
+        "passedTests": tests[True],
+    }
+    if tests[False]:
+        predicate["failedTests"] = tests[False]
+    return statement(TEST_RESULT, subjects, predicate)

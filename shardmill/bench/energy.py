@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill.bench.client import Joules
+from shardmill.bench.server import Joules
 from shardmill.lane.energy import COMMAND, counted
 
 POWERCAP = Path("/sys/class/powercap")

@@ -10,7 +10,50 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill import regular
+from shardmill.decode import Drafter
+from shardmill.decode.verify import agreement
 from shardmill.errors import ShardmillError
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Drafted and accepted tokens per pass."""
+
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def decoded(self) -> int:
+        """Return the number of tokens from passes: each gives its accepted drafts and one more."""
+        return sum(self.accepted) + len(self.accepted)
+
+
+def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
+    """Replay a whole request; see `replay_output`."""
+    drafter.reset(prompt)
+    found = replay_output(drafter, prompt, output, most)
+    drafter.finish()
+    return found
+
+
+def replay_output(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
+    """Replay `output`, whose first token comes from the prefill, with at most `most` drafts a pass."""
+    drafter.observe(output[:1], 0)
+    context = [*prompt, output[0]]
+    drafted, accepted = [], []
+    done = 1
+    while done < len(output):
+        limit = min(most, len(output) - done - 1)
+        draft = drafter.propose(context, limit).tokens if limit else ()
+        right = agreement(draft, output[done:])
+        emitted = output[done : done + right + 1]
+        drafter.observe(emitted, right)
+        context += emitted
+        done += len(emitted)
+        drafted.append(len(draft))
+        accepted.append(right)
+    return Replay(tuple(drafted), tuple(accepted))
+
 
 Encode = Callable[[str], Sequence[int]]
 

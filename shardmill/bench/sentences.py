@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from shardmill import machine
-from shardmill.bench.conditions import Say, conditions
 from shardmill.bench.energy import Meter, meter
 from shardmill.bench.prompts import read
+from shardmill.bench.speed import Say, conditions
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
 from shardmill.models.buckets import packed

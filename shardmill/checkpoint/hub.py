@@ -122,7 +122,7 @@ def resolved(repo: str, revision: str | None, access: HubAccess) -> str:
     return str(commit)
 
 
-def list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[str, RemoteFile]:
+def _list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[str, RemoteFile]:
     """The repository's files at a commit by name; from the cache where it has them, as a commit never changes.
 
     Args:
@@ -191,7 +191,7 @@ def download(
         commit = pinned(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / commit
-        listing = list_files(repo, commit, folder, access)
+        listing = _list_files(repo, commit, folder, access)
         texts = [listing[name] for name in text_files(listing)]
         for file in texts:
             _check_small(repo, file)
@@ -219,7 +219,7 @@ def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
         commit = pinned(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / commit
-        listing = list_files(repo, commit, folder, access)
+        listing = _list_files(repo, commit, folder, access)
         if CONFIG not in listing:
             raise CheckpointError(f"{repo}@{commit[:7]}: holds no {CONFIG}; choose a repository in its own layout")
         _check_small(repo, listing[CONFIG])
@@ -241,7 +241,7 @@ def download_all(
         commit = resolved(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / commit
-        files = [file for name, file in list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]
+        files = [file for name, file in _list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]
         _check_space(folder, files)
 
         def bring(file: RemoteFile, stop: Event) -> FileState | None:

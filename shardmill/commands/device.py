@@ -53,7 +53,7 @@ def import_(
     ] = None,
 ) -> None:
     """Store a result beside the build that was measured. The next `snakemake all` shows it in the report."""
-    from shardmill.device.importing import import_result
+    from shardmill.device.recording import import_result
 
     for target, evidence in import_result(file, builds or _builds()):
         counts = Counter(line["status"] for line in evidence.lines.values())

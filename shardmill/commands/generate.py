@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardmill.runtime.label import Labelled, Reader
 
 
-def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     """Reads the text to continue.
 
     Args:
@@ -36,7 +36,7 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise typer.BadParameter("give the text to continue with either --prompt or --prompt-file")
     if prompt is not None:
         return checked_text(prompt, "the prompt")
-    return read_stdin() if prompt_file == "-" else read_text(Path(str(prompt_file)))
+    return _read_stdin() if prompt_file == "-" else read_text(Path(str(prompt_file)))
 
 
 def read_text(file: Path) -> str:
@@ -66,7 +66,7 @@ def checked_text(text: str, what: str) -> str:
     return text
 
 
-def read_stdin() -> str:
+def _read_stdin() -> str:
     """Reads standard input. Raises ShardmillError where it is not UTF-8."""
     try:
         return checked_text(sys.stdin.read(), "standard input")
@@ -274,7 +274,7 @@ def generate(
 
     check_drafter(drafter, draft_build)
     check_policy(policy)
-    text = read_prompt(prompt, prompt_file)
+    text = _read_prompt(prompt, prompt_file)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     manifest = read_manifest(build)
     if draft_build is not None:
@@ -324,7 +324,7 @@ def label(
     if file is None:
         content = checked_text(str(text), "the text")
     else:
-        content = read_stdin() if file == "-" else read_text(Path(file))
+        content = _read_stdin() if file == "-" else read_text(Path(file))
     with quiet_coremltools():
         reader = reading.load(build, precision)
     if redact and reader.classifies:

@@ -13,7 +13,7 @@ import typer
 from shardmill.commands.arguments import size
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
-from shardmill.models.calls import FIXED, RANGE
+from shardmill.models.interface import FIXED, RANGE
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,7 @@ import typer
 
 from shardmill.commands.arguments import Build, size
 from shardmill.commands.generate import read_text
-from shardmill.forms.costly import WORST, costliest
+from shardmill.forms.recipe import WORST, costliest
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest
 

@@ -16,7 +16,7 @@ from shardmill.printable import one_line
 
 if TYPE_CHECKING:
     from shardmill.release.compare import Difference
-    from shardmill.release.proof import Proof
+    from shardmill.release.verify import Proof
 
 
 def sign(
@@ -47,8 +47,8 @@ def verify(
     """
     from shardmill.checkpoint.hashing import hash_file
     from shardmill.pipeline.audit import ATTESTATION
-    from shardmill.release.keys import read_public
-    from shardmill.release.proof import prove
+    from shardmill.release.sign import read_public
+    from shardmill.release.verify import prove
 
     proof = prove(build, [read_public(file) for file in key or ()])
     for name, what in proof.wrong[:SHOWN]:
@@ -136,9 +136,9 @@ def pull(
 
     Every command that takes a build folder takes hf:OWNER/NAME[@REVISION] as well.
     """
-    from shardmill.release.keys import read_public
     from shardmill.release.pull import address
     from shardmill.release.pull import pull as pull_build
+    from shardmill.release.sign import read_public
 
     typer.echo(pull_build(address(repo), out, [read_public(file) for file in key or ()]))
 

@@ -2,19 +2,218 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Discriminator, Field, StrictInt, Tag
+from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag
 from pydantic.dataclasses import dataclass
 
-from shardmill.config.convert import Convert
-from shardmill.config.sections import STRICT, Auto, Benchmark, Head, Index, Parity, Program, Source, Tokens, alternative
 from shardmill.errors import ConfigError
-from shardmill.forms.form import INT4, INT8
-from shardmill.forms.recipe import SEARCH
+from shardmill.forms.form import FP16, INT4, INT8
+from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
-from shardmill.models.calls import Calls, calls
+from shardmill.models.interface import Calls, calls
 from shardmill.pydantic_errors import GIVEN, NAMED
+
+STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+Drafter = Literal["none", "ngram", "suffix", "learned"]  # those of shardmill.decode that need no second build
+DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
+Index = Annotated[StrictInt, Field(ge=0)]
+Positive = Annotated[StrictInt, Field(ge=1)]
+Auto = Literal["auto"]
+
+
+def _alternative(value: object) -> str:
+    """Which form a setting has that can be left to shardmill."""
+    return "auto" if value == "auto" else GIVEN
+
+
+Slices = Annotated[
+    Annotated[StrictInt, Field(ge=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")], Discriminator(_alternative)
+]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Source:
+    """Where the checkpoint comes from: a folder, or a Hugging Face repository at a pinned commit."""
+
+    path: Annotated[str | None, Field(description="Folder in Hugging Face layout, relative to the project.")] = None
+    repo: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub.")] = None
+    revision: Annotated[str | None, Field(description="Commit of the repository, 40 hexadecimal digits.")] = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Tokens:
+    """How many tokens one pass may carry."""
+
+    max: Annotated[
+        StrictInt,
+        Field(ge=1, le=64, description="Upper bound of RangeDim T, by which prompts are fed; the lower bound is 1."),
+    ] = 4
+    verify: Annotated[
+        Positive | None, Field(description="Most tokens of a decode pass, drafts included; as max, but at most 8.")
+    ] = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Program:
+    """The form of the programs; which tokens are said is the same in each."""
+
+    shapes: Annotated[
+        Literal["range", "fixed", "enumerated"],
+        Field(
+            description="range: one function takes any pass; fixed: a function for each width, weights stored once; "
+            "enumerated: one function takes passes of any of the widths."
+        ),
+    ] = "range"
+    state: Annotated[
+        Literal["graph", "host"],
+        Field(description="graph: programs keep keys and values; host: they get them, and give the new rows."),
+    ] = "graph"
+    contexts: Annotated[
+        tuple[Positive, ...],
+        Field(
+            max_length=8,  # every one is a function for each width, which a device compiles and the gates run
+            description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed.",
+        ),
+    ] = ()
+    bundles: Annotated[
+        Literal["one", "each"],
+        Field(description="one: a compiled bundle holds all functions of a program; each: a bundle for each of them."),
+    ] = "one"
+    reshape_frequency: Annotated[
+        Literal["infrequent", "frequent"],
+        Field(
+            description="How often Core ML is told that the shape of a pass changes (its hint reshapeFrequency), where "
+            "one function takes several: infrequent: optimise for each shape; frequent: for changes between them."
+        ),
+    ] = "infrequent"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Head:
+    """The LM head."""
+
+    slices: Annotated[
+        Slices, Field(description="Programs the vocabulary is cut into, of equal size; auto: as few as fit.")
+    ] = "auto"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Parity:
+    """What the parity gates run on."""
+
+    text: Annotated[str, Field(description="Text file whose tokens are fed.")] = "resources/text/parity.txt"
+    positions: Annotated[StrictInt, Field(ge=8, description="Tokens compared, from the start of the text.")] = 64
+    perplexity_positions: Annotated[StrictInt, Field(ge=8, description="Tokens for KL, top-1 and perplexity.")] = 256
+
+
+@dataclass(frozen=True, config=STRICT)
+class Benchmark:
+    """What the benchmark measures: every drafter on the text tiled to each length, and on every task's prompts."""
+
+    text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = "resources/text/code.txt"
+    prompt_tokens: Annotated[
+        tuple[Annotated[StrictInt, Field(ge=1)], ...],
+        Field(min_length=1, description="Prompt lengths; those that the context has no room for are not run."),
+    ] = (100, 200, 372, 800)
+    task_prompts: Annotated[str, Field(description="Folder with a folder of prompts per task.")] = "resources/tasks"
+    tasks: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...],
+        Field(description="Tasks to measure, by the folders in task_prompts; none where empty."),
+    ] = ("code_edit", "summary", "question", "copying", "free_text")
+    prompts_per_task: Annotated[
+        StrictInt, Field(ge=1, description="Prompts of each task, in the order of their names.")
+    ] = 3
+    drafters: Annotated[
+        tuple[Drafter, ...],
+        Field(min_length=1, description="Each is measured against T = 1; none is T = 1 against itself."),
+    ] = DRAFTERS
+    new_tokens: Annotated[StrictInt, Field(ge=2, description="Tokens generated per request.")] = 80
+    repetitions: Annotated[
+        StrictInt, Field(ge=1, description="Pairs of requests per prompt and drafter, of which the median counts.")
+    ] = 5
+
+
+@dataclass(frozen=True, config=STRICT)
+class Calibration:
+    """The text by which codes and forms are chosen."""
+
+    text: Annotated[str, Field(description="UTF-8 text: quantisers see its first half, the search its second.")]
+    seen: Annotated[Positive, Field(description="Windows of the first half that quantisers see.")] = 16
+    held: Annotated[Positive, Field(description="Windows of the second half by which costs are measured.")] = 2
+    window: Annotated[Positive, Field(ge=8, description="Tokens of a window.")] = 512
+
+
+@dataclass(frozen=True, config=STRICT)
+class Budget:
+    """What the search keeps to: one of these."""
+
+    perplexity: Annotated[
+        float | None,
+        Field(
+            gt=1.0, le=1.2, description="The perplexity's most growth as a factor, 1.03 say; no gate allows over 1.2."
+        ),
+    ] = None
+    bytes_per_token: Annotated[
+        Positive | None, Field(le=1 << 53, description="The most bytes of weights that a pass may read.")
+    ] = None
+    bits_per_weight: Annotated[
+        float | None,
+        Field(gt=0.0, le=16.0, description="The most bits of a matrix' number on average, scales included."),
+    ] = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Search:
+    """What the search chooses from, and how its estimates are checked."""
+
+    forms: Annotated[
+        tuple[str, ...],
+        Field(min_length=1, description="Those that a matrix may have: fp16, int8, int4, palette4, palette6/16 say."),
+    ] = (INT4, INT8)
+    measured: Annotated[
+        Index,
+        Field(
+            le=100,
+            description="How many points of the front are measured for the report, besides the choice; 0 for none.",
+        ),
+    ] = 5
+    windows: Annotated[
+        Positive, Field(description="Windows that these are measured on, after the calibration's held ones.")
+    ] = 4
+
+
+@dataclass(frozen=True, config=STRICT)
+class Convert:
+    """How programs are made."""
+
+    method: Annotated[
+        Literal["stamped", "plain"],
+        Field(description="stamped: one template per layer graph, weights streamed; plain: all by coremltools."),
+    ] = "stamped"
+    precision: Annotated[
+        str,
+        Field(
+            description="fp16, int8, int4 (with the head in int8); search; or a recipe, each matrix' form: a JSON file."
+        ),
+    ] = "int8"
+    calibration: Annotated[
+        Calibration | None, Field(description="The text that int4 codes are fitted to; without it they are rounded.")
+    ] = None
+    budget: Annotated[Budget | None, Field(description="What `precision: search` keeps to.")] = None
+    search: Annotated[Search, Field(description="How `precision: search` goes about it.")] = Search()
+    embedding: Annotated[
+        Literal["fp16", "int8"], Field(description="The host's table of tokens; int8 has a scale for each row.")
+    ] = "fp16"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The forms by which a build is planned: until a search has chosen, the largest that it may take."""
+        if self.precision == SEARCH:
+            return Recipe(FP16 if FP16 in self.search.forms else INT8)
+        return recipe(self.precision)
+
 
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 BUCKETS = (128, 512)  # of an encoder whose config leaves them open
@@ -33,7 +232,7 @@ def _measured(value: object) -> str:
 # One that is left open is settled by what the model's config.json says, see shardmill.pipeline.settle.
 Topology = Annotated[
     Annotated[tuple[Layers, ...], Field(min_length=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")],
-    Discriminator(alternative),
+    Discriminator(_alternative),
 ]
 Experts = Annotated[
     Annotated[StrictInt, Field(ge=1), Tag(GIVEN)] | Annotated[Literal["dense", "routed"], Tag(NAMED)],
@@ -47,7 +246,7 @@ Measured = Annotated[
 Sizes = Annotated[
     Annotated[tuple[Annotated[StrictInt, Field(ge=1, le=8192)], ...], Field(min_length=1), Tag(GIVEN)]
     | Annotated[Auto, Tag("auto")],
-    Discriminator(alternative),
+    Discriminator(_alternative),
 ]
 
 

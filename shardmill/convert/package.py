@@ -18,7 +18,7 @@ from coremltools.proto import Model_pb2
 from shardmill.convert.codes import weight_sites
 from shardmill.convert.template.pattern import StampError, main_block, main_function
 from shardmill.files import load_json
-from shardmill.models.calls import FIXED, Calls
+from shardmill.models.interface import FIXED, Calls
 from shardmill.plan import Part
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")

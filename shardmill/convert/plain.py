@@ -15,8 +15,8 @@ from shardmill.convert.stream import Made, stream
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ShardmillError
 from shardmill.forms.form import FP16, spread
-from shardmill.models.calls import FIXED
 from shardmill.models.contract import stem
+from shardmill.models.interface import FIXED
 from shardmill.plan import Part
 
 RECORD = 64  # bytes of a blob's record, after which its data begins

@@ -20,14 +20,14 @@ from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import main_block
 from shardmill.convert.trace import enumerate_shapes
 from shardmill.forms.form import FP16, INT8, Form, form, spread
-from shardmill.models.calls import ENUMERATED, FIXED, MAIN
 from shardmill.models.contract import stem
+from shardmill.models.interface import ENUMERATED, FIXED, MAIN
 from shardmill.plan import Part
 
 HALF, QUANTIZED, PALETTIZED = "_to_fp16", "_to_fp16_quantized", "_to_fp16_palettized"
 
 
-def reform(spec: Any, forms: Mapping[str, str]) -> None:
+def _reform(spec: Any, forms: Mapping[str, str]) -> None:
     """Changes a program in place.
 
     Args:
@@ -39,7 +39,7 @@ def reform(spec: Any, forms: Mapping[str, str]) -> None:
     for operation in main_block(spec).operations:
         old = operation.outputs[0].name if operation.outputs else ""
         if old in wanted:
-            _reform(operation, wanted[old], old.removesuffix(QUANTIZED))
+            _reform_operation(operation, wanted[old], old.removesuffix(QUANTIZED))
             renamed[old] = operation.outputs[0].name
             continue
         for key in operation.inputs:
@@ -48,7 +48,7 @@ def reform(spec: Any, forms: Mapping[str, str]) -> None:
                     argument.name = renamed[argument.name]
 
 
-def _reform(operation: Any, wanted: Form, name: str) -> None:
+def _reform_operation(operation: Any, wanted: Form, name: str) -> None:
     """Changes the operation that expands a matrix of INT8."""
     if wanted.kind == "int":
         _retyped(operation.inputs["data"].arguments[0].value, "INT4")
@@ -133,7 +133,7 @@ def convert_stamped(
     known = Codes(codes, part, chosen) if codes else None
     for name, each in specs.items():
         if base == INT8:
-            reform(each, chosen)
+            _reform(each, chosen)
         fill_inline(each, one_each[name], source, known)
     spec, *others = specs.values()
     blobs, contents = place(spec, part, chosen, known)

@@ -85,7 +85,7 @@ def bands(tensors: Sequence[Constant]) -> list[Band]:
     return [Band(tuple(band), row) for row, band in sorted(found.items())]
 
 
-def in_groups(found: Sequence[Band], unit: int, size: int, source: Path) -> Iterator[tuple[Band, torch.Tensor]]:
+def _in_groups(found: Sequence[Band], unit: int, size: int, source: Path) -> Iterator[tuple[Band, torch.Tensor]]:
     """All rows of a constant in order, in fp32, each time with the band that the last of them is from.
 
     Args:
@@ -289,7 +289,7 @@ def _histogram(matrix: Palette, source: Path) -> palette.Histogram:
 
 def _halves(matrix: Palette, source: Path) -> Iterator[NDArray[np.float16]]:
     """All rows of a matrix in fp16, in order, whole groups and bytes at a time."""
-    for band, rows in in_groups(matrix.bands, math.lcm(matrix.form.group or 1, EIGHT), BLOCK, source):
+    for band, rows in _in_groups(matrix.bands, math.lcm(matrix.form.group or 1, EIGHT), BLOCK, source):
         half, magnitude = palette.to_fp16(rows)
         _demand_fp16(magnitude, band)
         yield half.numpy()

@@ -23,8 +23,8 @@ from shardmill.convert.normal import has_normal_form, normalise
 from shardmill.convert.palette import compressed, every_projection
 from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
-from shardmill.models.calls import ENUMERATED, FIXED
 from shardmill.models.contract import T, inputs, new_rows, output, states
+from shardmill.models.interface import ENUMERATED, FIXED
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
 

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.device.describe import described
+from shardmill.device.kit import described
 from shardmill.errors import ShardmillError
-from shardmill.evidence.build import read_evidence
+from shardmill.evidence.build import evidence_files, read_evidence
 from shardmill.evidence.file import Evidence
-from shardmill.evidence.folder import evidence_files
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 log = logging.getLogger(__name__)

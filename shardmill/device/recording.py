@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,55 @@ from typing import Any
 import numpy as np
 import portable_coreml
 
+from shardmill.errors import ShardmillError
+from shardmill.evidence.build import FOLDER
+from shardmill.evidence.file import Evidence, file_name, of_build, read_result
+from shardmill.files import replacing
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats
 from shardmill.runtime import encoder, engine
 from shardmill.runtime.functions import held_by_entry, of_entry
 from shardmill.runtime.load import load_tokenizer
-from shardmill.runtime.manifest import MARK
+from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
 from shardmill.runtime.program import Program
+
+
+def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Evidence]]:
+    """Copy a result beside the builds that it measured.
+
+    Args:
+        file: result.json of measure.py.
+        builds: folders of finished builds.
+
+    Returns:
+        Each build, the imported file, and its evidence for that build.
+
+    Raises:
+        ShardmillError: the file is not a result or was changed, it measured none of the builds, or a build has another
+            result of the same chip and system.
+    """
+    content = read_result(file)
+    found = []
+    for build in builds:
+        target = build / FOLDER / file_name(content)
+        evidence = of_build(target, content, read_manifest(build, COMPLETE))
+        if evidence is not None:
+            found.append((build, target, evidence))
+    if not found:
+        if not builds:
+            raise ShardmillError(f"{file}: there is no finished build here; name the one that it is of")
+        names = ", ".join(map(str, builds))
+        raise ShardmillError(f"{file}: its programs ({', '.join(content['variants'])}) are not those of {names}")
+    for _, target, _ in found:
+        if target.parent.exists() and not target.parent.is_dir():
+            raise ShardmillError(f"{target.parent}: is no folder, so no evidence can lie there; remove it")
+        if target.is_dir() or (target.exists() and target.read_bytes() != file.read_bytes()):
+            raise ShardmillError(f"{target} holds another run on that chip and system; remove it to take this one")
+    for _, target, _ in found:
+        with replacing(target) as temporary:
+            shutil.copyfile(file, temporary)
+    return [(target, evidence) for _, target, evidence in found]
+
 
 TEXT = "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n"
 TOKENS = 8  # least number of tokens for every width, in at least two passes

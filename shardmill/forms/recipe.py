@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, floor, log10, prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,71 @@ from shardmill.errors import ConfigError
 from shardmill.files import load_json
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, Shape, form, matrices, misfit, stored_bytes
 from shardmill.printable import printable
+
+
+def amount(budget: str, value: float) -> str:
+    """A budget's value as a person writes it."""
+    return f"{value:.0f}" if budget == "bytes_per_token" else f"{value:.8g}"
+
+
+def at_least(budget: str, value: float) -> str:
+    """The same of the least that can be kept to: rounded up, so that a budget of it is no less."""
+    if budget == "bytes_per_token":
+        return f"{ceil(value)}"
+    text = amount(budget, value)
+    return text if float(text) >= value else amount(budget, value + 10.0 ** (floor(log10(value)) - 7))
+
+
+def unreachable(budget: Mapping[str, float | None], forms: Sequence[str], constants: Mapping[str, Shape]) -> list[str]:
+    """How a budget of bits or bytes is less than a search could reach with the smallest form of each matrix.
+
+    Args:
+        budget: the config's, by name.
+        forms: that the search may take.
+        constants: of all programs, of the LM head those of the whole.
+    """
+    least = {
+        path: min((stored_bytes(name, shape) for name in forms if not misfit(name, shape)), default=0)
+        for path, shape in matrices(constants).items()
+    }
+    numbers = sum(map(prod, matrices(constants).values()))
+    others = sum(stored_bytes(FP16, shape) for path, shape in constants.items() if path not in least)
+    reached = {"bits_per_weight": 8 * sum(least.values()) / numbers, "bytes_per_token": sum(least.values()) + others}
+    return [
+        f"convert.budget.{name}: {amount(name, limit)} is less than any forms reach: "
+        f"with {', '.join(forms)} it is {at_least(name, reached[name])} at least"
+        for name, limit in budget.items()
+        if name in reached and limit is not None and limit < reached[name]
+    ]
+
+
+WORST = 12  # matrices that are listed
+
+
+@dataclass(frozen=True)
+class Costly:
+    """A matrix as it was chosen to be stored, and what the next form with more bits and less loss would change."""
+
+    path: str
+    form: str
+    nats: float
+    share: float  # of what all matrices cost
+    saves: float  # nats, in that form; 0 where there is none
+    takes: int  # bytes more
+
+
+def costliest(search: Mapping[str, Any]) -> list[Costly]:
+    """The matrices that cost most, in falling order."""
+    forms, costs, sizes = search["forms"], search["costs"], search["sizes"]
+    total = sum(costs[path][chosen] for path, chosen in forms.items()) or 1.0
+    found = []
+    for path, chosen in forms.items():
+        own, size = costs[path][chosen], sizes[path][chosen]
+        larger = [(other_size, costs[path][other]) for other, other_size in sizes[path].items() if other_size > size]
+        most, nats = min(((size, nats) for size, nats in larger if nats < own), default=(size, own))
+        found.append(Costly(path, chosen, own, own / total, own - nats, int(most - size)))
+    return sorted(found, key=lambda one: (-one.nats, one.path))[:WORST]
+
 
 SCHEMA = 1
 KEYS = {"schema", "default", "matrices"}

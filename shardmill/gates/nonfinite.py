@@ -27,7 +27,7 @@ from shardmill.gates.measurement import Measurement
 from shardmill.gates.passes import cut
 from shardmill.machine import is_portable
 from shardmill.models.architecture import MASK, SLIDING_MASK
-from shardmill.models.calls import BUNDLE
+from shardmill.models.interface import BUNDLE
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.functions import located
 from shardmill.runtime.program import Program

@@ -28,7 +28,7 @@ from shardmill.runtime.program import Program, reused
 Inputs = Callable[[list[int]], Mapping[str, Floats]]  # the numbers of a pass's rows -> the program's inputs
 
 
-def stateless_parity(
+def _stateless_parity(
     inputs: Inputs,
     program: Path,
     part: Part,
@@ -102,7 +102,7 @@ def head_parity(
         return reference.logits(hidden, stored.rows("lm_head.weight"), stored)
 
     original = logits[:, part.start : part.end]
-    yield from stateless_parity(inputs, program, part, expected, original, verify, reference.model)
+    yield from _stateless_parity(inputs, program, part, expected, original, verify, reference.model)
 
 
 def added(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
@@ -158,7 +158,7 @@ def group_parity(
     def expected() -> Tensor:
         return added(reference, part, known["hidden"][part.layer], stored.over(original))[1]
 
-    yield from stateless_parity(inputs, program, part, expected, exact, verify, reference.model)
+    yield from _stateless_parity(inputs, program, part, expected, exact, verify, reference.model)
 
 
 def _columns(rows: Floats) -> Floats:

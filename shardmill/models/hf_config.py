@@ -6,14 +6,57 @@ both, so nothing here interprets the file itself. A multimodal model's config ho
 
 from __future__ import annotations
 
+import os
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from shardmill.errors import CheckpointError
 from shardmill.files import load_json
-from shardmill.models import type_fault
+from shardmill.models import DECODER, type_fault
 from shardmill.printable import first_line
+
+if TYPE_CHECKING:
+    from shardmill.models.architecture import Model
+
+STUMBLES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def described(family: ModuleType, config: Any, length: int) -> Model:
+    """Return what the model of a transformers config is.
+
+    Args:
+        family: the module of its model_type.
+        config: the config.
+        length: positions that programs deal with.
+
+    Raises:
+        CheckpointError: for what can't be built, and for a field that is null or of a type that nobody thought of.
+        Exception: what `family` stumbles over, if it does so over transformers' own default config too: that is a bug.
+    """
+    try:
+        found: Model = family.describe(config, length)
+    except STUMBLES as error:
+        if _stumbles(family, type(config)(), length):
+            raise
+        raise CheckpointError(
+            f"config.json: a field is null, or of another type than a {config.model_type} model's "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    return found
+
+
+def _stumbles(family: ModuleType, config: Any, length: int) -> bool:
+    """Return whether a family can't read a config, whatever is refused with a reason."""
+    try:
+        family.describe(config, length)
+    except STUMBLES:
+        return True
+    except CheckpointError:
+        pass
+    return False
+
 
 SIZES = {  # name -> the most that is believed: several times what any decoder has
     "num_hidden_layers": 1 << 10,
@@ -116,3 +159,32 @@ def load_hf_config(folder: Path) -> Any:
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and value >= 1  # true is an int, too
+
+
+def problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[str]:
+    """What is wrong with the checkpoint in a folder.
+
+    Args:
+        path: the folder, as the config names it.
+        root: where that starts.
+        length: positions that programs deal with.
+        kind: what the model is to be built as.
+    """
+    file = root / path / "config.json"
+    try:
+        os.listdir(file.parent)  # as the build does
+        content = load_json(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return [f"source.path: {path} holds no config.json; give a folder in Hugging Face layout"]
+    except OSError as error:
+        return [f"source.path: {error.filename} can't be read: {error.strerror}"]
+    except ValueError as error:
+        return [f"{file}: not JSON: {error}"]
+    wrong = content_fault(content) or (type_fault(content["model_type"], kind) if "model_type" in content else "")
+    if wrong:
+        return [f"{file}: {wrong}"]
+    limit = content.get("max_position_embeddings")
+    if isinstance(limit, int) and length > limit:
+        key = "context" if kind == DECODER else "buckets"
+        return [f"{key}: {length} is over the model's {limit} positions"]
+    return []

@@ -29,7 +29,7 @@ from shardmill.files import replacing, write_json
 from shardmill.models import DECODER, ENCODER, family, supported, type_fault
 from shardmill.models.architecture import Model, Source, blocks
 from shardmill.models.contract import model_constants, table_constants
-from shardmill.models.described import described
+from shardmill.models.hf_config import described
 
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import shardmill
-from shardmill.attest.parameters import PATHS
+from shardmill.attest.statement import PATHS
 from shardmill.config import Benchmark, Config, Parity, parse
 from shardmill.errors import ShardmillError
 from shardmill.yamlfile import read_yaml

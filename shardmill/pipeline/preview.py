@@ -16,8 +16,8 @@ from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, Kind, Model
-from shardmill.models.calls import FIXED
 from shardmill.models.contract import cache_bytes, table_constants
+from shardmill.models.interface import FIXED
 from shardmill.pipeline.settle import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of

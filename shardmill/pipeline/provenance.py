@@ -13,12 +13,19 @@ from typing import Any
 from packageurl import PackageURL
 
 from shardmill import __version__
-from shardmill.attest.addresses import BUILD_TYPE, BUILDER
-from shardmill.attest.packages import interpreter, packages
-from shardmill.attest.parameters import parameters
-from shardmill.attest.results import gate_statement
-from shardmill.attest.statement import PROVENANCE, described, statement, with_seal
-from shardmill.attest.workflow import workflow
+from shardmill.attest.statement import (
+    BUILD_TYPE,
+    BUILDER,
+    PROVENANCE,
+    described,
+    gate_statement,
+    interpreter,
+    packages,
+    parameters,
+    statement,
+    with_seal,
+    workflow,
+)
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.files import read_json, read_sealed

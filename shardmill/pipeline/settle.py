@@ -100,8 +100,7 @@ def describe(config: Config) -> Model:
 
 def _described(config: Config, folder: Path) -> Model:
     from shardmill.models import family
-    from shardmill.models.described import described
-    from shardmill.models.hf_config import load_hf_config
+    from shardmill.models.hf_config import described, load_hf_config
     from shardmill.quiet import quiet_transformers
     from shardmill.topology import as_configured
 

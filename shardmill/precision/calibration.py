@@ -74,7 +74,7 @@ def observed(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
         yield sums
 
 
-def layer_inputs(
+def _layer_inputs(
     model: Original, hidden: Sequence[Tensor], index: int, names: Sequence[str]
 ) -> tuple[Mapping[str, Tensor], list[Tensor]]:
     """H by module of one layer, and the hidden states after it.
@@ -141,7 +141,7 @@ def calibrated_matrices(
     for index in range(part.start, part.end):
         own = {path: blocks for path, blocks in found.items() if _layer(path) == index}
         modules = {path: module_of(blocks) for path, blocks in own.items()}
-        sums, seen = layer_inputs(model, seen, index, sorted({*modules.values()} - {""}))
+        sums, seen = _layer_inputs(model, seen, index, sorted({*modules.values()} - {""}))
         for path, blocks in own.items():
             yield Matrix(path, blocks, constants[path], sums.get(modules[path]), held, index)
         held = [model.reference.layers(states, [index], model.weights)[0] for states in held]

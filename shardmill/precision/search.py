@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from shardmill.errors import ConfigError
-from shardmill.forms.budget import amount, at_least
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, matrices, misfit, stored_bytes
-from shardmill.forms.recipe import RULES
+from shardmill.forms.recipe import RULES, amount, at_least
 from shardmill.plan import Part
 
 Table = Mapping[str, Mapping[str, float]]  # by matrix and form

@@ -8,25 +8,38 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packageurl import PackageURL
 
-from shardmill.attest.addresses import HOME
-from shardmill.attest.packages import installed
-from shardmill.attest.statement import read_provenance
+from shardmill.attest.statement import HOME, installed, read_provenance
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, write_json
 from shardmill.forms.recipe import called
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.task import SOURCE
-from shardmill.release.extra import signing_libraries
-from shardmill.release.license import License
+from shardmill.release.publishable import License
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
+
+MODULES = ("cryptography", "cyclonedx", "model_signing", "OpenSSL", "securesystemslib", "sigstore_models")
+
+
+@contextmanager
+def signing_libraries() -> Iterator[None]:
+    """Wraps what imports them. Raises ShardmillError, with the remedy, where one is not there."""
+    try:
+        yield
+    except ImportError as error:
+        if str(error.name).partition(".")[0] in MODULES:
+            raise ShardmillError(f"{error.name} is not installed; in a clone: pip install -e '.[sign]'") from error
+        raise
+
 
 BOM = "bom.cdx.json"
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, HOME)

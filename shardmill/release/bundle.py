@@ -20,7 +20,7 @@ from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, is_signature, m
 from shardmill.pipeline.audit import SNAKEMAKE_MARK, audit, records
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.bom import BOM, write_bom
-from shardmill.release.license import License
+from shardmill.release.publishable import License
 
 Include = Literal["packages", "compiled", "both"]
 CARD = "README.md"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill import __version__
-from shardmill.attest.addresses import HOME
-from shardmill.attest.statement import read_provenance
+from shardmill.attest.statement import HOME, read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
@@ -18,7 +17,7 @@ from shardmill.pipeline.added import CARD_RECORD, added
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.provenance import PARITY_TEXT, verdicts
 from shardmill.release.bundle import CARD
-from shardmill.release.license import License
+from shardmill.release.publishable import License
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md.j2"

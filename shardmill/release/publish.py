@@ -15,12 +15,9 @@ from shardmill.pipeline.added import BUNDLE, added
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files
 from shardmill.release.card import Published, card_text, write_card
-from shardmill.release.keys import read_private
-from shardmill.release.leaks import check_leaks
-from shardmill.release.license import License, check_license, license_of
-from shardmill.release.model_signature import SIGNATURE, signed_files
-from shardmill.release.proof import prove
-from shardmill.release.sign import sign, sign_bundle
+from shardmill.release.publishable import License, check_leaks, check_license, license_of
+from shardmill.release.sign import SIGNATURE, read_private, sign, sign_bundle, signed_files
+from shardmill.release.verify import prove
 
 if TYPE_CHECKING:
     from shardmill.checkpoint.hub import HubAccess
@@ -173,7 +170,6 @@ def _license(build: Path) -> License | None:
 
 def _signer(build: Path) -> str:
     """The identity of the key that signed a build's provenance."""
-    from shardmill.release.envelopes import read_envelopes
-    from shardmill.release.sign import PROVENANCE
+    from shardmill.release.sign import PROVENANCE, read_envelopes
 
     return str(next(iter(read_envelopes(build / PROVENANCE)[0].signatures)))[:16]

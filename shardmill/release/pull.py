@@ -13,8 +13,8 @@ from shardmill.checkpoint.cache import HashCache, file_state
 from shardmill.errors import ShardmillError
 from shardmill.files import cache_folder, replacing
 from shardmill.release.bundle import check_build
-from shardmill.release.keys import PublicKey
-from shardmill.release.proof import prove
+from shardmill.release.sign import PublicKey
+from shardmill.release.verify import prove
 
 ADDRESS = re.compile(r"(?:hf:)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
 PREFIX = "hf:"

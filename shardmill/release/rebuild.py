@@ -12,17 +12,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from safetensors import safe_open
 
-from shardmill.attest.addresses import BUILD_TYPE
-from shardmill.attest.packages import OURS, installed, versions
-from shardmill.attest.statement import read_provenance
+from shardmill.attest.statement import BUILD_TYPE, OURS, installed, read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, replacing
@@ -33,11 +33,83 @@ from shardmill.pipeline.origin import lay_out, workflow_root
 from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
-from shardmill.release.codes import code_lines
-from shardmill.release.differences import explained, steps_of, subject_differences
-from shardmill.release.envelopes import write_envelopes
-from shardmill.release.keys import PublicKey, read_private
-from shardmill.release.sign import ATTESTATIONS
+from shardmill.release.compare import explained, steps_of, subject_differences
+from shardmill.release.sign import ATTESTATIONS, PublicKey, read_private, write_envelopes
+
+FOLDER = "codes"
+CODES = "codes"  # of a matrix; whatever else it has, scales or tables, stands beside them
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many numbers there are, and how many differ.
+
+    Attributes:
+        codes: of matrices.
+        other_codes: of these, those that differ.
+        beside: scales, and entries of tables.
+        other_beside: of these, those that differ.
+    """
+
+    codes: int = 0
+    other_codes: int = 0
+    beside: int = 0
+    other_beside: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(*(getattr(self, key) + getattr(other, key) for key in self.__dataclass_fields__))
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return not self.other_codes and not self.other_beside
+
+    def __str__(self) -> str:
+        return (
+            f"{self.other_codes:,} of {self.codes:,} codes and {self.other_beside:,} of {self.beside:,} scales differ"
+        )
+
+
+def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]:
+    """What a person reads: the whole, then each matrix of which something differs.
+
+    Args:
+        before: a build's folder.
+        after: that of the build of it.
+        names: the steps of either, of which those of codes count.
+    """
+    files = sorted(f"{name}.safetensors" for name in names if name.startswith(f"{FOLDER}/"))
+    if not files:
+        return
+    if absent := [file for file in files if not ((before / file).is_file() and (after / file).is_file())]:
+        yield f"codes: {absent[0]} is not in both builds, so no codes were compared"
+        return
+    found = {
+        f"{file.removesuffix('.safetensors')}: {matrix}": count
+        for file in files
+        for matrix, count in _by_matrix(before / file, after / file).items()
+    }
+    other = {name: count for name, count in found.items() if not count.same}
+    where = f", in {len(other)} of {len(found)} matrices" if other else ""
+    yield f"codes: {sum(found.values(), Count())}{where}"
+    yield from (f"{name}: {count}" for name, count in other.items())
+
+
+def _by_matrix(before: Path, after: Path) -> Mapping[str, Count]:
+    """Counts by matrix and form; what only one file has differs throughout."""
+    found: dict[str, Count] = {}
+    with safe_open(before, framework="numpy") as one, safe_open(after, framework="numpy") as two:
+        names = [{*file.keys()} for file in (one, two)]
+        for name in sorted(names[0] | names[1]):
+            held = [file.get_tensor(name) for file, own in zip((one, two), names, strict=True) if name in own]
+            alike = len(held) == 2 and held[0].shape == held[1].shape
+            size = max(values.size for values in held)
+            other = int(np.count_nonzero(held[0] != held[1])) if alike else size
+            matrix, _, what = name.rpartition(".")
+            count = Count(size, other) if what == CODES else Count(0, 0, size, other)
+            found[matrix] = found.get(matrix, Count()) + count
+    return found
+
 
 CONFIG = "rebuild.yaml"
 NAMED = {

@@ -2,15 +2,203 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from shardmill import regular
+from shardmill.attest.statement import PAYLOAD_TYPE
+from shardmill.errors import ShardmillError
+from shardmill.files import load_json, parse_json, write_text
 from shardmill.pipeline.added import CARD_RECORD, is_signature
 from shardmill.pipeline.audit import ATTESTATION, RESULTS
+from shardmill.release.bom import signing_libraries
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, unsigned
-from shardmill.release.envelopes import write_envelopes
-from shardmill.release.keys import read_private
-from shardmill.release.license import License
-from shardmill.release.model_signature import SIGNATURE, sign_model
+from shardmill.release.publishable import License
+
+if TYPE_CHECKING:
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.signer import (  # type: ignore[attr-defined]
+        CryptoSigner,
+        Signer,  # type: ignore[attr-defined]
+        SSlibKey,
+    )
+
+CURVES = ("secp256r1", "secp384r1", "secp521r1")
+HOW = "openssl ecparam -name prime256v1 -genkey -noout -out signing.key"
+HOW_PUBLIC = "openssl ec -in signing.key -pubout -out signing.pub"
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """Somebody's key.
+
+    Attributes:
+        file: where it lies.
+        key: as the library of DSSE has it.
+    """
+
+    file: Path
+    key: SSlibKey
+
+    @property
+    def short(self) -> str:
+        """The key's identity as tables show it and files are named by it."""
+        return str(self.key.keyid)[:16]
+
+
+def read_private(file: Path) -> CryptoSigner:
+    """A signer with the key in a PEM file. Raises ShardmillError where it is not one to sign with."""
+    with signing_libraries():
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
+    try:
+        private = load_pem_private_key(_read(file), None)
+    except TypeError as error:
+        raise ShardmillError(f"{file}: the key has a password; give one without") from error
+    except ValueError as error:
+        raise ShardmillError(f"{file}: no private key in PEM; `{HOW}` makes one") from error
+    _check_curve(file, private)
+    return CryptoSigner(private)
+
+
+def read_public(file: Path) -> PublicKey:
+    """The public key in a PEM file. Raises ShardmillError."""
+    with signing_libraries():
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+        from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
+    try:
+        public = load_pem_public_key(_read(file))
+    except ValueError as error:
+        raise ShardmillError(f"{file}: no public key in PEM; `{HOW_PUBLIC}` makes one of a private key") from error
+    _check_curve(file, public)
+    return PublicKey(file, SSlibKey.from_crypto(public))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return regular.read_bytes(file)
+    except OSError as error:
+        raise ShardmillError(f"{file}: can't be read ({error.strerror}); give a key in PEM") from error
+
+
+def _check_curve(file: Path, key: Any) -> None:
+    if getattr(getattr(key, "curve", None), "name", "") not in CURVES:
+        raise ShardmillError(f"{file}: not a key of one of the curves {', '.join(CURVES)}; `{HOW}` makes one")
+
+
+def write_envelopes(path: Path, payloads: Sequence[bytes], signer: Signer) -> None:
+    """Signs each payload and writes the envelopes."""
+    with signing_libraries():
+        from securesystemslib.dsse import Envelope
+    lines = []
+    for payload in payloads:
+        envelope = Envelope(payload, PAYLOAD_TYPE, {})
+        envelope.sign(signer)
+        lines.append(_spelled(envelope))
+    write_text(path, "".join(lines))
+
+
+def read_envelopes(path: Path) -> list[Envelope]:
+    """The envelopes in a file. Raises ShardmillError where it is not spelled as they are written."""
+    with signing_libraries():
+        from securesystemslib.dsse import Envelope
+    try:
+        text = regular.read_bytes(path).decode()
+        envelopes = [Envelope.from_dict(parse_json(line)) for line in text.splitlines()]
+        whole = bool(envelopes) and "".join(map(_spelled, envelopes)) == text
+    except Exception as error:  # whatever a stranger's file makes the library raise
+        raise ShardmillError(f"{path}: no DSSE envelopes ({error}); sign again") from error
+    if not whole or any(envelope.payload_type != PAYLOAD_TYPE for envelope in envelopes):
+        raise ShardmillError(f"{path}: damaged: not what was written; sign again")
+    return envelopes
+
+
+def signers(envelope: Envelope, keys: Sequence[PublicKey]) -> list[PublicKey]:
+    """Those of the keys that signed an envelope.
+
+    Raises:
+        ShardmillError: a signature that says it is of one of the keys is not.
+    """
+    from securesystemslib.exceptions import VerificationError
+
+    named = [key for key in keys if key.key.keyid in envelope.signatures]
+    for key in named:
+        try:
+            envelope.verify([key.key], 1)
+        except VerificationError as error:
+            raise ShardmillError(f"not signed by {key.file}, though it says so") from error
+    return named
+
+
+def _spelled(envelope: Envelope) -> str:
+    content: dict[str, Any] = envelope.to_dict()
+    return json.dumps(content, sort_keys=True) + "\n"
+
+
+SIGNATURE = "model.sig"
+
+
+def _sign_model(folder: Path, ignored: Iterable[str], key: Path) -> None:
+    """Signs every file of a folder but those that are ignored; writes model.sig into it.
+
+    Args:
+        folder: the bundle.
+        ignored: files and folders in it that are not signed.
+        key: the private key's PEM file.
+    """
+    with signing_libraries():
+        from model_signing import hashing, signing
+    config: Any = signing.Config  # the library has no types
+    hashed: Any = hashing.Config
+    names = sorted(ignored)
+    links = any(path.is_symlink() for name in names for path in (folder / name, *(folder / name).glob("**/*")))
+    files = hashed().set_ignored_paths(paths=names).set_allow_symlinks(links)
+    signature = folder / SIGNATURE
+    scratch = folder / f".{SIGNATURE}"
+    try:
+        config().set_hashing_config(files).use_elliptic_key_signer(private_key=key).sign(folder, scratch)
+        scratch.replace(signature)
+    except ValueError as error:
+        raise ShardmillError(f"{folder}: can't be signed ({error})") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def signed_files(folder: Path) -> set[str]:
+    """The names that a model signature speaks of; nothing says yet that it is sound. Raises ShardmillError."""
+    try:
+        bundle = load_json(folder / SIGNATURE)
+        statement = parse_json(base64.b64decode(bundle["dsseEnvelope"]["payload"], validate=True))
+        return {str(row["name"]) for row in statement["predicate"]["resources"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ShardmillError(f"{folder / SIGNATURE}: no model signature ({error}); sign again") from error
+
+
+def check_model(folder: Path, key: Path) -> None:
+    """Raises ShardmillError, naming the file, where a folder is not the one that the key signed."""
+    with signing_libraries():
+        from cryptography.exceptions import InvalidSignature
+        from model_signing import verifying
+        from sigstore_models.bundle.v1 import Bundle
+    file = folder / SIGNATURE
+    try:
+        text = regular.read_text(file)
+        if Bundle.from_dict(parse_json(text)).to_json() != text:
+            raise ShardmillError(f"{file}: damaged: not what was written; sign again")
+        config: Any = verifying.Config  # the library has no types
+        verifier = config().use_elliptic_key_verifier(public_key=key)
+        verifier.set_ignore_unsigned_files(True).verify(folder, file)
+    except InvalidSignature as error:
+        raise ShardmillError(f"{file}: not signed by {key}") from error
+    except ShardmillError:
+        raise
+    except Exception as error:  # whatever a stranger's file makes the library raise
+        raise ShardmillError(f"{file}: {error}") from error
+
 
 ATTESTATIONS = "attestations"
 PROVENANCE = f"{ATTESTATIONS}/provenance.dsse.jsonl"
@@ -42,7 +230,7 @@ def sign(build: Path, key: Path, include: Include = "both", license: License | N
 def sign_bundle(build: Path, key: Path) -> None:
     """Writes model.sig for all of the bundle but signatures; the card is signed once there is one."""
     files = [name for name in bundle_files(build) if not is_signature(name) and name != CARD_RECORD]
-    sign_model(build, unsigned(build, files) | {SIGNATURE, ATTESTATIONS, *({CARD} - set(files))}, key)
+    _sign_model(build, unsigned(build, files) | {SIGNATURE, ATTESTATIONS, *({CARD} - set(files))}, key)
 
 
 def payloads(build: Path, name: str) -> list[bytes]:

@@ -9,20 +9,17 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shardmill.forms.costly import costliest
-from shardmill.forms.recipe import called
+from shardmill.forms.recipe import called, costliest
 from shardmill.report import wording
 from shardmill.report.dag import drawings
 from shardmill.report.devices import devices
-from shardmill.report.forms import front_plot
-from shardmill.report.forms import steps as front_steps
 from shardmill.report.gates import questions
-from shardmill.report.plots import plots
-from shardmill.report.points import judged, points
+from shardmill.report.points import front_plot, judged, points
+from shardmill.report.points import steps as front_steps
 from shardmill.report.provenance import origin
 from shardmill.report.read import Build, Json, Piece
 from shardmill.report.residency import STATUS, placement
-from shardmill.report.speed import close_calls, groups, measured, noisy
+from shardmill.report.speed import close_calls, groups, measured, noisy, plots
 from shardmill.report.stages import STATES, steps
 from shardmill.report.verdict import verdict
 

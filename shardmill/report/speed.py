@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from shardmill.report.read import Json
+from shardmill.report.wording import FAINT, HALF, INK, SERIES, WHOLE, Draw, figure, legend
 
 TOLERANCE = 1.1  # of a ratio of times
 CONTROL = "none"  # the drafter that never drafts: T = 1 against itself
@@ -22,19 +28,19 @@ class Group:
 
 def groups(rows: Sequence[Json]) -> tuple[Group, ...]:
     """Rows of the sweep or of the tasks under what they are of, in the file's order."""
-    names = dict.fromkeys(name_of(row) for row in rows)
-    found = ((name, tuple(row for row in rows if name_of(row) == name)) for name in names)
+    names = dict.fromkeys(_name_of(row) for row in rows)
+    found = ((name, tuple(row for row in rows if _name_of(row) == name)) for name in names)
     return tuple(Group(name, same[0]["prompts"], same) for name, same in found)
 
 
-def name_of(row: Json) -> str:
+def _name_of(row: Json) -> str:
     """The row's task in words, or its prompt length."""
     return str(row["task"]).replace("_", " ") if "task" in row else str(row["prompt_tokens"])
 
 
 def described(row: Json) -> str:
     """The row's group, to stand in a sentence."""
-    return name_of(row) if "task" in row else f"{row['prompt_tokens']} tokens"
+    return _name_of(row) if "task" in row else f"{row['prompt_tokens']} tokens"
 
 
 def drafters(rows: Sequence[Json]) -> tuple[str, ...]:
@@ -80,3 +86,174 @@ def by_position(rows: Sequence[Json], drafter: str, kind: str) -> list[float]:
     longest = max((len(positions) for positions in counted), default=0)
     sums = [[sum(c[i][j] for c in counted if i < len(c)) for j in (0, 1)] for i in range(longest)]
     return [accepted / drafted for accepted, drafted in sums if drafted]
+
+
+MARKERS = "os^Dv"
+AS_FAST = "dashed: as fast as T = 1"
+KINDS = (("live", "live", "of those that were verified"), ("oracle", "replayed", "of all that could be proposed"))
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing with the words that stand beside it."""
+
+    name: str
+    title: str
+    note: str
+    wide: bool
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Series:
+    """How a drafter is drawn, the same in every figure."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+def plots(speed: Json) -> list[Plot]:
+    """What there are figures for."""
+    return [
+        Plot(name, title, note, width == WHOLE, figure(name, title, draw, width))
+        for name, title, note, draw, width in wanted(speed)
+    ]
+
+
+def wanted(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
+    """Name, title, note, drawing and width of each figure."""
+    sweep, tasks = speed["sweep"], speed["tasks"]
+    series = _styled(drafters(tuple(measured(speed))))
+    if sweep and series:
+        title = "Speed-up over prompt length, tiled code"
+        yield "sweep", title, AS_FAST, partial(_draw_sweep, rows=sweep, series=series), HALF
+    if len(speed["pass_seconds"]) > 1:
+        note = "dotted: T = 1 decoding; where it crosses the wide pass, drafting breaks even"
+        yield "widths", "Time of a pass by its width", note, partial(_draw_widths, speed=speed), HALF
+    for kind, words, of in KINDS if series else ():
+        rows, note = (tasks, f"{of}, all tasks") if tasks else (sweep, f"{of}, tiled code")
+        title = f"Drafts accepted by position, {words}"
+        yield f"{kind}-position", title, note, partial(_draw_positions, rows=rows, series=series, kind=kind), HALF
+    if tasks and series:
+        note = "bar: live; line across it: replayed, an upper bound"
+        yield "task-passes", "Tokens per pass by task", note, partial(_draw_passes, rows=tasks, series=series), WHOLE
+        yield "task-speedup", "Speed-up by task", AS_FAST, partial(_draw_tasks, rows=tasks, series=series), WHOLE
+
+
+def _styled(names: Sequence[str]) -> tuple[Series, ...]:
+    """A colour and a marker each."""
+    return tuple(Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names))
+
+
+def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+    """A line per drafter over prompt length, each length equally wide; the best value of a length is written."""
+    lengths = [group.name for group in groups(rows)]
+    for one in series:
+        known = {_name_of(row): row["speedup"] for row in rows if row["drafter"] == one.name}
+        line(axes, one, [(lengths.index(name), value) for name, value in known.items()])
+    for i, group in enumerate(groups(rows)):
+        best = max(row["speedup"] for row in group.rows)
+        note(axes, f"{best:.2f} ×", (i, best), (0, 7), "center")
+    axes.axhline(1, color=FAINT, lw=1, dashes=(4, 3))
+    axes.set_xticks(range(len(lengths)), lengths)
+    axes.set_xlim(-0.4, len(lengths) - 0.6)
+    axes.set_xlabel("prompt tokens")
+    finish(axes)
+
+
+def _draw_widths(axes: Axes, speed: Json) -> None:
+    """Measured passes, and the time in which T = 1 gives as many tokens: what the wide pass has to beat."""
+    took = {int(width): 1e3 * seconds for width, seconds in speed["pass_seconds"].items()}
+    narrow, wide = min(took), max(took)
+    meets = speed["break_even"]
+    axes.plot([0, wide], [0, took[narrow] * wide], color=FAINT, lw=1.4, ls=":")
+    axes.plot([0, wide], [took[wide]] * 2, color=SERIES[0], lw=1.2, alpha=0.5)
+    axes.plot([meets] * 2, [0, took[wide]], color=SERIES[1], lw=1.2, dashes=(4, 3))
+    axes.plot(list(took), list(took.values()), "o", ms=6, color=SERIES[0])
+    for width, milliseconds in took.items():
+        note(axes, f"T = {width}: {milliseconds:.3g} ms", (width, milliseconds), (-4, 8), "right")
+    note(axes, f"pays above {meets:.2f} tokens per pass", (meets, 0), (6, 6), "left")
+    axes.set_xlim(0, wide + 0.15)
+    axes.set_xticks(range(wide + 1))
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("milliseconds")
+    axes.set_ylim(0, 1.7 * max(took.values()))
+
+
+def _draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], kind: str) -> None:
+    """A line per drafter over draft position."""
+    most = 1
+    for one in series:
+        shares = by_position(rows, one.name, kind)
+        most = max(most, len(shares))
+        line(axes, one, list(enumerate(shares, start=1)))
+    axes.set_xticks(range(1, most + 1))
+    axes.set_xlim(0.7, most + 0.3)
+    axes.set_xlabel("draft position")
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    legend(axes)
+
+
+def _draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+    """A bar per task and drafter, with a line across it at what the replay gives."""
+    live = [row["live"]["tokens_per_pass"] for row in rows]
+    replayed = [row["oracle"]["tokens_per_pass"] if row["oracle"] else 0.0 for row in rows]
+    highest = [max(pair) for pair in zip(live, replayed, strict=True)]
+    width = bars(axes, rows, series, live, highest)
+    for i, group in enumerate(groups(rows)):
+        for row in group.rows:
+            if row["oracle"] is not None and row["drafter"] in {one.name for one in series}:
+                middle, height = place(i, row["drafter"], series, width), row["oracle"]["tokens_per_pass"]
+                axes.plot([middle - 0.46 * width, middle + 0.46 * width], [height] * 2, color=INK, lw=1.6)
+    finish(axes)
+
+
+def _draw_tasks(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
+    """A bar per task and drafter."""
+    values = [row["speedup"] for row in rows]
+    bars(axes, rows, series, values, [max(value, 1) for value in values])  # nothing is written across the line at 1
+    axes.axhline(1, color=INK, lw=1, dashes=(4, 3))
+    finish(axes)
+
+
+def bars(
+    axes: Axes, rows: Sequence[Json], series: Sequence[Series], values: Sequence[float], tops: Sequence[float]
+) -> float:
+    """Bars by group, a drafter each, their values written above `tops`; returns a bar's width."""
+    names = [group.name for group in groups(rows)]
+    width = 0.84 / len(series)
+    for one in series:
+        mine = [i for i, row in enumerate(rows) if row["drafter"] == one.name]
+        middles = [place(names.index(_name_of(rows[i])), one.name, series, width) for i in mine]
+        axes.bar(middles, [values[i] for i in mine], 0.9 * width, color=one.colour, label=one.name)
+        for middle, i in zip(middles, mine, strict=True):
+            note(axes, f"{values[i]:.2f}", (middle, tops[i]), (0, 4), "center")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.55, len(names) - 0.45)
+    axes.tick_params(axis="x", length=0)
+    return width
+
+
+def place(group: int, drafter: str, series: Sequence[Series], width: float) -> float:
+    """The middle of a drafter's bar."""
+    index = [one.name for one in series].index(drafter)
+    return group + (index - (len(series) - 1) / 2) * width
+
+
+def line(axes: Axes, one: Series, points: Sequence[tuple[float, float]]) -> None:
+    """A drafter's line."""
+    x, y = [p[0] for p in points], [p[1] for p in points]
+    axes.plot(x, y, marker=one.marker, ms=5, lw=1.8, color=one.colour, label=one.name)
+
+
+def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[float, float], align: str) -> None:
+    """Words so many points away from a point."""
+    axes.annotate(text, point, away, textcoords="offset points", ha=align, color=INK)
+
+
+def finish(axes: Axes) -> None:
+    """From zero up, with room for what is written above the highest value, and a legend."""
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
+    legend(axes)

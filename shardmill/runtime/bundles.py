@@ -19,7 +19,7 @@ from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.files import SCRATCH, cache_folder, digest, read_json
 from shardmill.lane.cut import with_one_function
-from shardmill.models.calls import BUNDLE, own_bundle
+from shardmill.models.interface import BUNDLE, own_bundle
 from shardmill.printable import first_line
 from shardmill.runtime.manifest import COMPILER, SYSTEM
 from shardmill.runtime.program import begins

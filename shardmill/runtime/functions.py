@@ -15,9 +15,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
-from shardmill.models.calls import Calls, own_bundle
 from shardmill.models.contract import Blueprint, T, caches, inputs, new_name
 from shardmill.models.host import Floats
+from shardmill.models.interface import Calls, own_bundle
 
 OWNED = 30.0  # seconds that an array outlives its program; Core ML has been seen to own inputs for one second
 

@@ -9,8 +9,8 @@ from typing import Any
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.models.architecture import MASK, SLIDING_MASK
-from shardmill.models.calls import INFREQUENT
 from shardmill.models.contract import rope_inputs
+from shardmill.models.interface import INFREQUENT
 from shardmill.printable import printable
 
 FORMAT = 2

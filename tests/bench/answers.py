@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.bench.client import Answer
-from shardmill.bench.figures import Pair
 from shardmill.bench.prompts import Prompt
+from shardmill.bench.server import Answer
+from shardmill.bench.speed import Pair
 
 PROMPT = Prompt("task", "1.txt", (1, 2, 3))
 

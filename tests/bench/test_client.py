@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from serve.running import running
 
-from shardmill.bench.client import Client
+from shardmill.bench.server import Client
 from shardmill.errors import ShardmillError
 
 from .scripted import NAME, model

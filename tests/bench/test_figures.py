@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardmill.bench import figures
-from shardmill.bench.figures import Prefill, acceptance, pass_seconds
-from shardmill.bench.prompts import Prompt
-from shardmill.bench.replay import Replay
+from shardmill.bench import speed
+from shardmill.bench.prompts import Prompt, Replay
+from shardmill.bench.speed import Prefill, acceptance, pass_seconds
 
 from .answers import PROMPT, answer, pair
 
@@ -22,14 +21,14 @@ def test_a_speed_up_is_the_median_of_the_ratios_within_pairs() -> None:
         pair(answer(decode_seconds=2.0), decode_seconds=9.0),
         pair(answer(decode_seconds=2.0), decode_seconds=1.0),
     ]
-    row = figures.row(pairs, [])
+    row = speed.row(pairs, [])
     assert row["speedup"] == pytest.approx(2.0)
     assert row["speedup_range"] == pytest.approx([2 / 9, 2.5])
 
 
 def test_the_first_token_is_the_prefill_s() -> None:
     """Four of five tokens took the time of decoding."""
-    row = figures.row([pair(decode_seconds=1.0)], [])
+    row = speed.row([pair(decode_seconds=1.0)], [])
     assert (row["plain_ms_per_token"], row["ms_per_token"]) == (500.0, 250.0)
 
 
@@ -37,19 +36,19 @@ def test_one_wrong_token_is_not_called_exact() -> None:
     """The prompt and the first token that differs are named, once, however often they were asked."""
     other = Prompt("task", "2.txt", (1, 2))
     wrong = {"tokens": (1, 2, 9, 4, 5)}
-    row = figures.row([pair(), pair(prompt=other, **wrong), pair(prompt=other, **wrong)], [])
+    row = speed.row([pair(), pair(prompt=other, **wrong), pair(prompt=other, **wrong)], [])
     assert row["exact"] == pytest.approx(1 / 3)
     assert row["differs"] == [{"prompt": "2.txt", "token": 2, "margin": None}]
 
 
 def test_how_close_the_first_wrong_token_was_goes_with_it() -> None:
     wrong = replace(pair(tokens=(1, 2, 9, 4, 5)), margin=0.25)
-    assert figures.row([wrong], [])["differs"] == [{"prompt": "1.txt", "token": 2, "margin": 0.25}]
+    assert speed.row([wrong], [])["differs"] == [{"prompt": "1.txt", "token": 2, "margin": 0.25}]
 
 
 def test_rows_that_the_guard_ran_again_are_summed() -> None:
     """And their share of the decoded tokens: each answer has four."""
-    row = figures.row([pair(verified_again=2), pair(), pair(verified_again=1)], [])
+    row = speed.row([pair(verified_again=2), pair(), pair(verified_again=1)], [])
     assert (row["verified_again"], row["verified_again_share"]) == (3, 0.25)
 
 
@@ -74,27 +73,27 @@ def test_without_drafts_there_is_no_rate() -> None:
 
 
 def test_a_replay_is_kept_apart_and_may_be_missing() -> None:
-    row = figures.row([pair(drafted=(1, 0, 0, 0), accepted=(1, 0, 0, 0))], [Replay((3,), (2,))])
+    row = speed.row([pair(drafted=(1, 0, 0, 0), accepted=(1, 0, 0, 0))], [Replay((3,), (2,))])
     assert (row["live"]["drafted"], row["oracle"]["drafted"]) == (1, 3)
-    assert figures.row([pair()], [])["oracle"] is None
+    assert speed.row([pair()], [])["oracle"] is None
 
 
 def test_energy_is_per_token_of_all_requests() -> None:
-    row = figures.row([pair(answer(joules=3.0), joules=1.0), pair(answer(joules=1.0), joules=0.5)], [])
+    row = speed.row([pair(answer(joules=3.0), joules=1.0), pair(answer(joules=1.0), joules=0.5)], [])
     assert (row["plain_mj_per_token"], row["mj_per_token"]) == (400.0, 150.0)
-    assert figures.row([pair()], [])["mj_per_token"] is None
-    still = figures.row([pair(answer(joules=0.0), joules=0.0)], [])
+    assert speed.row([pair()], [])["mj_per_token"] is None
+    still = speed.row([pair(answer(joules=0.0), joules=0.0)], [])
     assert still["mj_per_token"] is None and still["plain_mj_per_token"] is None
 
 
 def test_ends_are_counted_by_reason() -> None:
-    row = figures.row([pair(), pair(finish_reason="eos"), pair()], [])
+    row = speed.row([pair(), pair(finish_reason="eos"), pair()], [])
     assert row["ended"] == {"length": 2, "eos": 1}
 
 
 def test_drafter_time_is_per_token_of_the_middle_request() -> None:
     """A request that was interrupted while it drafted says nothing of the drafter."""
-    row = figures.row([pair(drafter_seconds=0.001), pair(drafter_seconds=0.9), pair(drafter_seconds=0.003)], [])
+    row = speed.row([pair(drafter_seconds=0.001), pair(drafter_seconds=0.9), pair(drafter_seconds=0.003)], [])
     assert row["drafter_us_per_token"] == pytest.approx(600)
 
 

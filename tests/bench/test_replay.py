@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardmill.bench.replay import replay
+from shardmill.bench.prompts import replay
 from shardmill.decode import create_drafter
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 

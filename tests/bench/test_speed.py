@@ -20,11 +20,10 @@ from typer.testing import CliRunner
 
 from shardmill import cli, machine
 from shardmill.bench import speed
-from shardmill.bench.client import Client
 from shardmill.bench.energy import Meter
-from shardmill.bench.figures import Pair, Prefill
 from shardmill.bench.prompts import Prompt, tile
-from shardmill.bench.speed import Questions
+from shardmill.bench.server import Client
+from shardmill.bench.speed import Pair, Prefill, Questions
 from shardmill.config import DRAFTERS, Benchmark
 from shardmill.decode.drafters import BY_ITSELF
 

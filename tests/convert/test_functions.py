@@ -22,7 +22,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.weights import PartWeights
-from shardmill.models.calls import FIXED, GRAPH, HOST, Calls
+from shardmill.models.interface import FIXED, GRAPH, HOST, Calls
 from shardmill.plan import Part
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family

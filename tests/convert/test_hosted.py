@@ -16,8 +16,8 @@ from shardmill.convert import package
 from shardmill.convert.plain import convert_plain
 from shardmill.convert.stamped import convert_stamped
 from shardmill.models.blocks import build
-from shardmill.models.calls import ENUMERATED, FIXED, HOST, RANGE, Calls
 from shardmill.models.contract import constants
+from shardmill.models.interface import ENUMERATED, FIXED, HOST, RANGE, Calls
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
 

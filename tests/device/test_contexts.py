@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from shardmill.cli import app
 from shardmill.device.forecast import forecast
-from shardmill.device.importing import import_result
 from shardmill.device.kit import write_kit
 from shardmill.device.rank import rank
+from shardmill.device.recording import import_result
 from shardmill.evidence.file import of_build
 from shardmill.files import load_json, sealed, write_json
 from shardmill.report.devices import devices

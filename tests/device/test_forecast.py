@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.device.describe import described
 from shardmill.device.forecast import Costs, Work, fitted, forecast, work_of
+from shardmill.device.kit import described
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, sealed, write_json
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.device.importing import import_result
 from shardmill.device.rank import rank
+from shardmill.device.recording import import_result
 from shardmill.lane.kit import read_kit
 from shardmill.lane.main import _parser
 from shardmill.lane.todo import groups

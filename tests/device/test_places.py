@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.device.importing import import_result
 from shardmill.device.kit import write_kit
+from shardmill.device.recording import import_result
 from shardmill.errors import ShardmillError
 from shardmill.files import sealed, write_json
 from shardmill.runtime import load

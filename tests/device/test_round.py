@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from shardmill import machine
 from shardmill.cli import app
-from shardmill.device.importing import import_result
 from shardmill.device.kit import write_kit
 from shardmill.device.rank import rank
+from shardmill.device.recording import import_result
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, sealed, write_json
 from shardmill.gates import residency

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.forms.budget import at_least, unreachable
+from shardmill.forms.recipe import at_least, unreachable
 
 
 @pytest.mark.parametrize("value", [4.15972219, 4.159722201, 4.0, 0.123456789123, 15.99999999, 9.99999999999])

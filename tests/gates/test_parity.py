@@ -13,7 +13,7 @@ from shardmill.gates import parity
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import Allowed
 from shardmill.lane.figures import psnr
-from shardmill.models.calls import Calls
+from shardmill.models.interface import Calls
 
 
 def test_relative_error_is_the_worst_row_s() -> None:

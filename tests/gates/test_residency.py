@@ -17,7 +17,7 @@ from shardmill.errors import GateError
 from shardmill.gates import residency
 from shardmill.gates.residency import Row, measurements
 from shardmill.lane.plan import measured_status, planned
-from shardmill.models.calls import FIXED, Calls
+from shardmill.models.interface import FIXED, Calls
 
 from .judged import judge
 

@@ -19,7 +19,7 @@ from shardmill.forms.form import matrices
 from shardmill.gates import weights as module
 from shardmill.gates.rounding import weight_steps
 from shardmill.gates.weights import PackageWeights, Stored
-from shardmill.models.calls import FIXED, Calls
+from shardmill.models.interface import FIXED, Calls
 from shardmill.plan import Constant
 
 

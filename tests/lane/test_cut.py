@@ -20,7 +20,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.lane.bisect import layer_at, search
 from shardmill.lane.cut import cut_after, operations
 from shardmill.machine import is_portable
-from shardmill.models.calls import FIXED, Calls
+from shardmill.models.interface import FIXED, Calls
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="looks into the portable engine, which is not on a Mac")
 WIDTH = 2

@@ -10,7 +10,7 @@ import pytest
 from models.tiny_families import tiny_config
 from shardmill.errors import CheckpointError
 from shardmill.models import family
-from shardmill.models.described import described
+from shardmill.models.hf_config import described
 
 
 def test_a_null_field_is_the_config_s_fault() -> None:

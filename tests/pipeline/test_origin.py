@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardmill import config
-from shardmill.attest.parameters import PATHS
+from shardmill.attest.statement import PATHS
 from shardmill.errors import ConfigError
 from shardmill.pipeline.origin import grounded, load, workflow_root
 

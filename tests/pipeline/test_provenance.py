@@ -15,10 +15,8 @@ from in_toto_attestation.v1.statement import Statement
 from manifests import manifest
 from packageurl import PackageURL
 
-from shardmill.attest import workflow as workflow_module
-from shardmill.attest.packages import packages, versions
-from shardmill.attest.parameters import parameters
-from shardmill.attest.statement import read_provenance
+from shardmill.attest import statement as workflow_module
+from shardmill.attest.statement import packages, parameters, read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, dumps, sealed, write_json

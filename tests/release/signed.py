@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.release.keys import PublicKey, read_public
+from shardmill.release.sign import PublicKey, read_public
 
 
 @dataclass(frozen=True)

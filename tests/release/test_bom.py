@@ -12,7 +12,7 @@ from pipeline import made
 
 from shardmill.files import read_json
 from shardmill.release.bom import BOM, write_bom
-from shardmill.release.license import License
+from shardmill.release.publishable import License
 
 
 @pytest.fixture

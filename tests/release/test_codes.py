@@ -13,8 +13,7 @@ from safetensors.numpy import load_file, save_file
 from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Action
 from shardmill.release import rebuild
-from shardmill.release.codes import code_lines
-from shardmill.release.rebuild import codes_compared, compare, read_original
+from shardmill.release.rebuild import code_lines, codes_compared, compare, read_original
 
 from .signed import run
 

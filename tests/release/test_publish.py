@@ -21,11 +21,10 @@ from shardmill.checkpoint import hashing
 from shardmill.checkpoint import hub as checkpoint_hub
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
-from shardmill.release.leaks import check_leaks
-from shardmill.release.license import License, check_license
-from shardmill.release.model_signature import signed_files
 from shardmill.release.publish import Wish, prepare, upload
+from shardmill.release.publishable import License, check_leaks, check_license
 from shardmill.release.pull import Address, address, located, pull
+from shardmill.release.sign import signed_files
 
 from .signed import Keys, model_signing, run
 from .store_hub import LFS, StoreHub, running

@@ -19,7 +19,7 @@ from shardmill.attest.statement import with_seal
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.release import rebuild
-from shardmill.release.differences import explained
+from shardmill.release.compare import explained
 from shardmill.release.rebuild import check_tools, compare, read_original, state
 from shardmill.release.sign import sign
 

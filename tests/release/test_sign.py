@@ -20,11 +20,9 @@ from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.pipeline.audit import is_out_of_scope
-from shardmill.release import claims
-from shardmill.release.keys import read_private, read_public
-from shardmill.release.model_signature import signed_files
-from shardmill.release.proof import prove
-from shardmill.release.sign import sign
+from shardmill.release import verify
+from shardmill.release.sign import read_private, read_public, sign, signed_files
+from shardmill.release.verify import prove
 
 from .signed import Keys, in_toto_alone, make_keys, model_signing, run
 
@@ -138,7 +136,7 @@ def another_build_s_envelope(signed: Path, tmp_path: Path, keys: Keys) -> tuple[
 
 
 def sign_statements_only(build: Path, keys: Keys) -> None:
-    from shardmill.release.envelopes import write_envelopes
+    from shardmill.release.sign import write_envelopes
 
     payload = (build / "provenance.json").read_bytes()
     write_envelopes(build / "attestations/provenance.dsse.jsonl", [payload], read_private(keys.private))
@@ -235,8 +233,8 @@ def test_a_verdict_is_held_against_the_thresholds_of_this_shardmill(
 )
 def test_a_number_is_held_against_the_model_s_own_limit_too(stated: str, expected: str) -> None:
     row = {"name": "width_error", "value": 3e-6, "threshold": stated, "limit_why": "22 times ...", "passed": True}
-    assert claims._fault(row, THRESHOLDS) == expected
-    assert claims._fault(row | {"value": 2e-4, "threshold": "<= 1"}, THRESHOLDS).endswith("must be <= 0.0001")
+    assert verify._fault(row, THRESHOLDS) == expected
+    assert verify._fault(row | {"value": 2e-4, "threshold": "<= 1"}, THRESHOLDS).endswith("must be <= 0.0001")
 
 
 @pytest.mark.parametrize("content", [{"part": "stack"}, {"part": "stack", "gate": [5]}, {"gate": []}], ids=str)

@@ -8,10 +8,9 @@ import pytest
 
 from report import sample
 from report.reading import section, words
-from shardmill.forms.costly import costliest
-from shardmill.report.forms import steps
+from shardmill.forms.recipe import costliest
 from shardmill.report.page import render
-from shardmill.report.points import judged, points
+from shardmill.report.points import judged, points, steps
 
 
 def search(**changes: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from matplotlib import rc_context
 
 from report import sample
-from shardmill.report.drawing import COLOURS, alone
-from shardmill.report.plots import Plot, plots
+from shardmill.report.speed import Plot, plots
+from shardmill.report.wording import COLOURS, alone
 
 
 @pytest.fixture(scope="module")

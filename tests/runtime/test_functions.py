@@ -7,8 +7,8 @@ import pytest
 
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
-from shardmill.models.calls import FIXED, GRAPH, RANGE, Calls, calls
 from shardmill.models.contract import Blueprint
+from shardmill.models.interface import FIXED, GRAPH, RANGE, Calls, calls
 from shardmill.runtime.functions import Functions, of_blueprint, of_entry
 
 ENTRY = {

@@ -18,7 +18,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from shardmill.errors import ShardmillError
-from shardmill.models.calls import MAIN
+from shardmill.models.interface import MAIN
 
 # Samples are made of layers FIRST, FIRST + 1, ...: no other number comes near, so one over it is a layer's index.
 FIRST = 1_000_000

@@ -22,8 +22,8 @@ from shardmill.convert.template.kinds import LayerTemplate, compose, fit_layer
 from shardmill.convert.template.pattern import FIRST, Sample, Template, fit_template
 from shardmill.files import digest, load_json, write_json
 from shardmill.models.architecture import Graph, Kind
-from shardmill.models.calls import FIXED, Calls
 from shardmill.models.contract import constants, inputs
+from shardmill.models.interface import FIXED, Calls
 from shardmill.plan import Part
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill import machine
-from shardmill.models.calls import EACH
+from shardmill.models.interface import EACH
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
 UNVERIFIED = (

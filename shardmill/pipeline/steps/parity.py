@@ -12,7 +12,7 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import thresholds
 from shardmill.models import ENCODER
-from shardmill.models.calls import FIXED
+from shardmill.models.interface import FIXED
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder

@@ -13,7 +13,7 @@ from shardmill import machine
 from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
-from shardmill.forms.costly import costliest
+from shardmill.forms.recipe import costliest
 from shardmill.gates import thresholds
 from shardmill.pipeline.steps.parity import hint, host_side, verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder

@@ -76,8 +76,8 @@ def task(
 
 def _write(build: Build, made: Mapping[str, Path]) -> None:
     """The page, and each of its figures as a file."""
-    from shardmill.report.drawing import alone
     from shardmill.report.page import context, filled
+    from shardmill.report.wording import alone
 
     shown = context(build)
     write_text(made["page"], filled(shown))

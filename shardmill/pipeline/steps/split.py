@@ -14,7 +14,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import PREFIX, Model
-from shardmill.models.calls import GRAPH, RANGE
+from shardmill.models.interface import GRAPH, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -78,8 +78,7 @@ def split(
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
-    from shardmill.models.described import described
-    from shardmill.models.hf_config import load_hf_config
+    from shardmill.models.hf_config import described, load_hf_config
 
     hf = load_hf_config(source)
     model = topology.as_configured(settings, described(family(hf.model_type, settings.kind), hf, settings.length))

@@ -51,14 +51,14 @@ def test_damaged_samples_are_made_again(damage: object, tmp_path: Path) -> None:
 AT_ONCE = """
 import os, sys, time
 from pathlib import Path
-from shardmill.convert.template import cache
+from shardmill.convert.template import sample
 folder, name = Path(sys.argv[1]), sys.argv[2]
 def make():
     (folder / f"made by {name}").touch()
     print("making", flush=True)
     time.sleep(float(sys.argv[3]))
     return [name.encode()]
-print(cache.shared(folder / "cache", {"kind": 1}, make), flush=True)
+print(sample.shared(folder / "cache", {"kind": 1}, make), flush=True)
 """
 
 

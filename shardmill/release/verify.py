@@ -1,0 +1,295 @@
+"""What a signed build proves: claims, signatures, and builders who got the same bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardmill.attest.statement import PROVENANCE as PROVENANCE_TYPE
+from shardmill.attest.statement import read_provenance
+from shardmill.checkpoint.cache import HashCache
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.errors import ShardmillError
+from shardmill.files import parse_json, read_json
+from shardmill.gates.thresholds import Threshold, of
+from shardmill.pipeline.added import CARD_RECORD, is_signature
+from shardmill.pipeline.audit import ATTESTATION, RESULTS, Audit, audit
+from shardmill.pipeline.provenance import gate_statements, verdicts
+from shardmill.pipeline.subjects import subjects
+from shardmill.release.bundle import CARD, bundle_files
+from shardmill.release.compare import steps_of
+from shardmill.release.sign import (
+    ATTESTATIONS,
+    PROVENANCE,
+    SIGNATURE,
+    STATEMENTS,
+    PublicKey,
+    check_model,
+    payloads,
+    read_envelopes,
+    signed_files,
+    signers,
+)
+from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised by what is none
+
+
+def _missing_subjects(build: Path) -> Iterator[str]:
+    """Names of files that provenance.json should speak of, by model.json and the receipts, and does not."""
+    statement = read_provenance(build / ATTESTATION)
+    said = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
+    model = read_manifest(build, COMPLETE)
+    for name, sha in (*subjects(model, build / "model.json"), *verdicts(steps_of(statement))):
+        if (name, sha) not in said:
+            yield f"{name} is no subject of it"
+
+
+def _missing_statements(build: Path) -> Iterator[str]:
+    """Gates of which test-results.jsonl does not say what their verdicts do."""
+    lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
+    for path in _paths(build):
+        try:
+            expected = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in gate_statements(build, [path])]
+        except NO_VERDICT:
+            expected = []
+        if not expected or expected[0] not in lines:
+            yield f"does not say what {path.relative_to(build).as_posix()} does"
+
+
+def _verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
+    """Gates, numbers, and each number that this shardmill would not let pass, whatever the verdict says."""
+    gates, numbers, faults = 0, 0, []
+    for path in _paths(build):
+        name = path.relative_to(build).as_posix()
+        try:
+            content = read_json(path)
+            rows, known = content["gate"], of(content)
+            if not rows:
+                faults.append((name, "a verdict without a number"))
+            faults += [(name, fault) for fault in (_fault(row, known) for row in rows) if fault]
+        except NO_VERDICT:
+            rows, faults = [], [*faults, (name, "no verdict of a gate")]
+        gates, numbers = gates + 1, numbers + len(rows)
+    if not gates:
+        faults.append((ATTESTATION, "names no verdict of any gate"))
+    return gates, numbers, faults
+
+
+def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
+    threshold, value = thresholds.get(str(row.get("name"))), row.get("value")
+    if threshold is None:
+        return f"{row.get('name')} is no number that this shardmill knows"
+    if "limit_why" in row:  # the model's own limit, which is stricter than the table's or counts for nothing
+        threshold = replace(threshold, limit=min(threshold.limit, _stated(row)))
+    if not isinstance(value, int | float) or not math.isfinite(value) or not threshold.holds(value):
+        return f"{row['name']} is {value}, must be {'>=' if threshold.at_least else '<='} {threshold.limit:g}"
+    return "" if row.get("passed") is True else f"{row['name']} did not pass"
+
+
+def _stated(row: Mapping[str, Any]) -> float:
+    """Return the limit that a row names; if it names none, one that lets nothing pass."""
+    try:
+        return float(str(row["threshold"]).split()[-1])
+    except (KeyError, IndexError, ValueError):
+        return -math.inf
+
+
+def _paths(build: Path) -> list[Path]:
+    return [build / name for name, _ in sorted(verdicts(steps_of(read_provenance(build / ATTESTATION))))]
+
+
+@dataclass(frozen=True)
+class Rebuilders:
+    """Who built the same.
+
+    Attributes:
+        builders: keys of who built it, the first builder's first.
+        unchecked: statements whose keys were not given.
+        wrong: (file, what is wrong) of those that don't hold.
+    """
+
+    builders: tuple[PublicKey, ...]
+    unchecked: int
+    wrong: list[tuple[str, str]]
+
+
+def _rebuilders(build: Path, keys: Sequence[PublicKey]) -> Rebuilders:
+    """Those of the keys whose holders built what a build's subjects are."""
+    subjects = read_provenance(build / ATTESTATION)["subject"]
+    believed: dict[str, PublicKey] = {}
+    unchecked, wrong = 0, []
+    for path in (build / PROVENANCE, *sorted((build / ATTESTATIONS).glob("rebuild-*"))):
+        if not path.is_file():
+            continue
+        name = path.relative_to(build).as_posix()
+        try:
+            found = _who(path, subjects, keys) if keys else []
+        except ShardmillError as error:
+            wrong += [] if path == build / PROVENANCE else [(name, str(error).removeprefix(f"{path}: "))]
+            continue
+        unchecked += not found and path != build / PROVENANCE
+        believed |= {key.short: key for key in found}
+    return Rebuilders(tuple(believed.values()), unchecked, wrong)
+
+
+def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[PublicKey]:
+    """The keys that signed a statement about these subjects. Raises ShardmillError where it is about others."""
+    (envelope, *others) = read_envelopes(path)
+    try:
+        statement = parse_json(envelope.payload)
+        right = not others and statement["predicateType"] == PROVENANCE_TYPE and statement["subject"] == subjects
+    except (ValueError, LookupError, TypeError) as error:
+        raise ShardmillError(f"{path}: holds no statement ({error})") from error
+    if not right:
+        raise ShardmillError(f"{path}: speaks of other bytes than this build's")
+    found = signers(envelope, keys)
+    named = path.name.removeprefix("rebuild-").split(".")[0]
+    if path.name.startswith("rebuild-") and found and all(key.short != named for key in found):
+        raise ShardmillError(f"{path}: not the envelope of the key that its name says")
+    return found
+
+
+Fault = tuple[str, str]  # a file of the build, and what is wrong with it
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what is proved, by whom, and how far."""
+
+    what: str
+    by: str
+    result: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found.
+
+    Attributes:
+        audit: of every byte.
+        rows: the table.
+        wrong: every fault, the audit's first.
+    """
+
+    audit: Audit
+    rows: tuple[Row, ...]
+    wrong: tuple[Fault, ...]
+
+
+def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> Proof:
+    """Looks at every file, statement and signature of a build.
+
+    Args:
+        build: the build's folder.
+        keys: public keys of those who are believed; without one, signatures are not checked.
+        cache: of hashes, see `audit`.
+
+    Raises:
+        ShardmillError: there is no build, or no attestation to start from.
+    """
+    found = audit(build, cache)
+    rows = [Row(f"{found.checked} files", f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}", _count(found.wrong))]
+    wrong = list(found.wrong)
+    claims = [] if wrong else [_statements(build), _verdicts(build)]  # of damaged files they would say nothing
+    for row, faults in (*claims, *_signatures(build, keys, found), _rebuilt(build, keys)):
+        rows.append(row)
+        wrong += faults
+    return Proof(found, tuple(rows), tuple(dict.fromkeys(wrong)))
+
+
+def _count(faults: Sequence[Fault]) -> str:
+    return f"{len(faults)} wrong" if faults else "as they were made"
+
+
+def _statements(build: Path) -> tuple[Row, list[Fault]]:
+    faults = [(ATTESTATION, fault) for fault in _missing_subjects(build)]
+    faults += [(RESULTS, fault) for fault in _missing_statements(build)]
+    count = len(read_provenance(build / ATTESTATION)["subject"])
+    return Row(
+        f"{count} subjects", "model.json and the receipts", _count(faults) if faults else "none is missing"
+    ), faults
+
+
+def _verdicts(build: Path) -> tuple[Row, list[Fault]]:
+    gates, numbers, faults = _verdict_faults(build)
+    return Row(f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", _result(faults)), faults
+
+
+def _result(faults: Sequence[Fault]) -> str:
+    return f"{len(faults)} wrong" if faults else "within"
+
+
+def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[Row, list[Fault]]]:
+    if not keys:
+        there = [name for name in found.signatures if "rebuild-" not in name]
+        yield Row("statements and bundle", "nobody", "signed, not checked: give --key" if there else "not signed"), []
+        return
+    for envelopes, statements in STATEMENTS.items():
+        yield _signed(
+            statements, keys, [_check_envelopes(build, envelopes, statements, key) for key in keys], envelopes
+        )
+    yield _signed("the bundle", keys, [_check_bundle(build, key) for key in keys], SIGNATURE)
+    if (build / CARD).is_file() and (build / SIGNATURE).is_file() and CARD not in _signed_files(build):
+        yield Row("the card", "nobody", f"not signed: {CARD} may say anything"), []
+
+
+def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[Row, list[Fault]]:
+    """A row: signed by one of the keys, or what each of them says against it."""
+    by = next((key for key, fault in zip(keys, told, strict=True) if not fault), None)
+    if by:
+        return Row(what, f"key {by.short} ({by.file.name})", "signed"), []
+    return Row(what, "nobody who is believed", "not proved"), [(signature, "; ".join(dict.fromkeys(told)))]
+
+
+def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKey) -> str:
+    """What keeps a key from having signed a file's statements; empty for nothing."""
+    if not (build / envelopes).is_file():
+        return "missing: not signed"
+    try:
+        read = read_envelopes(build / envelopes)
+        if [envelope.payload for envelope in read] != payloads(build, statements):
+            return f"its payload is not {statements}"
+        if not all(signers(envelope, [key]) for envelope in read):
+            return f"not signed by {key.file}"
+    except (ShardmillError, OSError) as error:
+        return str(error).removeprefix(f"{build / envelopes}: ")
+    return ""
+
+
+def _check_bundle(build: Path, key: PublicKey) -> str:
+    """What keeps a key from having signed a bundle's files; empty for nothing."""
+    if not (build / SIGNATURE).is_file():
+        return "missing: not signed"
+    try:
+        check_model(build, key.file)
+        signed = signed_files(build)
+        more = [name for name in bundle_files(build) if name not in signed and _is_to_be_signed(name)]
+    except (ShardmillError, OSError) as error:
+        return str(error).removeprefix(f"{build / SIGNATURE}: ")
+    return f"does not speak of {more[0]}" if more else ""
+
+
+def _signed_files(build: Path) -> Collection[str]:
+    """Those that the model signature names; none where it can't be read, of which its own row tells."""
+    try:
+        return signed_files(build)
+    except (ShardmillError, OSError):
+        return ()
+
+
+def _is_to_be_signed(name: str) -> bool:
+    """Whether a signature that lacks a file of the bundle is wrong; the card may come after it."""
+    return not is_signature(name) and name not in (CARD_RECORD, CARD)
+
+
+def _rebuilt(build: Path, keys: Sequence[PublicKey]) -> tuple[Row, list[Fault]]:
+    found = _rebuilders(build, keys)
+    count = len(found.builders)
+    by = ", ".join(key.short for key in found.builders) or "nobody"
+    more = f", {found.unchecked} not checked: whose key is not given" if found.unchecked else ""
+    return Row("the same bytes, built", f"keys {by}" if count else by, f"by {count} independently{more}"), found.wrong
