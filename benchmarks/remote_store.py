@@ -24,8 +24,8 @@ import fsspec
 from shardmill import config
 from shardmill.checkpoint.hashing import hash_files
 from shardmill.files import digest
-from shardmill.pipeline.remote import URL, Remote
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.remote import URL, Remote
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 
 ROOT = Path(__file__).parents[1]

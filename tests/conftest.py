@@ -18,8 +18,8 @@ import torch
 from stored import Outcome
 
 from shardmill.machine import collect_rarely
-from shardmill.pipeline import remote
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.store import Store
 
 if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores, and so do the processes that they start

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 
 Made = Mapping[str, Path]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pipeline.project import python_path
 
-from shardmill.pipeline.origin import PARTS
+from shardmill.pipeline.resolve import PARTS
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 ROOT = Path(__file__).parents[1]

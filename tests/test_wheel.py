@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 DIGESTS = """
 import json, shardmill
 from pathlib import Path
-from shardmill.pipeline.fingerprint import tools
+from shardmill.pipeline.code_digest import tools
 from shardmill.pipeline.table import STEPS
 print(json.dumps([str(Path(shardmill.__file__).parent), {name: tools(step, "phi3") for name, step in STEPS.items()}]))
 """
@@ -210,7 +210,7 @@ def test_another_workflow_uses_it_as_a_module(site: Path, tmp_path: Path) -> Non
     """From a folder that holds a config and nothing else; so does what snakedeploy writes."""
     (tmp_path / "config").mkdir()
     (tmp_path / "config/config.yaml").write_text((ROOT / "configs/demo.yaml").read_text())
-    asked = "from shardmill.pipeline.origin import workflow_root; print(workflow_root())"
+    asked = "from shardmill.pipeline.resolve import workflow_root; print(workflow_root())"
     root = run(site, tmp_path, "-c", asked).stdout.strip()
     assert root == str(site / "shardmill/workflow")
     (tmp_path / "Snakefile").write_text(MODULE.format(snakefile=f"{root}/Snakefile"))

@@ -126,7 +126,7 @@ def ways(
 ) -> None:
     """Forecast which division into programs is fastest on systems that were measured. Builds nothing."""
     from shardmill.device.ways import ways as found
-    from shardmill.pipeline.origin import load
+    from shardmill.pipeline.resolve import load
 
     by_system = found(load(config), builds or _builds())
     if as_json:

@@ -29,7 +29,7 @@ def plan(
     from rich.console import Console
 
     from shardmill.errors import ConfigError, ShardmillError
-    from shardmill.pipeline.origin import load
+    from shardmill.pipeline.resolve import load
 
     chosen = load(config)
     try:
@@ -180,12 +180,13 @@ def why(
 
     from shardmill import config
     from shardmill.errors import ConfigError
-    from shardmill.pipeline import origin, remote, snakefile, why
-    from shardmill.pipeline.settle import settle
-    from shardmill.pipeline.store import Store
+    from shardmill.pipeline import resolve, snakefile, why
+    from shardmill.pipeline.cache import remote
+    from shardmill.pipeline.cache.store import Store
+    from shardmill.pipeline.resolve import settle
 
     file = configfile or config.find(build.name)
-    settings = origin.load(file)
+    settings = resolve.load(file)
     if settings.model != build.name:
         raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
     for problem in snakefile.file_problems(settings):
@@ -212,8 +213,8 @@ def gc(
 ) -> None:
     """Remove stored artifacts that no build refers to, and what killed runs left behind."""
     from shardmill.errors import ShardmillError
-    from shardmill.pipeline import gc
-    from shardmill.pipeline.lock import hold_lock, hold_store
+    from shardmill.pipeline.cache import gc
+    from shardmill.pipeline.cache.lock import hold_lock, hold_store
 
     if not (builds / ".store").is_dir():
         raise ShardmillError(f"{builds}: there is no store here (.store); name the folder that holds the builds")
@@ -228,7 +229,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Folder to make, or one that holds none of the workflow's files.")],
 ) -> None:
     """Write the workflow, its configs and the demo's checkpoint into a folder, ready for `snakemake --cores 4 all`."""
-    from shardmill.pipeline.origin import lay_out
+    from shardmill.pipeline.resolve import lay_out
 
     lay_out(folder)
     typer.echo(f"cd {folder} && snakemake --cores 4 all    # the demo; your own: configs/README.md")
@@ -298,7 +299,7 @@ def synth_checkpoint(
     from shardmill.errors import ConfigError
     from shardmill.models.hf_config import content_fault
     from shardmill.models.synthetic import synth_checkpoint as write
-    from shardmill.pipeline.origin import located, workflow_root
+    from shardmill.pipeline.resolve import located, workflow_root
     from shardmill.yamlfile import read_yaml
 
     content = read_yaml(like)

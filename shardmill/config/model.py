@@ -229,7 +229,7 @@ def _measured(value: object) -> str:
     return NAMED if isinstance(value, bool) else GIVEN
 
 
-# One that is left open is settled by what the model's config.json says, see shardmill.pipeline.settle.
+# One that is left open is settled by what the model's config.json says, see shardmill.pipeline.resolve.
 Topology = Annotated[
     Annotated[tuple[Layers, ...], Field(min_length=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")],
     Discriminator(_alternative),

@@ -3,29 +3,180 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import logging
 import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from shardmill import interrupt
-from shardmill.errors import ShardmillError
-from shardmill.files import load_json
+from shardmill.errors import GateError, ShardmillError
+from shardmill.files import digest, load_json, write_json
 from shardmill.imports import spare_coremltools
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine, package_versions
-from shardmill.pipeline import dag, fingerprint, memory, remote, storage, table
-from shardmill.pipeline.disk import full_at, uncopied_at
-from shardmill.pipeline.lock import join_build
-from shardmill.pipeline.perform import describe, perform, read_artifact, receipt_path, taken
-from shardmill.pipeline.step import Step
-from shardmill.pipeline.store import Store
-from shardmill.pipeline.task import Artifact, Task
+from shardmill.pipeline import code_digest, dag, resources, storage, table
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.lock import join_build
+from shardmill.pipeline.cache.receipts import read_receipt
+from shardmill.pipeline.cache.store import TEMPLATES, Store
+from shardmill.pipeline.dag import Step, receipt_of
+from shardmill.pipeline.task import Artifact, Missed, Task, Tools, failed
 from shardmill.printable import PrintableFormatter, first_line, one_line
+
+if TYPE_CHECKING:
+    from shardmill.config import Config
+
+
+def _receipt_path(artifact: Path) -> Path:
+    """Where the receipt of an artifact stands, as `receipt_of` says."""
+    return Path(receipt_of(str(artifact)))
+
+
+def read_artifact(path: Path) -> Artifact:
+    """The artifact at `path`, which is its step's only output."""
+    receipt = read_receipt(_receipt_path(path))
+    ((name, sha256),) = receipt["outputs"].items()
+    return Artifact(path, sha256, receipt["files"].get(name, {}))
+
+
+def describe(
+    task: Callable[..., Task], arguments: Mapping[str, Any], store: Store, tools: Tools, threads: int = 1
+) -> Task:
+    """What a step says of a job.
+
+    Args:
+        task: the step's function.
+        arguments: the job's inputs and parameters by name; the function must take every one of them.
+        store: gives what a function may ask for by name besides: `hashes` and `before_change`, and `templates`, a
+            folder for what all parts share, which is named by the tools.
+        tools: the step's, which it may ask for too.
+        threads: how many the job may start; for functions that ask.
+    """
+    offers = {
+        "tools": tools,
+        "threads": threads,
+        "hashes": store.hashes,
+        "before_change": store.before_change,
+        "templates": store.root / TEMPLATES / digest(tools),
+    }
+    asked = inspect.signature(task).parameters
+    return task(**arguments, **{name: value for name, value in offers.items() if name in asked})
+
+
+def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> dict[str, Any]:
+    """A job's inputs and parameters by name, as the table has them.
+
+    Args:
+        steps: the table.
+        job: the job.
+        config: the model's.
+        build: the folder that the build's files are looked for in.
+    """
+    step, mine = steps[job[0]], dag.own(steps, job)
+    found: dict[str, Any] = {}
+    waited = dag.waits(steps, job[0])  # as in a job, what these speak for is known by its receipt
+    for key, files in dag.inputs(steps, job[0]).items():
+        paths = dag.bound(files, dag.names(config), mine, build)
+        if key in step.takes or (isinstance(files, str) and receipt_of(files) in waited):
+            found[key] = [read_artifact(p) for p in paths] if isinstance(paths, list) else read_artifact(paths)
+        else:
+            found[key] = paths
+    for key, named in step.outside.items():
+        value = named(config)
+        found[key] = Path(value) if isinstance(value, str) else [Path(path) for path in value]
+    found.pop(dag.WAITS, None)
+    return found | {key: _own(value(config), mine) for key, value in step.params.items()}
+
+
+def _own(value: Any, own: Mapping[str, str]) -> Any:
+    """A parameter, in place of a wildcard what that is in the job."""
+    return own[value[1:-1]] if isinstance(value, str) and value[1:-1] in own else value
+
+
+def taken(arguments: Mapping[str, Any]) -> dict[Path, Path]:
+    """The artifacts among a job's arguments, with their receipts."""
+    values = [each for value in arguments.values() for each in (value if isinstance(value, list) else [value])]
+    return {value.path: _receipt_path(value.path) for value in values if isinstance(value, Artifact)}
+
+
+def perform(
+    task: Task,
+    outputs: Mapping[str, Path],
+    receipt: Path | None,
+    store: Store,
+    reads: Mapping[Path, Path] | None = None,
+) -> bool:
+    """Does a job's work, or takes its result from the store; True if that took work.
+
+    Args:
+        task: what the step says of the job.
+        outputs: where to put what is made, by name.
+        receipt: where to say of what; None for work whose result is not kept.
+        store: where results are kept.
+        reads: artifacts that the work reads, with their receipts, by whose hashes the action knows them.
+
+    Raises:
+        GateError: a gate's number missed its threshold; every number is in the file beside the verdict.
+    """
+    if task.action is None or receipt is None:
+        task.work(outputs)
+        return True
+    if "verdict" in outputs:
+        failed(outputs["verdict"]).unlink(missing_ok=True)
+    try:
+        return store.perform(task.action, outputs, receipt, task.work, reads, **task.notes)
+    except Missed as missed:
+        numbers = failed(outputs["verdict"])
+        write_json(numbers, missed.content)
+        raise GateError(f"{missed}; all numbers: {numbers}") from None
+
+
+CODES = (errno.ENOSPC, errno.EDQUOT)
+# The second of each is Rust's, as safetensors reports it.
+SIGNS = tuple(sign for code in CODES for sign in (os.strerror(code), f"os error {code})"))
+UNCOPIED = re.compile(rf"filesystem error: cannot copy: {re.escape(os.strerror(errno.EIO))} \[[^]]*\] \[([^]]*)\]")
+SOMEWHERE = "build"
+
+
+def full_at(error: BaseException) -> str | None:
+    """What could not be written as the disk is full, "build" where the error does not say; None for another error."""
+    for found in chain(error):
+        if isinstance(found, OSError) and found.errno in CODES:
+            return str(found.filename2 or found.filename or SOMEWHERE)
+        if any(sign in str(found) for sign in SIGNS):
+            return _copied_to(found) or SOMEWHERE
+    return None
+
+
+def uncopied_at(error: BaseException) -> str | None:
+    """What a library in C++ could not write; None for another error.
+
+    The standard library of C++ makes an I/O error of a full disk, as of one that fails, so no more is known.
+    """
+    found = next((found for each in chain(error) if (found := UNCOPIED.search(str(each)))), None)
+    return found and found[1]
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it was raised from."""
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        yield following
+        seen.append(following)
+        following = following.__cause__ or following.__context__
+
+
+def _copied_to(error: BaseException) -> str | None:
+    """The file at which shutil.copytree first failed: its error holds (source, target, reason) of each."""
+    first = error.args[0][0] if error.args and isinstance(error.args[0], list) and error.args[0] else None
+    return str(first[1]) if isinstance(first, tuple) and len(first) == 3 else None
+
 
 log = logging.getLogger("shardmill")
 
@@ -84,7 +235,7 @@ def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Call
     with storage.room(inputs, outputs, snakemake.wildcards.model) as room:
         record = room.builds / snakemake.wildcards.model / "source.receipt.json"
         if room.is_elsewhere:
-            tools = fingerprint.tools(step, fingerprint.family(step, record))
+            tools = code_digest.tools(step, code_digest.family(step, record))
         packages = package_versions(tools["packages"])  # conda may give jobs others than Snakemake has
         tools = tools | {"packages": packages}
         store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
@@ -99,11 +250,11 @@ def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Call
 def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     """How many the job may start: those that Snakemake gave it, as far as its memory reaches."""
     threads: int = snakemake.threads
-    if step.each_thread == memory.NOTHING or threads == 1:
+    if step.each_thread == resources.NOTHING or threads == 1:
         return threads
-    assert isinstance(step.needs, memory.Need)
-    found = memory.sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
-    return memory.threads_within(snakemake.resources["mem_mb"], threads, step.needs, step.each_thread, found)
+    assert isinstance(step.needs, resources.Need)
+    found = resources.sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
+    return resources.threads_within(snakemake.resources["mem_mb"], threads, step.needs, step.each_thread, found)
 
 
 def _as_files(named: Any) -> dict[str, Path | list[Path]]:
@@ -117,7 +268,7 @@ def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
     receipts = {waits} if isinstance(waits, Path) else set(waits)
 
     def known(path: Path) -> Path | Artifact:
-        return read_artifact(path) if receipt_path(path) in receipts else path
+        return read_artifact(path) if _receipt_path(path) in receipts else path
 
     return {
         name: [known(path) for path in value] if isinstance(value, list) else known(value)
@@ -128,7 +279,7 @@ def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
 
 def _check_code(step: Step, code: str, record: Path) -> None:
     """Raises ShardmillError where the code that worked is not that which the result would be filed under."""
-    if fingerprint.tools(step, fingerprint.family(step, record))["code"] != code:
+    if code_digest.tools(step, code_digest.family(step, record))["code"] != code:
         raise ShardmillError("shardmill's code was changed while it worked; run the same command again")
 
 

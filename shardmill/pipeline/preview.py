@@ -18,7 +18,7 @@ from shardmill.forms.form import stored_bytes
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, Kind, Model
 from shardmill.models.contract import cache_bytes, table_constants
 from shardmill.models.interface import FIXED
-from shardmill.pipeline.settle import describe
+from shardmill.pipeline.resolve import describe
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes

@@ -14,7 +14,7 @@ from shardmill import machine
 from shardmill.config import Config
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
-from shardmill.pipeline import dag, fingerprint, remote, storage
+from shardmill.pipeline import code_digest, dag, storage
 from shardmill.pipeline.batch import (
     Batch,
     alike,
@@ -24,11 +24,29 @@ from shardmill.pipeline.batch import (
     of_jobs,
     parts_of,
     read_batch,
+    sum_up,
     tell_jobs,
     together,
     told,
 )
-from shardmill.pipeline.configured import (
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.lock import hold_lock, join_build, register
+from shardmill.pipeline.code_digest import model_type, model_type_in, needs_family
+from shardmill.pipeline.dag import receipt_of
+from shardmill.pipeline.resolve import default_config, expected, overlaps, parsed, read_text, settle
+from shardmill.pipeline.resources import every_core, matrices_at_once
+from shardmill.pipeline.scheduling import (
+    demand_room,
+    go_on,
+    limit_ane,
+    mem_mb,
+    start_without_delay,
+    too_large,
+    use_own_solver,
+)
+from shardmill.pipeline.storage import checkpoint, folder, new_folder
+from shardmill.pipeline.table import (
+    STEPS,
     benchmark_text,
     calibrates,
     calibration_files,
@@ -47,20 +65,7 @@ from shardmill.pipeline.configured import (
     task_files,
     witness_runtime,
 )
-from shardmill.pipeline.fingerprint import model_type, model_type_in, needs_family
-from shardmill.pipeline.lock import hold_lock, join_build
-from shardmill.pipeline.origin import default_config, parsed
-from shardmill.pipeline.room import demand_room, mem_mb, too_large
-from shardmill.pipeline.scheduling import go_on, limit_ane, start_without_delay, use_own_solver
-from shardmill.pipeline.settle import expected, settle
-from shardmill.pipeline.step import receipt_of
-from shardmill.pipeline.storage import checkpoint, folder, new_folder
-from shardmill.pipeline.summary import sum_up
-from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
-from shardmill.pipeline.texts import overlaps, read_text
-from shardmill.pipeline.users import register
-from shardmill.pipeline.where import every_core, matrices_at_once
 from shardmill.printable import one_line
 from shardmill.witness import installed
 from shardmill.yamlfile import read_yaml
@@ -201,10 +206,10 @@ def tools(batch: Batch, workflow: Any) -> dict[str, Tools | Callable[[Any], Tool
 
     @cache
     def known(name: str, family: str) -> Tools:
-        return fingerprint.tools(STEPS[name], family)
+        return code_digest.tools(STEPS[name], family)
 
     def of_step(name: str) -> Tools | Callable[[Any], Tools]:
-        if storage.is_used(workflow) or not needs_family(fingerprint.modules(STEPS[name])):
+        if storage.is_used(workflow) or not needs_family(code_digest.modules(STEPS[name])):
             return known(name, "")
         return lambda wildcards: known(name, _family(batch.models[wildcards.model]))
 

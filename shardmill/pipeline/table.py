@@ -7,9 +7,20 @@ what `shardmill why` foresees, what the report draws. `step.Step` says what a ro
 
 from __future__ import annotations
 
-from shardmill.pipeline import configured, dag
-from shardmill.pipeline.memory import Need
-from shardmill.pipeline.step import Step
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardmill import machine
+from shardmill.errors import ConfigError
+from shardmill.evidence.build import evidence_files
+from shardmill.files import is_left_by_macos, parse_json
+from shardmill.forms.form import INT4, INT8
+from shardmill.forms.recipe import RULES, SEARCH
+from shardmill.pipeline import dag
+from shardmill.pipeline.dag import Step
+from shardmill.pipeline.resources import Need
 from shardmill.pipeline.steps import (
     benchmark,
     calibration,
@@ -34,6 +45,150 @@ from shardmill.pipeline.steps import (
 )
 from shardmill.pipeline.steps import compile as compiling
 
+if TYPE_CHECKING:
+    from shardmill.config import Benchmark, Config
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """The config as plain data, as Snakemake compares and passes parameters."""
+    from pydantic import TypeAdapter
+
+    plain: dict[str, Any] = parse_json(TypeAdapter(type(config)).dump_json(config))
+    return plain
+
+
+def section(name: str, config: Config) -> Any:
+    """A section of the config as plain data."""
+    return settings(config)[name]
+
+
+def option(name: str, config: Config) -> Any:
+    """What the config says at a dotted name."""
+    return reduce(getattr, name.split("."), config)
+
+
+def engine(config: Config) -> dict[str, str]:
+    """Return the engine that loads programs here, so that steps that load them run again after it has changed."""
+    return machine.engine()
+
+
+def split_settings(config: Config) -> dict[str, Any]:
+    """What of the config decides the plan: other settings must not make anything again."""
+    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark", "witness")}
+
+
+def source_files(config: Config) -> list[str]:
+    """Files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
+    if config.source.path is None:
+        return []
+    files = (file for file in Path(config.source.path).iterdir() if file.is_file())
+    return sorted(str(file) for file in files if not is_left_by_macos(file))
+
+
+def recipe_files(config: Config) -> list[str]:
+    """The file that says which form each matrix has, if one does."""
+    precision = config.convert.precision
+    return [] if precision in RULES else [precision]
+
+
+def _parity_text(config: Config) -> str:
+    """The text that the parity gates are fed with."""
+    return config.parity.text
+
+
+def calibrates(config: Config) -> bool:
+    """Whether codes are fitted to a text."""
+    return config.convert.calibration is not None
+
+
+def searches(config: Config) -> bool:
+    """Whether forms are searched for."""
+    return config.convert.precision == SEARCH
+
+
+def _witnesses(config: Config) -> bool:
+    """Return whether Apple's Core AI runtime computes every part too."""
+    return config.witness
+
+
+def witness_runtime(config: Config) -> dict[str, str]:
+    """Return the Core AI runtime that is installed here; empty if the config does not ask for it."""
+    from shardmill.witness import installed
+
+    return installed.runtime() if config.witness else {}
+
+
+def calibration_files(config: Config) -> list[str]:
+    """The calibration text, if there is one."""
+    return [config.convert.calibration.text] if config.convert.calibration else []
+
+
+# What provenance names with its hash, by the inputs of its step.
+NAMED: Mapping[str, Callable[[Config], str | list[str]]] = {
+    "text": _parity_text,
+    "calibration": calibration_files,
+    "recipe": recipe_files,
+}
+
+
+def calibration_settings(config: Config) -> dict[str, Any] | None:
+    """The config's `convert.calibration`."""
+    found: dict[str, Any] | None = settings(config)["convert"]["calibration"]
+    return found
+
+
+def search_settings(config: Config) -> dict[str, Any] | None:
+    """What the search is told: its budget, the forms that it may take, and how many points are to be measured."""
+    if not searches(config):
+        return None
+    found, search = settings(config)["convert"], config.convert.search
+    return {"budget": found["budget"], "forms": list(search.forms), "measured": search.measured}
+
+
+def coded_forms(config: Config) -> list[str]:
+    """Forms that codes are made of besides INT4, which always has some."""
+    return [name for name in config.convert.search.forms if name not in (INT4, INT8)] if searches(config) else []
+
+
+def measures(config: Config) -> bool:
+    """Whether points of the front are measured."""
+    return bool(config.points)
+
+
+def measured_settings(config: Config) -> dict[str, Any] | None:
+    """Which windows of the calibration text they are measured on."""
+    known = calibration_settings(config)
+    return known and {"window": known["window"], "held": known["held"], "windows": config.convert.search.windows}
+
+
+def evidence(config: Config) -> list[str]:
+    """What was measured of the build elsewhere and imported: no step makes it, and there may be none."""
+    return [str(file) for file in evidence_files(Path("build") / config.model)]
+
+
+def benchmarks(config: Config) -> bool:
+    """Return whether a build measures its speed."""
+    return config.benchmark is not False
+
+
+def benchmark_text(config: Config) -> str:
+    """Return the file with the text of the benchmark's prompts. Raise ConfigError if the config has no benchmark."""
+    return _benchmark(config).text
+
+
+def task_files(config: Config) -> list[str]:
+    """Return the benchmark's prompt files, so that Snakemake sees changes. Raise ConfigError if there is none."""
+    found = _benchmark(config)
+    folder, tasks = Path(found.task_prompts), found.tasks
+    return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))
+
+
+def _benchmark(config: Config) -> Benchmark:
+    if config.benchmark is False:
+        raise ConfigError(f"{config.model}: its config has `benchmark: false`; remove that to measure its speed")
+    return config.benchmark
+
+
 PACKAGE, BUNDLE, TABLE = "packages/{part}.mlpackage", "compiled/{part}.mlmodelc", "embedding.safetensors"
 RECORD, PLAN, PART, STATES = "source.receipt.json", "plan.json", "parts/{part}.json", "reference.safetensors"
 RECIPE, STACK, MODEL, SPEED = "precision.json", "parity/stack.json", "model.json", "benchmark/speed.json"
@@ -43,8 +198,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
     "fetch": Step(
         fetch.task,
         makes={"record": RECORD},
-        outside={"waits": configured.source_files},
-        params={"source": lambda config: configured.settings(config)["source"]},
+        outside={"waits": source_files},
+        params={"source": lambda config: settings(config)["source"]},
         needs=Need(300),
         packages=("huggingface-hub",),
         kept=False,
@@ -54,8 +209,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         split.task,
         makes={"summary": PLAN, "parts": (PART, "parts/embedding.json")},
         reads={"record": RECORD},
-        outside={"recipe": configured.recipe_files},
-        params={"settings": configured.split_settings},
+        outside={"recipe": recipe_files},
+        params={"settings": split_settings},
         needs=Need(600),
         packages=("transformers",),
         on_the_side=True,
@@ -65,11 +220,11 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         calibration.task,
         makes={"edges": "calibration.safetensors"},
         reads={"summary": PLAN, "record": RECORD},
-        outside={"text": configured.calibration_files},
-        params={"settings": configured.calibration_settings},
+        outside={"text": calibration_files},
+        params={"settings": calibration_settings},
         needs=Need(1100, layer=4, table=2),
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
-        wanted=configured.calibrates,
+        wanted=calibrates,
         lane=2.25,
         amount="in fp32",
     ),
@@ -78,10 +233,10 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"codes": CODES},
         reads={"part": PART, "summary": PLAN, "record": RECORD},
         takes={"edges": "calibration.safetensors"},
-        params={"forms": configured.coded_forms},
+        params={"forms": coded_forms},
         needs=Need(1000, layer=8, largest=36),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
-        wanted=configured.calibrates,
+        wanted=calibrates,
         lane=2.5,
         amount="# file of codes",
     ),
@@ -93,7 +248,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(800, layer=8, largest=12, table=4, vocab=1500),
         each_thread=Need(260, largest=12, vocab=1100),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
-        wanted=configured.searches,
+        wanted=searches,
         lane=2.5,
         amount="# list of costs",
     ),
@@ -102,10 +257,10 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"chosen": "search.json"},
         reads={"parts": (PART,)},
         takes={"costs": "sensitivity/{part}.json"},
-        params={"settings": configured.search_settings},
+        params={"settings": search_settings},
         needs=Need(400),
         packages=("numpy", "scipy"),
-        wanted=configured.searches,
+        wanted=searches,
         lane=2.5,
         amount="forms",
     ),
@@ -113,11 +268,11 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         original.task,
         makes={"states": ORIGINAL},
         reads={"summary": PLAN, "record": RECORD},
-        outside={"text": configured.calibration_files},
-        params={"settings": configured.measured_settings},
+        outside={"text": calibration_files},
+        params={"settings": measured_settings},
         needs=Need(1100, layer=4, table=2),
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
-        wanted=configured.measures,
+        wanted=measures,
         lane=3.5,
         amount="in fp32",
     ),
@@ -129,7 +284,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         params={"point": lambda config: "{point}"},
         needs=Need(1700, layer=12, largest=12, table=2),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
-        wanted=configured.measures,
+        wanted=measures,
         lane=3.5,
         amount="# point",
     ),
@@ -138,7 +293,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"recipe": RECIPE},
         reads={"parts": (PART,)},
         takes={"chosen": dag.made_by("search")},
-        outside={"source": configured.recipe_files},
+        outside={"source": recipe_files},
         params={"precision": lambda config: config.convert.precision},
         needs=Need(300),
         on_the_side=True,
@@ -149,8 +304,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         reference.task,
         makes={"states": STATES},
         reads={"summary": PLAN, "record": RECORD},
-        outside={"text": configured.parity_text},
-        params={"parity": lambda config: configured.settings(config)["parity"]},
+        outside={"text": _parity_text},
+        params={"parity": lambda config: settings(config)["parity"]},
         needs=Need(950, whole=4, table=2, logits=12),  # fp32, three times over
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
         lane=1,
@@ -186,7 +341,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         compiling.task,
         makes={"bundle": BUNDLE},
         takes={"package": PACKAGE},
-        params={"bundles": lambda config: config.program.bundles, "engine": configured.engine},
+        params={"bundles": lambda config: config.program.bundles, "engine": engine},
         needs=Need(600),
         packages=("coremltools", "protobuf"),
         delivered=True,
@@ -198,7 +353,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"verdict": "residency/{part}.json"},
         reads={"part": PART},
         takes={"package": PACKAGE, "bundle": BUNDLE},
-        params={"engine": configured.engine},
+        params={"engine": engine},
         needs=Need(600),
         packages=("coremltools", "numpy", "protobuf", "torch"),
         lane=2.25,
@@ -209,7 +364,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"verdict": "parity/{part}.json"},
         reads={"summary": PLAN, "part": PART, "record": RECORD},
         takes={"recipe": RECIPE, "states": STATES, "package": PACKAGE, "bundle": BUNDLE, "codes": dag.made_by("codes")},
-        params={"reshape": lambda config: config.program.reshape_frequency, "engine": configured.engine},
+        params={"reshape": lambda config: config.program.reshape_frequency, "engine": engine},
         needs=Need(850, part=1.75, whole=3.5, expanded=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         lane=0.75,
@@ -227,7 +382,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "table": TABLE,
             "chosen": dag.made_by("search"),
         },
-        params={"reshape": lambda config: config.program.reshape_frequency, "engine": configured.engine},
+        params={"reshape": lambda config: config.program.reshape_frequency, "engine": engine},
         needs=Need(1200, model=1.4, whole=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         drawn="parity",
@@ -237,10 +392,10 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         makes={"verdict": "witness/{part}.json"},
         reads={"summary": PLAN, "part": PART, "record": RECORD},
         takes={"states": STATES, "package": PACKAGE, "bundle": BUNDLE},
-        params={"engine": configured.engine, "runtime": configured.witness_runtime},
+        params={"engine": engine, "runtime": witness_runtime},
         needs=Need(1600, part=1.75, whole=3.5, expanded=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
-        wanted=configured.witnesses,
+        wanted=_witnesses,
         lane=3.5,
         amount="# gate file",
     ),
@@ -265,8 +420,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         benchmark.task,
         makes={"speed": SPEED},
         reads={"manifest": MODEL},
-        outside={"text": configured.benchmark_text, "tasks": configured.task_files},
-        params={"settings": lambda config: configured.settings(config)["benchmark"], "engine": configured.engine},
+        outside={"text": benchmark_text, "tasks": task_files},
+        params={"settings": lambda config: settings(config)["benchmark"], "engine": engine},
         needs=Need(1300, model=1.2, expanded=4),
         packages=(
             "coremltools",
@@ -282,15 +437,15 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "uvicorn",
         ),
         also=("shardmill.serve.loading", "shardmill.serve.server"),
-        wanted=configured.benchmarks,
+        wanted=benchmarks,
         lane=0.75,
     ),
     "provenance": Step(
         provenance.task,
         makes={"provenance": "provenance.json", "results": "test-results.jsonl"},
         reads={"record": RECORD, "manifest": MODEL, "receipts": dag.receipts, "verdicts": dag.verdicts},
-        outside=configured.NAMED,
-        params={"settings": configured.settings},
+        outside=NAMED,
+        params={"settings": settings},
         needs=Need(300),
         kept=False,
         delivered=True,
@@ -312,8 +467,8 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "search": dag.made_by("search"),
             "points": dag.made_by("measured"),
         },
-        outside={"evidence": configured.evidence},
-        params={"settings": configured.settings, "pipeline": lambda config: dag.drawn(STEPS, config)},
+        outside={"evidence": evidence},
+        params={"settings": settings, "pipeline": lambda config: dag.drawn(STEPS, config)},
         needs=Need(500),
         packages=("jinja2", "markupsafe", "matplotlib"),
         kept=False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +18,67 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardmill.checkpoint.fetch import described, hash_local
+from shardmill.checkpoint.hashing import tree_digest
 from shardmill.config import Config
 from shardmill.files import write_json
-from shardmill.pipeline import dag, fingerprint, remote
-from shardmill.pipeline import entry as entries
+from shardmill.pipeline import code_digest, dag
+from shardmill.pipeline.cache import entry as entries
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.entry import intact, read_entry, stored
+from shardmill.pipeline.cache.receipts import read_receipt, write_receipt
+from shardmill.pipeline.cache.remote import Refused, Remote
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.dag import Job
-from shardmill.pipeline.entry import intact, read_entry
-from shardmill.pipeline.foreseen import foreseen
-from shardmill.pipeline.perform import arguments, describe
-from shardmill.pipeline.receipts import read_receipt, write_receipt
-from shardmill.pipeline.remote import Refused
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.job import arguments, describe
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
 from shardmill.quiet import quiet, quiet_transformers
+
+
+def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str, dict[str, Any]] | None:
+    """What an entry here would record of a step's outputs once they were brought; None where there is no such entry.
+
+    JSON files are brought, as other steps may be described by what they say. In place of any other output an empty
+    file is written, so that it counts as known.
+
+    Args:
+        shared: the store.
+        key: the entry's.
+        outputs: of the step: where they are to lie, by name.
+
+    Raises:
+        Refused: what lies there is damaged, or another's.
+    """
+    files = remote.find(shared, key)
+    if files is None:
+        return None
+    names = {path: stored(name, path) for name, path in outputs.items()}
+    hashes = {path: file.sha256 for path, file in files.items()}
+    recorded = {name: _described(names[path], hashes) for name, path in outputs.items()}
+    with TemporaryDirectory(prefix="shardmill-why-") as folder:
+        small = {file: Path(folder) / file for file in names.values() if file in files and file.endswith(".json")}
+        remote.bring(shared, {file: files[file] for file in small}, small, Path(folder))
+        for path, file in names.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if file in small:
+                shutil.copyfile(small[file], path)
+            else:
+                path.touch()
+    return recorded
+
+
+def _described(file: str, files: Mapping[str, str]) -> dict[str, Any]:
+    """What is recorded of an output.
+
+    Args:
+        file: its name in the entry.
+        files: the sha256 of every output's files.
+    """
+    inside = {path.removeprefix(f"{file}/"): sha for path, sha in files.items() if path.startswith(f"{file}/")}
+    if not inside and file not in files:
+        raise Refused(f"{file} is not in it")
+    return {"sha256": files.get(file) or tree_digest(inside), "file": file, "files": inside}
+
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +149,7 @@ class _Walk:
             return Verdict(label, "depends", missing) if label else None
         if not label and not step.on_the_side:
             return None
-        tools = fingerprint.tools(step, fingerprint.model_type(self.known / RECORD))
+        tools = code_digest.tools(step, code_digest.model_type(self.known / RECORD))
         task = describe(step.task, arguments(self.steps, job, self.config, self.known), self.store, tools)
         outputs = dag.outputs(self.steps, job, self.config, self.known)
         if task.action is None:

@@ -16,8 +16,16 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing, sealed, write_json
-from shardmill.pipeline.added import BUNDLE, CARD_RECORD, added, is_signature, may_be_absent
-from shardmill.pipeline.audit import SNAKEMAKE_MARK, audit, records
+from shardmill.pipeline.audit import (
+    BUNDLE,
+    CARD_RECORD,
+    SNAKEMAKE_MARK,
+    added,
+    audit,
+    is_signature,
+    may_be_absent,
+    records,
+)
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.bom import BOM, write_bom
 from shardmill.release.publishable import License

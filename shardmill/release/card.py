@@ -13,9 +13,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
-from shardmill.pipeline.added import CARD_RECORD, added
-from shardmill.pipeline.audit import ATTESTATION
-from shardmill.pipeline.provenance import PARITY_TEXT, verdicts
+from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, added
+from shardmill.pipeline.subjects import PARITY_TEXT, verdicts
 from shardmill.release.bundle import CARD
 from shardmill.release.publishable import License
 from shardmill.runtime.manifest import COMPLETE, read_manifest

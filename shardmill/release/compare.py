@@ -13,8 +13,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.pipeline.audit import ATTESTATION
-from shardmill.pipeline.ingredients import differences
-from shardmill.pipeline.provenance import verdicts
+from shardmill.pipeline.cache.receipts import differences
+from shardmill.pipeline.subjects import verdicts
 from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
 from shardmill.runtime.manifest import COMPLETE, read_manifest

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardmill.attest.statement import read_provenance
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.added import BUNDLE, added
-from shardmill.pipeline.audit import ATTESTATION
+from shardmill.pipeline.audit import ATTESTATION, BUNDLE, added
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files
 from shardmill.release.card import Published, card_text, write_card
 from shardmill.release.publishable import License, check_leaks, check_license, license_of

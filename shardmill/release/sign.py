@@ -13,8 +13,7 @@ from shardmill import regular
 from shardmill.attest.statement import PAYLOAD_TYPE
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json, write_text
-from shardmill.pipeline.added import CARD_RECORD, is_signature
-from shardmill.pipeline.audit import ATTESTATION, RESULTS
+from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, is_signature
 from shardmill.release.bom import signing_libraries
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, unsigned
 from shardmill.release.publishable import License

@@ -80,8 +80,8 @@ def test_so_is_what_jobs_read(tmp_path: Path) -> None:
     from shardmill.errors import ConfigError, UnreadableError
     from shardmill.files import load_json
     from shardmill.forms.recipe import recipe
-    from shardmill.pipeline.fingerprint import model_type
-    from shardmill.pipeline.memory import Need, declared, known_sizes
+    from shardmill.pipeline.code_digest import model_type
+    from shardmill.pipeline.resources import Need, declared, known_sizes
     from shardmill.plan import load_part
 
     for name in ("plan.json", "part.json", "samples.json", "recipe.json"):

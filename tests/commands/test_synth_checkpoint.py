@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill import cli
-from shardmill.pipeline.origin import workflow_root
+from shardmill.pipeline.resolve import workflow_root
 
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "num_key_value_heads": 1}
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill import cli
-from shardmill.pipeline.origin import workflow_root
+from shardmill.pipeline.resolve import workflow_root
 
 CONFIG = """
 model: other

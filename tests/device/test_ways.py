@@ -18,7 +18,7 @@ from shardmill.device.forecast import Costs
 from shardmill.device.ways import Way, ways
 from shardmill.errors import ConfigError
 from shardmill.pipeline import preview
-from shardmill.pipeline.origin import workflow_root
+from shardmill.pipeline.resolve import workflow_root
 
 TRUTH = Costs(byte=1e-6, operation=1e-9, dispatch=0.25)
 

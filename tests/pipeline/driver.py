@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from shardmill import config
-from shardmill.pipeline import dag, fingerprint
-from shardmill.pipeline.perform import arguments, describe, perform, taken
-from shardmill.pipeline.remote import Remote
-from shardmill.pipeline.settle import settle
-from shardmill.pipeline.store import Store
+from shardmill.pipeline import code_digest, dag
+from shardmill.pipeline.cache.remote import Remote
+from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.job import arguments, describe, perform, taken
+from shardmill.pipeline.resolve import settle
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import RECEIPT
 
@@ -59,7 +59,7 @@ def _worked(root: Path, content: dict[str, Any], leave_out: Collection[str], sha
         if name in leave_out:
             continue
         step = steps[name]
-        tools = fingerprint.tools(step, "" if name == "fetch" else fingerprint.model_type(build / RECORD))
+        tools = code_digest.tools(step, "" if name == "fetch" else code_digest.model_type(build / RECORD))
         given = arguments(steps, job, settings, build)
         task = describe(step.task, given, store, tools)
         mine = dag.own(steps, job)

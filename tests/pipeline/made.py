@@ -12,9 +12,9 @@ from typing import Any
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import sealed, write_json
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.pipeline.perform import read_artifact
+from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.job import read_artifact
 from shardmill.pipeline.steps import manifest, provenance
-from shardmill.pipeline.store import Store
 from shardmill.pipeline.task import Action, paths_from
 
 PLAN: dict[str, Any] = {

@@ -18,7 +18,7 @@ import templates
 import tiny
 import yaml
 
-from shardmill.pipeline.store import TEMPLATES
+from shardmill.pipeline.cache.store import TEMPLATES
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "configs", "shardmill", "constraints.txt")

@@ -12,7 +12,7 @@ import pytest
 
 from shardmill.checkpoint.hashing import tree_hashes
 from shardmill.errors import UnreadableError
-from shardmill.pipeline.archive import pack, unpack
+from shardmill.pipeline.storage import pack, unpack
 
 NAME = "p.mlpackage"
 

@@ -16,7 +16,7 @@ from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.pipeline.audit import audit, is_out_of_scope
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 
 from . import made

@@ -20,7 +20,7 @@ from shardmill.errors import ConfigError
 from shardmill.files import write_json
 from shardmill.pipeline import batch, snakefile
 from shardmill.pipeline.batch import Batch
-from shardmill.pipeline.origin import parsed
+from shardmill.pipeline.resolve import parsed
 
 from .project import CONFIG, Project
 from .workflows import IN_BUILD

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline import blobs
-from shardmill.pipeline.gc import collect
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache import entry
+from shardmill.pipeline.cache.gc import collect
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 
-WEIGHTS, OTHER = b"w" * blobs.LEAST, b"o" * blobs.LEAST
+WEIGHTS, OTHER = b"w" * entry.LEAST, b"o" * entry.LEAST
 
 
 def work(name: str, content: bytes, made: Mapping[str, Path]) -> None:
@@ -43,7 +43,7 @@ def test_two_packages_share_one_weight_file(tmp_path: Path) -> None:
 def test_a_damaged_shared_file_is_not_handed_on(tmp_path: Path) -> None:
     store = Store(tmp_path / ".store")
     make(store, tmp_path, "a")
-    (kept,) = (tmp_path / ".store" / blobs.FOLDER).iterdir()
+    (kept,) = (tmp_path / ".store" / entry.FOLDER).iterdir()
     kept.chmod(0o644)
     kept.write_bytes(OTHER)  # through the link, in the entry of "a" too
     assert (make(store, tmp_path, "b") / "weight.bin").read_bytes() == WEIGHTS
@@ -71,4 +71,4 @@ def test_what_nobody_uses_any_more_is_collected(tmp_path: Path) -> None:
         assert collect(tmp_path, dry=True).bytes >= freed
         found = collect(tmp_path)
         assert found.entries == 1 and found.bytes >= freed
-        assert len(list((tmp_path / ".store" / blobs.FOLDER).iterdir())) == left
+        assert len(list((tmp_path / ".store" / entry.FOLDER).iterdir())) == left

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline import fingerprint, source_file
-from shardmill.pipeline.known_modules import read_module
-from shardmill.pipeline.source_file import Module, data_of, parsed
+from shardmill.pipeline import code_digest
+from shardmill.pipeline.code_digest import Module, data_of, parsed, read_module
 from shardmill.pipeline.table import STEPS
 
 from .undisturbed import imported, undisturbed
 
 FOLDERS = ("models", "convert", "gates", "forms")
 MUTANTS = 600
-FAMILY_FOLDERS = [Path(*name.split(".")) for name in fingerprint.FAMILIES]
+FAMILY_FOLDERS = [Path(*name.split(".")) for name in code_digest.FAMILIES]
 OPERATORS: list[list[type[ast.AST]]] = [
     [
         ast.Add,
@@ -120,7 +119,7 @@ class Sampled:
 
 
 def modules_of(step: str, family: str) -> dict[str, Path]:
-    return fingerprint.closure(fingerprint.modules(STEPS[step]), family)
+    return code_digest.closure(code_digest.modules(STEPS[step]), family)
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +130,12 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 def test_every_module_that_a_job_imports_is_in_its_steps_closure(witnessed: dict[str, set[str]]) -> None:
     """But for the modules that any job uses to find out whether there is work."""
-    around = set(fingerprint.closure(["shardmill.pipeline.job"]))
+    around = set(code_digest.closure(["shardmill.pipeline.job"]))
     assert {"split", "convert", "parity", "parity_stack", "residency", "compile", "reference"} <= set(witnessed)
     assert "shardmill.convert.stamped" in witnessed["convert"] and "shardmill.gates.stack" in witnessed["parity_stack"]
     assert "shardmill.models.decoder" in witnessed["split"]
     for step, names in witnessed.items():
-        missing = {name for name in names if fingerprint.module_file(name)} - set(modules_of(step, "phi3")) - around
+        missing = {name for name in names if code_digest.module_file(name)} - set(modules_of(step, "phi3")) - around
         assert missing == set(), step
 
 
@@ -144,7 +143,7 @@ def test_every_mutant_gives_each_step_that_runs_it_another_key(
     monkeypatch: pytest.MonkeyPatch, witnessed: dict[str, set[str]]
 ) -> None:
     draw = random.Random(30)
-    root = source_file.OURS["shardmill"]
+    root = code_digest.OURS["shardmill"]
     closures: dict[str, dict[str, set[Path]]] = {}
 
     def steps_of(file: Path) -> tuple[str, set[str]]:
@@ -159,11 +158,11 @@ def test_every_mutant_gives_each_step_that_runs_it_another_key(
     sampled = {file: Sampled(file) for file in files if steps_of(file)[1]}
     places = [(file, index) for file, one in sampled.items() for index in range(one.count)]
     read: dict[Path, Module] = {}
-    monkeypatch.setattr(fingerprint, "read_module", lambda file: read[file] if file in read else read_module(file))
+    monkeypatch.setattr(code_digest, "read_module", lambda file: read[file] if file in read else read_module(file))
     originals: dict[tuple[str, str], str] = {}
 
     def digest(step: str, family: str) -> str:
-        return fingerprint.code_digest(fingerprint.modules(STEPS[step]), family)
+        return code_digest.code_digest(code_digest.modules(STEPS[step]), family)
 
     blind: list[str] = []
     for file, index in draw.sample(places, MUTANTS):

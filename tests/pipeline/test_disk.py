@@ -11,8 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.disk import full_at, uncopied_at
-from shardmill.pipeline.job import described
+from shardmill.pipeline.job import described, full_at, uncopied_at
 
 FULL = os.strerror(errno.ENOSPC)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline import exchange, remote
-from shardmill.pipeline.remote import Remote
+from shardmill.pipeline.cache import remote as cache_remote
+from shardmill.pipeline.cache.remote import Remote
 
 
 def test_a_bucket_that_is_silent_is_soon_given_up(
@@ -19,14 +19,14 @@ def test_a_bucket_that_is_silent_is_soon_given_up(
 ) -> None:
     """Each layer below asks again for itself: all of their tries together end in seconds."""
     settings = remote.PATIENCE["s3"]["config_kwargs"] | {"read_timeout": 0.5}
-    monkeypatch.setattr(remote, "PATIENCE", {"s3": {"config_kwargs": settings}})
+    monkeypatch.setattr(cache_remote, "PATIENCE", {"s3": {"config_kwargs": settings}})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
         began = time.monotonic()
-        answer = exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
-    assert answer is exchange.Answer.SILENT
+        answer = cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+    assert answer is cache_remote.Answer.SILENT
     assert time.monotonic() - began < 60  # it is eight minutes with each layer as it comes
     assert "Read timeout" in caplog.text
 
@@ -41,16 +41,16 @@ def test_who_waited_in_vain_spares_the_others(
         asked.append(1)
         raise TimeoutError("no answer")
 
-    def ask() -> exchange.Answer:
-        return exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+    def ask() -> cache_remote.Answer:
+        return cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
 
-    monkeypatch.setattr(remote, "find", silent)
+    monkeypatch.setattr(cache_remote, "find", silent)
     caplog.set_level(logging.INFO)
-    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 2
-    monkeypatch.setattr(exchange, "LONG", -1.0)
-    assert [ask(), ask()] == [exchange.Answer.SILENT] * 2 and len(asked) == 3
+    assert [ask(), ask()] == [cache_remote.Answer.SILENT] * 2 and len(asked) == 2
+    monkeypatch.setattr(cache_remote, "LONG", -1.0)
+    assert [ask(), ask()] == [cache_remote.Answer.SILENT] * 2 and len(asked) == 3
     assert "not asked, as it was silent 0 s ago" in caplog.text
-    os.utime(tmp_path / exchange.MARK, (time.time() - exchange.PAUSE - 1,) * 2)
+    os.utime(tmp_path / cache_remote.MARK, (time.time() - cache_remote.PAUSE - 1,) * 2)
     ask()
     assert len(asked) == 4
 
@@ -64,10 +64,13 @@ def test_a_download_that_stands_still_is_silence(tmp_path: Path, monkeypatch: py
     def stands_still(work: object) -> None:
         raise OSError("no bytes") from ReadTimeoutError()
 
-    monkeypatch.setattr(remote, "find", lambda *_: {"file": "a" * 64})
-    monkeypatch.setattr(exchange, "LONG", -1.0)
-    assert exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), stands_still) is exchange.Answer.SILENT
-    assert (tmp_path / exchange.MARK).exists()
+    monkeypatch.setattr(cache_remote, "find", lambda *_: {"file": "a" * 64})
+    monkeypatch.setattr(cache_remote, "LONG", -1.0)
+    assert (
+        cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), stands_still)
+        is cache_remote.Answer.SILENT
+    )
+    assert (tmp_path / cache_remote.MARK).exists()
 
 
 def test_a_download_that_breaks_off_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +79,7 @@ def test_a_download_that_breaks_off_is_not_silence(tmp_path: Path, monkeypatch: 
     def breaks(work: object) -> None:
         raise ConnectionError("reset by peer")
 
-    monkeypatch.setattr(remote, "find", lambda *_: {"file": "a" * 64})
-    monkeypatch.setattr(exchange, "LONG", -1.0)
-    assert exchange.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), breaks) is exchange.Answer.SILENT
-    assert not (tmp_path / exchange.MARK).exists()
+    monkeypatch.setattr(cache_remote, "find", lambda *_: {"file": "a" * 64})
+    monkeypatch.setattr(cache_remote, "LONG", -1.0)
+    assert cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), breaks) is cache_remote.Answer.SILENT
+    assert not (tmp_path / cache_remote.MARK).exists()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline import fingerprint, known_modules, source_file
+from shardmill.pipeline import code_digest
 
 
 def forget() -> None:
     """Files are another library's, or others than they were."""
-    for known in (known_modules.read_module, known_modules._kept, fingerprint.module_file):
+    for known in (code_digest.read_module, code_digest._kept, code_digest.module_file):
         known.cache_clear()
 
 
@@ -28,7 +28,7 @@ class Library:
 
     def digest(self, *modules: str) -> str:
         forget()
-        return fingerprint.code_digest(modules)
+        return code_digest.code_digest(modules)
 
     def write(self, file: str, text: str) -> None:
         path = self.root / file
@@ -39,8 +39,8 @@ class Library:
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """An empty one."""
-    monkeypatch.setattr(source_file, "OURS", {"shardmill": tmp_path})
-    monkeypatch.setattr(known_modules, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(code_digest, "OURS", {"shardmill": tmp_path})
+    monkeypatch.setattr(code_digest, "KEPT", tmp_path / "kept.json")
     forget()
     library = Library(tmp_path)
     library.write("shardmill/__init__.py", "")
@@ -148,7 +148,7 @@ SPELLED = (
 
 def test_code_is_spelled_alike_in_every_python() -> None:
     """The literal stands for the other versions: each must spell the sample like this, or its keys are others."""
-    assert source_file.spelled(ast.parse(SAMPLE)) == SPELLED
+    assert code_digest.spelled(ast.parse(SAMPLE)) == SPELLED
 
 
 IMPORTS = {
@@ -213,7 +213,7 @@ def test_of_the_families_only_the_models_own_counts(small: Library) -> None:
 
     def digest(model_type: str) -> str:
         forget()
-        return fingerprint.code_digest(["shardmill.near"], model_type)
+        return code_digest.code_digest(["shardmill.near"], model_type)
 
     before = digest("own")
     small.write("shardmill/models/families/other.py", "x = 1")

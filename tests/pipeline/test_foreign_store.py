@@ -13,15 +13,15 @@ from stored import Outcome
 from unprivileged import unprivileged
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.entry import restored
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.entry import restored
+from shardmill.pipeline.cache.store import Store
 
 AGAIN = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from stored import Outcome
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
 folder, changes = Path(sys.argv[1]), []
 def never(made):
     raise PermissionError(13, "Permission denied", "the work")

@@ -18,9 +18,9 @@ from unprivileged import unprivileged
 from shardmill.cli import app
 from shardmill.convert.template import sample
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import gc, lock
-from shardmill.pipeline.store import TEMPLATES, Store
-from shardmill.pipeline.users import register
+from shardmill.pipeline.cache import gc, lock
+from shardmill.pipeline.cache.lock import register
+from shardmill.pipeline.cache.store import TEMPLATES, Store
 
 
 @pytest.fixture
@@ -225,7 +225,9 @@ def test_a_checkout_of_another_machine_is_not_forgotten(
 
 def test_a_build_that_may_not_be_read_stops_it(builds: Path, sharing: Path) -> None:
     (sharing / "three").chmod(0)
-    code = "import sys; from pathlib import Path; from shardmill.pipeline import gc; gc.collect(Path(sys.argv[1]))"
+    code = (
+        "import sys; from pathlib import Path; from shardmill.pipeline.cache import gc; gc.collect(Path(sys.argv[1]))"
+    )
     command = [*unprivileged(), sys.executable, "-c", code, str(builds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (sharing / "three").chmod(0o755)

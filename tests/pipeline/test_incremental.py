@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from shardmill import config
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
-from shardmill.pipeline import fingerprint, store, why
-from shardmill.pipeline.source_file import Module
-from shardmill.pipeline.store import Store
+from shardmill.pipeline import code_digest, why
+from shardmill.pipeline.cache import store
+from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.code_digest import Module
 
 from . import driver
 
@@ -177,13 +178,13 @@ def test_the_benchmark_is_foreseen(root: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_converter_changed_with_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another line in the converter converts everything; where the bytes come out the same, nothing after it works."""
-    read = fingerprint.read_module
+    read = code_digest.read_module
 
     def edited(file: Path) -> Module:
         found = read(file)
         return replace(found, code="edited") if file.parts[-2:] == ("convert", "stamped.py") else found
 
-    monkeypatch.setattr(fingerprint, "read_module", edited)
+    monkeypatch.setattr(code_digest, "read_module", edited)
     worked = driver.run(root, settings())
     assert worked == [f"packages/{name}" for name in config.parse(settings()).parts]
 

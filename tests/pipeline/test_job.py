@@ -159,7 +159,7 @@ def test_sigterm_ends_the_job_and_leaves_nothing_half_made(tmp_path: Path, swall
     body = f"""
         import os, signal, time
         from shardmill.files import replacing
-        from shardmill.pipeline.store import Store
+        from shardmill.pipeline.cache.store import Store
         def half(made):
             with replacing(made["page"]) as temporary:
                 temporary.write_text("half")

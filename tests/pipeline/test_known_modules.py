@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardmill.pipeline import known_modules, source_file
-from shardmill.pipeline.known_modules import keep, read_module
+from shardmill.pipeline import code_digest
+from shardmill.pipeline.code_digest import keep, read_module
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     (folder / "__init__.py").write_text("x = 1\n")
     (folder / "page.html").write_text("<p>")
-    monkeypatch.setattr(source_file, "OURS", {"shardmill": tmp_path})
-    monkeypatch.setattr(known_modules, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(code_digest, "OURS", {"shardmill": tmp_path})
+    monkeypatch.setattr(code_digest, "KEPT", tmp_path / "kept.json")
     forget()
     yield folder
     forget()
@@ -30,21 +30,21 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """As another process begins."""
-    known_modules._new.clear()
-    known_modules._kept.cache_clear()
+    code_digest._new.clear()
+    code_digest._kept.cache_clear()
     read_module.cache_clear()
 
 
-def again(file: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[source_file.Module, list[Path]]:
+def again(file: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[code_digest.Module, list[Path]]:
     """A file as another process reads it, and what that one parsed."""
     forget()
     read: list[Path] = []
 
-    def counted(file: Path, *given: Any) -> source_file.Module:
+    def counted(file: Path, *given: Any) -> code_digest.Module:
         read.append(file)
-        return source_file.parsed(file, *given)
+        return code_digest.parsed(file, *given)
 
-    monkeypatch.setattr(known_modules, "parsed", counted)
+    monkeypatch.setattr(code_digest, "parsed", counted)
     found = read_module(file)
     keep()
     return found, read
@@ -88,13 +88,13 @@ DAMAGED: dict[str, Any] = {
 def test_a_memory_that_is_none_costs_time_only(package: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     file = package / "__init__.py"
     first, _ = again(file, monkeypatch)
-    kept, content = json.loads(known_modules.KEPT.read_text()), DAMAGED[name]
-    known_modules.KEPT.write_text(content if isinstance(content, str) else json.dumps(kept | content))
+    kept, content = json.loads(code_digest.KEPT.read_text()), DAMAGED[name]
+    code_digest.KEPT.write_text(content if isinstance(content, str) else json.dumps(kept | content))
     assert again(file, monkeypatch) == (first, [file])
     assert again(file, monkeypatch) == (first, [])
 
 
 def test_where_it_can_not_be_written_nothing_is_lost(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_modules, "KEPT", package / "page.html/kept.json")
+    monkeypatch.setattr(code_digest, "KEPT", package / "page.html/kept.json")
     first, read = again(package / "__init__.py", monkeypatch)
     assert again(package / "__init__.py", monkeypatch) == (first, read)

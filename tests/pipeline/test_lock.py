@@ -17,11 +17,12 @@ from typing import TextIO
 import pytest
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import lock, snakefile
+from shardmill.pipeline import snakefile
+from shardmill.pipeline.cache import lock
 
 HELD = """
 import sys, time
-from shardmill.pipeline import lock
+from shardmill.pipeline.cache import lock
 getattr(lock, sys.argv[1])(sys.argv[2])
 print("held", flush=True)
 time.sleep(60)

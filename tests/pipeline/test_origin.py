@@ -12,7 +12,7 @@ import pytest
 from shardmill import config
 from shardmill.attest.statement import PATHS
 from shardmill.errors import ConfigError
-from shardmill.pipeline.origin import grounded, load, workflow_root
+from shardmill.pipeline.resolve import grounded, load, workflow_root
 
 THERE = "resources/demo/config.json"
 

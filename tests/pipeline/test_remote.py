@@ -16,9 +16,9 @@ import pytest
 from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.files import dumps, parse_json, sealed
-from shardmill.pipeline import remote
-from shardmill.pipeline.remote import Remote
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.remote import Remote
+from shardmill.pipeline.cache.store import Store
 
 from .bucket import bucket
 

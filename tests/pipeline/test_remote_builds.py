@@ -9,9 +9,10 @@ import pytest
 import tiny
 
 from shardmill import config
-from shardmill.pipeline import remote, why
-from shardmill.pipeline.remote import Remote
-from shardmill.pipeline.store import Store
+from shardmill.pipeline import why
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.remote import Remote
+from shardmill.pipeline.cache.store import Store
 
 from . import driver
 from .bucket import SECRET, bucket

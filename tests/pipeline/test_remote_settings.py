@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import remote
-from shardmill.pipeline.remote import Remote
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.remote import Remote
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import yaml
 from snakemake.iocontainers import Wildcards
 
 from shardmill import config
-from shardmill.pipeline import room, snakefile
+from shardmill.pipeline import scheduling, snakefile
 from shardmill.pipeline.batch import Batch
 
 
@@ -65,17 +65,17 @@ def test_a_job_of_a_batch_that_turns_out_too_large_gets_all_there_is() -> None:
     """Its checkpoint told so, after other models were begun."""
     found = batch(run(1400))
     for listed in (True, False):
-        mem_mb = room.mem_mb(Batch(found.models, listed=listed), run(1000))("parity_stack")
+        mem_mb = scheduling.mem_mb(Batch(found.models, listed=listed), run(1000))("parity_stack")
         assert callable(mem_mb)
         job: tuple[Any, ...] = Wildcards(fromdict={"model": "small"}), ["build/small/plan.json"]
         if listed:
             assert mem_mb(*job) == 1000
         else:
-            with pytest.raises(room.TooLarge):
+            with pytest.raises(scheduling.TooLarge):
                 mem_mb(*job)
 
 
 def test_what_is_not_known_before_the_checkpoint_is_there_refuses_nothing() -> None:
     """A config that names all of its programs is not held against a model on the hub before it is downloaded."""
     source = {"source": {"repo": "a/b", "revision": "0" * 40}}
-    assert room.too_large(config.parse(tiny.settings("") | source), run(750)) is None
+    assert scheduling.too_large(config.parse(tiny.settings("") | source), run(750)) is None

@@ -15,7 +15,7 @@ from snakemake.cli import get_argument_parser
 from snakemake.settings.types import MaxJobsPerTimespan
 
 from shardmill.pipeline.batch import Batch
-from shardmill.pipeline.origin import lay_out
+from shardmill.pipeline.resolve import lay_out
 from shardmill.pipeline.scheduling import go_on, start_without_delay
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline.scratch import aside, scratch_folder
+from shardmill.pipeline.cache.entry import aside, scratch_folder
 
 AT_WORK = """
 import sys, time
 from pathlib import Path
-from shardmill.pipeline.scratch import scratch_folder
+from shardmill.pipeline.cache.entry import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "weights").write_bytes(b"half")
     print(folder, flush=True)

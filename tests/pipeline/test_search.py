@@ -17,7 +17,7 @@ from shardmill.files import read_json, write_json
 from shardmill.gates import thresholds
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline import dag, why
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.table import STEPS
 from shardmill.precision.original import halves
 

@@ -19,7 +19,7 @@ from shardmill.checkpoint import hub
 from shardmill.checkpoint.cache import HashCache
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
-from shardmill.pipeline import memory, settle
+from shardmill.pipeline import resolve, resources
 from shardmill.pipeline.steps.split import split
 
 HUB = {"repo": "a/b", "revision": "0" * 40}
@@ -35,7 +35,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settled(**changes: Any) -> config.Config:
-    return settle.settle(config.parse(tiny.settings("checkpoint", **changes)), "a.yaml")
+    return resolve.settle(config.parse(tiny.settings("checkpoint", **changes)), "a.yaml")
 
 
 def refusal(**changes: Any) -> str:
@@ -78,8 +78,8 @@ def test_a_second_look_imports_nothing_heavy(checkpoint: Path, monkeypatch: pyte
 import sys
 from pathlib import Path
 from shardmill import config
-from shardmill.pipeline import settle
-chosen = settle.settle(config.parse({tiny.settings("checkpoint", **OPEN)!r}), "a.yaml")
+from shardmill.pipeline import resolve
+chosen = resolve.settle(config.parse({tiny.settings("checkpoint", **OPEN)!r}), "a.yaml")
 assert chosen.ranges == {chosen.ranges!r}
 print([name for name in ("torch", "transformers", "coremltools", "huggingface_hub") if name in sys.modules])
 """
@@ -97,7 +97,7 @@ def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pyte
         assert len(kept()) == more
     change(checkpoint, num_hidden_layers=3)
     assert settled(**OPEN).ranges == ((0, 3),)
-    monkeypatch.setattr(settle, "_code", lambda: "other code")
+    monkeypatch.setattr(resolve, "_code", lambda: "other code")
     settled(**OPEN)
     assert len(kept()) == 6
 
@@ -140,7 +140,7 @@ def test_of_a_repository_only_config_json_is_fetched_and_only_once(
         assert settled(source=HUB, **OPEN).ranges == ((0, 4),)
     assert asked == [("a/b", "0" * 40)]
     given = config.parse(tiny.settings("", source=HUB))
-    assert settle.settle(given, "a.yaml") == given
+    assert resolve.settle(given, "a.yaml") == given
     assert len(asked) == 1
 
 
@@ -162,9 +162,9 @@ def test_memory_is_expected_as_the_plan_says_it(
     source = tiny.fetched(write_tiny(model_type, tmp_path / "checkpoint"), tmp_path / "source")
     chosen = settled(**OPEN, **changes)
     parts, plan = split(source, chosen, HashCache(tmp_path / "hashes"), read_json(source / "source.json")["files"])
-    expected = settle.expected(chosen)
+    expected = resolve.expected(chosen)
     for name in (*(part.name for part in parts), None):
-        assert memory.sizes(expected, 16, name) == memory.sizes(plan, 16, name)
+        assert resources.sizes(expected, 16, name) == resources.sizes(plan, 16, name)
 
 
 @pytest.mark.usefixtures("checkpoint")
@@ -172,7 +172,7 @@ def test_memory_is_not_expected_as_of_a_program_of_another_form() -> None:
     """A program of several functions holds small constants once for each, whichever form was settled first."""
 
     def expanded(shapes: str) -> int:
-        found: int = settle.expected(settled(program={"shapes": shapes}, tokens={"max": 4}))["parts"][0]["expanded"]
+        found: int = resolve.expected(settled(program={"shapes": shapes}, tokens={"max": 4}))["parts"][0]["expanded"]
         return found
 
     first = expanded("range")
@@ -182,9 +182,9 @@ def test_memory_is_not_expected_as_of_a_program_of_another_form() -> None:
 def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny("bert", tmp_path / "checkpoint"), tmp_path)
-    chosen = settle.settle(config.parse(tiny_encoders.settings(source)), "a.yaml")
+    chosen = resolve.settle(config.parse(tiny_encoders.settings(source)), "a.yaml")
     for name in (*parts, None):
-        assert memory.sizes(settle.expected(chosen), 16, name) == memory.sizes(plan, 16, name)
+        assert resources.sizes(resolve.expected(chosen), 16, name) == resources.sizes(plan, 16, name)
 
 
 @pytest.mark.usefixtures("checkpoint")

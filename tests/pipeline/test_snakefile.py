@@ -15,9 +15,9 @@ from snakemake.iocontainers import Wildcards
 from shardmill import config
 from shardmill.checkpoint import hub
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import fingerprint, snakefile
+from shardmill.pipeline import code_digest, snakefile
 from shardmill.pipeline.batch import Batch
-from shardmill.pipeline.settle import settle
+from shardmill.pipeline.resolve import settle
 from shardmill.pipeline.table import STEPS
 
 from .workflows import IN_BUILD
@@ -198,7 +198,7 @@ def test_what_is_recorded_before_there_is_a_checkpoint_holds_afterwards(
     monkeypatch.setattr(hub, "download_config", lambda *_: Path("checkpoint/config.json"))
     configs = [settle(config.parse(settings | own), "a.yaml") for own in ({}, hub_s)]
     before = [watched_split(one) for one in configs]
-    assert before == 2 * [fingerprint.tools(STEPS["split"], "phi3")]
+    assert before == 2 * [code_digest.tools(STEPS["split"], "phi3")]
     shutil.copytree("checkpoint", "build/tiny/source")
     assert [watched_split(one) for one in configs] == before
 
@@ -216,4 +216,4 @@ def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: d
     assert raised.value.filename == "build/tiny/source.receipt.json"
     Path("build/tiny/source").mkdir(parents=True)
     Path("checkpoint/config.json").rename("build/tiny/source/config.json")
-    assert known(job()) == fingerprint.tools(STEPS["split"], "phi3") != fingerprint.tools(STEPS["split"], "")
+    assert known(job()) == code_digest.tools(STEPS["split"], "phi3") != code_digest.tools(STEPS["split"], "")

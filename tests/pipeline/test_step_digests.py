@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.pipeline import fingerprint, source_file
-from shardmill.pipeline.source_file import Module, data_of, parsed
+from shardmill.pipeline import code_digest
+from shardmill.pipeline.code_digest import Module, data_of, parsed
 from shardmill.pipeline.table import STEPS
 
 REACHED = {
@@ -78,13 +78,13 @@ SPARED = {
 
 def relative(file: Path) -> str:
     """A module's file from the folder that its package lies in."""
-    return next(file.relative_to(root).as_posix() for root in source_file.OURS.values() if file.is_relative_to(root))
+    return next(file.relative_to(root).as_posix() for root in code_digest.OURS.values() if file.is_relative_to(root))
 
 
 def files_read(step: str) -> set[str]:
     """The library's files whose code enters a step's digest."""
     row = STEPS[step]
-    return {relative(file) for file in fingerprint.closure((row.task.__module__, *row.also), "phi3").values()}
+    return {relative(file) for file in code_digest.closure((row.task.__module__, *row.also), "phi3").values()}
 
 
 @pytest.mark.parametrize("step", REACHED)
@@ -94,7 +94,7 @@ def test_a_step_works_again_when_code_it_uses_changes(step: str) -> None:
 
 @pytest.mark.parametrize("step", SPARED)
 def test_a_step_is_left_alone_when_other_code_changes(step: str) -> None:
-    assert all((source_file.OURS[file.split("/")[0]] / file).is_file() for file in SPARED[step])
+    assert all((code_digest.OURS[file.split("/")[0]] / file).is_file() for file in SPARED[step])
     assert set(SPARED[step]) & files_read(step) == set()
 
 
@@ -124,7 +124,7 @@ def test_the_closure_covers_whatever_python_loads(step: str) -> None:
     command = [sys.executable, "-c", LOADED.format(step=step, heavy=HEAVY[step])]
     loaded = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert {"shardmill.pipeline.task", HEAVY[step][0]} <= set(loaded)
-    sources = {fingerprint.module_file(name) for name in loaded}
+    sources = {code_digest.module_file(name) for name in loaded}
     names = {relative(file) for file in sources if file}
     assert names - files_read(step) == set()
 
@@ -134,7 +134,7 @@ class Copy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name, folder in source_file.OURS.items():
+        for name, folder in code_digest.OURS.items():
             shutil.copytree(folder / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.known: dict[tuple[str, bytes, bytes], Module] = {}
 
@@ -147,8 +147,8 @@ class Copy:
         return self.known[state]
 
     def digests(self, family: str) -> dict[str, str]:
-        fingerprint.module_file.cache_clear()  # one may be new
-        return {name: fingerprint.tools(step, family)["code"] for name, step in STEPS.items()}
+        code_digest.module_file.cache_clear()  # one may be new
+        return {name: code_digest.tools(step, family)["code"] for name, step in STEPS.items()}
 
     def changed(self, file: str, old: str, new: str, family: str = "phi3") -> set[str]:
         """The steps whose digests differ after an edit, which is undone. Without `old` the file is new, or longer."""
@@ -166,10 +166,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     root = tmp_path_factory.mktemp("library")
     copy = Copy(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_file, "OURS", dict.fromkeys(source_file.OURS, root))
-        patch.setattr(fingerprint, "read_module", copy.read_module)
+        patch.setattr(code_digest, "OURS", dict.fromkeys(code_digest.OURS, root))
+        patch.setattr(code_digest, "read_module", copy.read_module)
         yield copy
-    fingerprint.module_file.cache_clear()
+    code_digest.module_file.cache_clear()
 
 
 RULE = "portable_coreml/judge/placement/rules/weights.py"

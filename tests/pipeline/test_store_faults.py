@@ -18,15 +18,15 @@ from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.files import write_json
-from shardmill.pipeline import store
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache import store
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 
 TESTS = Path(__file__).parents[1]
 KILLED = """
 import sys, time
 from pathlib import Path
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 root = Path(sys.argv[1])
 def work(made):
@@ -52,7 +52,7 @@ def test_killed_work_leaves_no_entry_and_no_output(tmp_path: Path) -> None:
 SAME_KEY = """
 import sys, time
 from pathlib import Path
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 root, name = Path(sys.argv[1]), sys.argv[2]
 def work(made):
@@ -145,7 +145,7 @@ print(sorted(set(sys.modules) & {"torch", "coremltools", "transformers", "pydant
 
 def converting(folder: Path) -> tuple[Any, dict[str, Path], Path, Store]:
     """What the convert step says of a part, where its package and receipt go, and the store."""
-    from shardmill.pipeline.perform import describe
+    from shardmill.pipeline.job import describe
     from shardmill.pipeline.steps import convert
     from shardmill.pipeline.task import Artifact
 
@@ -163,7 +163,7 @@ def converting(folder: Path) -> tuple[Any, dict[str, Path], Path, Store]:
 
 def restore(folder: Path) -> None:
     """Runs the step."""
-    from shardmill.pipeline.perform import perform
+    from shardmill.pipeline.job import perform
 
     assert not perform(*converting(folder))
 

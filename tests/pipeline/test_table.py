@@ -22,12 +22,12 @@ from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.files import write_json
-from shardmill.pipeline import dag, fingerprint, snakefile, why
+from shardmill.pipeline import code_digest, dag, snakefile, why
 from shardmill.pipeline.batch import Batch
-from shardmill.pipeline.memory import Need
-from shardmill.pipeline.source_file import OURS, normalized
-from shardmill.pipeline.step import Step
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.code_digest import OURS, normalized
+from shardmill.pipeline.dag import Step
+from shardmill.pipeline.resources import Need
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.report.dag import edges, places
@@ -205,7 +205,7 @@ def test_a_steps_function_takes_what_its_row_says(name: str) -> None:
 def test_no_step_stands_on_what_stands_on_it(name: str) -> None:
     """Nor on commands, whose options and help have no part in a result."""
     step = STEPS[name]
-    reached = fingerprint.closure((step.task.__module__, *step.also), "phi3")
+    reached = code_digest.closure((step.task.__module__, *step.also), "phi3")
     judges = ("table", "dag", "step", "job", "why", "snakefile", "perform", "store", "fingerprint")
     above = [f"shardmill.pipeline.{module}" for module in judges]
     assert [m for m in reached if m in above or m.startswith(("shardmill.commands", "shardmill.cli"))] == []
@@ -213,7 +213,7 @@ def test_no_step_stands_on_what_stands_on_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_module_that_a_row_names_is_there(name: str) -> None:
-    assert all(fingerprint.module_file(module) for module in STEPS[name].also)
+    assert all(code_digest.module_file(module) for module in STEPS[name].also)
 
 
 # Packages that the code of a step imports and that can't change a byte of its result.
@@ -265,7 +265,7 @@ HARMLESS = {
 @pytest.mark.parametrize("name", [name for name, step in STEPS.items() if step.kept])
 def test_the_packages_that_a_step_names_are_those_that_its_code_imports(name: str) -> None:
     step = STEPS[name]
-    found = set(imported(fingerprint.closure((step.task.__module__, *step.also), "phi3")))
+    found = set(imported(code_digest.closure((step.task.__module__, *step.also), "phi3")))
     assert set(step.packages) & set(HARMLESS.get(name, {})) == set()
     assert {*step.packages, *HARMLESS.get(name, {})} == found
 

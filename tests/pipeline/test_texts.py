@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.errors import ConfigError
-from shardmill.pipeline.texts import CALIBRATION, overlaps, read_text
+from shardmill.pipeline.resolve import CALIBRATION, overlaps, read_text
 
 LINES = [f"line {number} of a text that is told apart by its number" for number in range(100)]
 TEXT = "\n".join(LINES)

@@ -11,7 +11,8 @@ import tiny
 import yaml
 
 from shardmill import config
-from shardmill.pipeline import snakefile, where
+from shardmill.pipeline import resources as pipeline_resources
+from shardmill.pipeline import snakefile
 from shardmill.pipeline.batch import Batch
 
 ROOT = Path(__file__).parents[2]
@@ -42,43 +43,43 @@ def test_jobs_of_this_machine_share_its_memory_with_what_else_is_there(
 ) -> None:
     """On a Mac the Neural Engine and the GPU are there too, whose weights are in no job's process."""
     here = workflow(None)
-    monkeypatch.setattr(where, "memory_bytes", lambda: 2_000_000_000)
+    monkeypatch.setattr(pipeline_resources, "memory_bytes", lambda: 2_000_000_000)
     monkeypatch.setattr(platform, "system", lambda: system)
-    assert where.most_mb(here) == most
-    assert where.most_mb(here) == here.global_resources.get("mem_mb").value  # type: ignore[attr-defined]
+    assert pipeline_resources.most_mb(here) == most
+    assert pipeline_resources.most_mb(here) == here.global_resources.get("mem_mb").value  # type: ignore[attr-defined]
 
 
 def test_what_the_command_line_says_of_memory_holds_everywhere() -> None:
-    assert where.most_mb(workflow(None, 700)) == where.most_mb(workflow(50, 700)) == 700
+    assert pipeline_resources.most_mb(workflow(None, 700)) == pipeline_resources.most_mb(workflow(50, 700)) == 700
 
 
 @pytest.mark.parametrize("there", [workflow(50), workflow(None, main=False)], ids=["submitting", "in a job"])
 def test_this_machines_memory_limits_no_job_that_runs_elsewhere_or_has_begun(there: object) -> None:
-    assert where.most_mb(there) is None
+    assert pipeline_resources.most_mb(there) is None
     assert there.global_resources.get("mem_mb").value is None  # type: ignore[attr-defined]
 
 
 def test_a_job_that_is_sent_somewhere_asks_for_the_snakemakes_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [where.held_mb(each) for each in (workflow(None), workflow(50), workflow(50, main=False))] == [
+    assert [pipeline_resources.held_mb(each) for each in (workflow(None), workflow(50), workflow(50, main=False))] == [
         0,
-        where.SNAKEMAKE_MB,
+        pipeline_resources.SNAKEMAKE_MB,
         0,
     ]
     monkeypatch.chdir(ROOT)
     settings = config.parse(tiny.settings("resources/demo"))
     here, there = (snakefile.mem_mb(Batch({settings.model: settings}), workflow(jobs)) for jobs in (None, 50))
-    assert there("fetch") == here("fetch") + where.SNAKEMAKE_MB  # type: ignore[operator]
+    assert there("fetch") == here("fetch") + pipeline_resources.SNAKEMAKE_MB  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("given", "asked"), [(None, where.NODE_CORES), (1, 1), (64, 64)])
+@pytest.mark.parametrize(("given", "asked"), [(None, pipeline_resources.NODE_CORES), (1, 1), (64, 64)])
 def test_a_cluster_may_have_no_number_of_cores(given: int | None, asked: int) -> None:
     """Snakemake's own `workflow.cores` ends the run there; a dry run does not show it."""
-    assert where.every_core(workflow(None, cores=given)) == asked
+    assert pipeline_resources.every_core(workflow(None, cores=given)) == asked
 
 
 def test_a_part_of_one_matrix_asks_for_one_core() -> None:
-    asked = [where.matrices_at_once(SimpleNamespace(part=part)) for part in ("layers_00_24", "head_0")]
-    assert asked == [where.MATRICES, 1]
+    asked = [pipeline_resources.matrices_at_once(SimpleNamespace(part=part)) for part in ("layers_00_24", "head_0")]
+    assert asked == [pipeline_resources.MATRICES, 1]
 
 
 def test_the_profile_for_slurm_names_rules_that_there_are() -> None:

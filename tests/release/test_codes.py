@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeline import made
 from safetensors.numpy import load_file, save_file
 
-from shardmill.pipeline.store import Store
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 from shardmill.release import rebuild
 from shardmill.release.rebuild import code_lines, codes_compared, compare, read_original

@@ -9,7 +9,7 @@ from typing import Any
 from shardmill.checkpoint.layout import text_files
 from shardmill.files import read_json, write_json
 from shardmill.models.interface import BUNDLE, INFREQUENT
-from shardmill.pipeline.receipts import read_receipt
+from shardmill.pipeline.cache.receipts import read_receipt
 from shardmill.pipeline.subjects import check_files
 from shardmill.pipeline.task import RECEIPT, SOURCE, Artifact, Task
 from shardmill.runtime.manifest import COMPILER, SYSTEM, runtime_manifest

@@ -35,7 +35,7 @@ def task(
     """
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.pipeline.provenance import (
+        from shardmill.pipeline.subjects import (
             CALIBRATION_TEXT,
             PARITY_TEXT,
             RECIPE,

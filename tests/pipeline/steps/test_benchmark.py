@@ -12,9 +12,9 @@ import pytest
 from shardmill import machine
 from shardmill.bench import speed
 from shardmill.files import write_json
-from shardmill.pipeline.perform import perform
+from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.job import perform
 from shardmill.pipeline.steps import benchmark
-from shardmill.pipeline.store import Store
 
 SETTINGS = {"new_tokens": 8}
 MODEL = {"model": "tiny", "parts": [{"program": {"files": {"a": "0"}}}], "source": {"repo": None, "commit": "local"}}

@@ -15,9 +15,9 @@ from shardmill import config
 from shardmill.checkpoint.headers import read_header
 from shardmill.errors import CheckpointError, ConfigError, ShardmillError
 from shardmill.files import write_json
-from shardmill.pipeline.perform import perform
+from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.job import perform
 from shardmill.pipeline.steps import reference
-from shardmill.pipeline.store import Store
 
 POSITIONS = {"positions": 16, "perplexity_positions": 40}
 

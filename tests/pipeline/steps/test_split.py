@@ -16,10 +16,10 @@ from shardmill import config, plan
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import dumps, write_json
 from shardmill.pipeline import snakefile
-from shardmill.pipeline.perform import perform
-from shardmill.pipeline.receipts import read_receipt
+from shardmill.pipeline.cache.receipts import read_receipt
+from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.job import perform
 from shardmill.pipeline.steps import split as step
-from shardmill.pipeline.store import Store
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 INDEX = "model.safetensors.index.json"

@@ -20,8 +20,9 @@ from typing import Any
 from shardmill.checkpoint.cache import HashCache
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import digest, dumps, parse_json, read_json, write_json
-from shardmill.pipeline import blobs, exchange
-from shardmill.pipeline.entry import (
+from shardmill.pipeline.cache import entry as cache_entry
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.cache.entry import (
     ENTRY,
     STAMPS,
     adopt,
@@ -32,16 +33,14 @@ from shardmill.pipeline.entry import (
     output_files,
     read_entry,
     restored,
+    scratch_folder,
     stamps,
     stored,
 )
-from shardmill.pipeline.ingredients import differences
-from shardmill.pipeline.lock import using_store
-from shardmill.pipeline.receipts import check_artifacts, write_receipt
-from shardmill.pipeline.remote import Remote
-from shardmill.pipeline.scratch import scratch_folder
+from shardmill.pipeline.cache.lock import register, using_store
+from shardmill.pipeline.cache.receipts import check_artifacts, differences, write_receipt
+from shardmill.pipeline.cache.remote import Remote
 from shardmill.pipeline.task import Action, Work
-from shardmill.pipeline.users import register
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ class Store:
             with contextlib.suppress(OSError):  # a store that may only be read: its owner's gc does not know of us
                 register(self.root)
             entry = self.root / action.key
-            answer = exchange.ask(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
+            answer = remote.ask(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
             if not intact(entry) or self.changes(action, receipt) != []:
                 self.before_change()
             worked = not (intact(entry) and restored(entry, outputs))
@@ -110,7 +109,7 @@ class Store:
                 self.make(entry, outputs, work)
                 if not restored(entry, outputs):
                     raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
-                exchange.offer(self.shared, entry, output_files(entry), answer)
+                remote.offer(self.shared, entry, output_files(entry), answer)
             else:
                 log.info("unchanged")
             write_receipt(receipt, action, read_entry(entry), outputs, notes)
@@ -134,7 +133,9 @@ class Store:
             for file in files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
             records = {name: described(path) for name, path in made.items()}
-            blobs.share(self.root, {f: sha for name, path in made.items() for f, sha in hashes_of(path, records[name])})
+            cache_entry.share(
+                self.root, {f: sha for name, path in made.items() for f, sha in hashes_of(path, records[name])}
+            )
             write_json(scratch / ENTRY, records)
             write_json(scratch / STAMPS, stamps(scratch))
             adopt(scratch, entry)

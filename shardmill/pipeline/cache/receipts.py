@@ -1,4 +1,4 @@
-"""Receipts: beside each artifact a file that says what it was made from, and by what."""
+"""In which ingredients of their keys two actions differ, so that a log can say why there is work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.pipeline.task import Action, paths_from
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the leaves in which two actions differ."""
+    found = []
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name}")
+    return found
 
 
 def write_receipt(

@@ -1,19 +1,97 @@
-"""An entry of the store: the files that were made for one key, and a record of their hashes beside them."""
+"""An entry of the store: a folder named by its cache key, whose files are hashed, linked and never written again."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardmill.checkpoint.hashing import tree_hashes
+from shardmill import interrupt
+from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, replacing, write_json
-from shardmill.pipeline.scratch import aside
+
+FOLDER = "blobs"  # of the store: a file for each content, named by its sha256
+LEAST = 1 << 16  # bytes of a file that is worth sharing
+
+
+def share(store: Path, hashes: Mapping[Path, str]) -> None:
+    """Makes files links to those of the same bytes that the store has, and keeps the others for who comes later.
+
+    Args:
+        store: the store's folder.
+        hashes: the files that were just written, with their sha256.
+    """
+    pool = store / FOLDER
+    for file, sha256 in hashes.items():
+        with contextlib.suppress(OSError):  # no hard links here, or too many to one file
+            if file.stat().st_size < LEAST:
+                continue
+            pool.mkdir(exist_ok=True)
+            kept = pool / sha256
+            if not kept.exists():
+                _replace(kept, file)
+            elif not kept.samefile(file):  # between two links to one file a rename does nothing
+                _replace(*((file, kept) if hash_file(kept) == sha256 else (kept, file)))
+
+
+def _replace(target: Path, source: Path) -> None:
+    """Puts a link to `source` in the place of `target`."""
+    aside = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
+    os.link(source, aside)
+    os.replace(aside, target)
+
+
+def unused(store: Path, going: Iterable[Path]) -> Iterator[Path]:
+    """Shared files that nobody links to any more, once the files in `going` are gone."""
+    links: dict[int, int] = {}
+    for file in going:
+        inode = file.lstat().st_ino
+        links[inode] = links.get(inode, 0) + 1
+    pool = store / FOLDER
+    for file in sorted(pool.iterdir() if pool.is_dir() else ()):
+        state = file.lstat()
+        if state.st_nlink - links.get(state.st_ino, 0) <= 1:
+            yield file
+
+
+PREFIX, LOCK = "tmp-", "lock"
+
+
+def aside(store: Path) -> Path:
+    """A name in the store that nothing has, for what is not an entry yet, or no longer."""
+    return store / f"{PREFIX}{uuid.uuid4().hex}"
+
+
+@contextmanager
+def scratch_folder(store: Path) -> Iterator[Path]:
+    """A new folder in the store, which is gone at the end unless it was renamed; those of killed processes go first."""
+    store.mkdir(parents=True, exist_ok=True)
+    _sweep(store)
+    outer = aside(store)
+    outer.mkdir()  # not mkdtemp, whose folders nobody else may read: builds may be shared
+    with interrupt.scratch(outer), (outer / "new").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (outer / "new").rename(outer / LOCK)  # locked before anybody looks for it
+        inner = outer / "entry"
+        inner.mkdir()
+        yield inner
+
+
+def _sweep(store: Path) -> None:
+    """Removes scratch folders whose locks nobody holds."""
+    for lock in store.glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError), lock.open("r+") as file:  # in use, gone, or another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
 
 log = logging.getLogger(__name__)
 

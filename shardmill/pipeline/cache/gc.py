@@ -13,12 +13,13 @@ from pathlib import Path
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import SCRATCH, digest, is_left_by_macos, read_json
 from shardmill.models import FOLDERS, supported
-from shardmill.pipeline import blobs, fingerprint
-from shardmill.pipeline.scratch import PREFIX
-from shardmill.pipeline.store import TEMPLATES
+from shardmill.pipeline import code_digest
+from shardmill.pipeline.cache import entry
+from shardmill.pipeline.cache.entry import PREFIX
+from shardmill.pipeline.cache.lock import forget, users
+from shardmill.pipeline.cache.store import TEMPLATES
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import RECEIPT
-from shardmill.pipeline.users import forget, users
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def garbage(builds: Path) -> Iterator[Path]:
         if folder.is_dir() and folder.name not in keep and _is_entry(folder)
     ]
     yield from entries
-    yield from blobs.unused(store, [file for folder in entries for file in folder.rglob("*") if file.is_file()])
+    yield from entry.unused(store, [file for folder in entries for file in folder.rglob("*") if file.is_file()])
     yield from _outdated_templates(store / TEMPLATES)
     yield from sorted(folder for folder in builds.rglob(f"{SCRATCH}*") if folder.is_dir())
 
@@ -89,7 +90,7 @@ def _is_entry(folder: Path) -> bool:
 def current_templates() -> set[str]:
     """Names of the folders in which the present tools keep templates, one for each model family."""
     families = {name for kind in FOLDERS for name in supported(kind)}
-    return {digest(fingerprint.tools(STEPS["convert"], family)) for family in families}
+    return {digest(code_digest.tools(STEPS["convert"], family)) for family in families}
 
 
 def _outdated_templates(folder: Path) -> Iterator[Path]:
@@ -109,5 +110,5 @@ def collect(builds: Path, dry: bool = False) -> Collected:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if not dry:
         forget(builds / ".store")
-    entries = sum(path.parent.name != blobs.FOLDER for path in paths)
+    entries = sum(path.parent.name != entry.FOLDER for path in paths)
     return Collected(entries, sum(freed.values()))

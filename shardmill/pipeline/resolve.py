@@ -1,14 +1,12 @@
-"""Settles what a config leaves open by the model's own config.json, and refuses there what can't be built.
-
-The file is read by transformers, which takes seconds to import. So what was settled is kept in the store, by all that
-decides it, and a Snakefile that is parsed again imports nothing for it. With it is kept how large the parts will be, so
-that jobs declare their memory before there is a plan.
-"""
+"""A config as a build takes it: where the workflow lies, what was left open, and texts that must not overlap."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
@@ -16,14 +14,108 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.config import Config
+import shardmill
+from shardmill import regular
+from shardmill.attest.statement import PATHS
+from shardmill.config import Benchmark, Config, Parity, parse
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
-from shardmill.pipeline.fingerprint import code_digest, model_type_in
+from shardmill.pipeline.code_digest import code_digest, model_type_in
+from shardmill.yamlfile import read_yaml
 
 if TYPE_CHECKING:
     from shardmill.models.architecture import Architecture, Model
+
+SNAKEFILE = "Snakefile"
+PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
+DEFAULTS: Mapping[tuple[str, ...], str] = {  # what a key of PATHS is where it is not given
+    ("parity", "text"): Parity().text,
+    ("benchmark", "text"): Benchmark().text,
+    ("benchmark", "task_prompts"): Benchmark().task_prompts,
+}
+LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store", "._*")
+
+
+def workflow_root() -> Path:
+    """The folder with the Snakefile. Raises ShardmillError where this installation has none."""
+    package = Path(shardmill.__file__).resolve().parent
+    for folder in (package.parent, package / "workflow"):
+        if (folder / SNAKEFILE).is_file():
+            return folder
+    raise ShardmillError(
+        f"{package}: holds no workflow; install shardmill anew: pip install --force-reinstall shardmill"
+    )
+
+
+def default_config() -> str:
+    """The demo's config: the working folder's or, where that has none, the workflow's own."""
+    own = Path("configs/demo.yaml")
+    return str(own if own.is_file() else workflow_root() / own)
+
+
+def load(path: Path) -> Config:
+    """The config in a file, as a build takes it. Raises ConfigError."""
+    return parsed(read_yaml(path), str(path))
+
+
+def parsed(content: Any, name: str) -> Config:
+    """The config of a mapping, with its files where they are. Raises ConfigError with `name` in front."""
+    return parse(grounded(content) if isinstance(content, Mapping) else content, name)
+
+
+def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config whose files are looked for in the working folder and, where they are not there, beside the workflow.
+
+    So a workflow that uses this one as a module, from a folder of its own, has the demo's checkpoint and the texts.
+    """
+    found = dict(config)
+    for keys in PATHS:
+        path = _value(found, keys, DEFAULTS.get(keys))
+        if isinstance(path, str) and located(path) != path:
+            found = _with(found, keys, located(path))
+    return found
+
+
+def located(path: str) -> str:
+    """Where a file or a folder is: in the working folder or, where it is not there, beside the workflow."""
+    beside = workflow_root() / path
+    return os.path.relpath(beside) if not Path(path).exists() and beside.exists() else path
+
+
+def _value(content: Any, keys: Sequence[str], default: Any) -> Any:
+    """What a config has at a key of its sections; None where something else than a section is in the way."""
+    for section in keys[:-1]:
+        content = content.get(section, {}) if isinstance(content, Mapping) else None
+    return content.get(keys[-1], default) if isinstance(content, Mapping) else None
+
+
+def _with(content: Mapping[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
+    """A config with another value at a key of its sections."""
+    first, *others = keys
+    return {**content, first: _with(content.get(first, {}), others, value) if others else value}
+
+
+def lay_out(folder: Path) -> None:
+    """Makes a folder to run Snakemake in: a copy of the workflow, its configs, texts and the demo's checkpoint.
+
+    Raises:
+        ShardmillError: something of that name is there.
+    """
+    root = workflow_root()
+    if folder.exists() and not folder.is_dir():
+        raise ShardmillError(f"{folder}: is there already, and no folder; choose another name")
+    there = [name for name in PARTS if (folder / name).exists()]
+    if there:
+        raise ShardmillError(f"{folder / there[0]}: is there already; choose another folder, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PARTS:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, folder / name, ignore=LEFT)
+        else:
+            shutil.copyfile(root / name, folder / name)
+    (folder / "config").symlink_to("configs")
+
 
 STORE = Path("build/.store")
 TOPOLOGIES, SIZES = "topologies", "sizes"  # folders of the store
@@ -163,3 +255,42 @@ def _key(config: Config) -> str:
 def _code() -> str:
     """The digest of what settles a config, the same for every model of a batch."""
     return code_digest(CODE)
+
+
+CALIBRATION = "convert.calibration.text"
+LONG = 40  # characters of a line that two texts hardly share by chance
+SHARED = 0.1  # of a text's long lines
+
+
+def read_text(path: Path) -> str:
+    """A text without white space around it. Raises ConfigError where it is not UTF-8."""
+    try:
+        return regular.read_text(path).strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text") from error
+
+
+def overlaps(texts: Mapping[str, str]) -> list[str]:
+    """Names the texts that quality is reported on and that the calibration's has parts of.
+
+    Args:
+        texts: each by its key in the config.
+    """
+    seen = texts.get(CALIBRATION)
+    if not seen:
+        return []
+    known = _long_lines(seen)
+    return [
+        f"{CALIBRATION}: shares text with {key}, and what was calibrated on can't be judged by it; choose another"
+        for key, text in texts.items()
+        if key != CALIBRATION and text and _shares(text, seen, known)
+    ]
+
+
+def _shares(text: str, seen: str, known: set[str]) -> bool:
+    lines = _long_lines(text)
+    return text in seen or seen in text or len(lines & known) > SHARED * len(lines)
+
+
+def _long_lines(text: str) -> set[str]:
+    return {line for line in map(str.strip, text.splitlines()) if len(line) >= LONG}

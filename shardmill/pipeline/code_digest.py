@@ -1,0 +1,297 @@
+"""The code that a step runs, as a digest: every module that its task imports, without comments and docstrings."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import errno
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path
+from typing import Any
+
+from shardmill.files import is_left_by_macos, load_json, write_json
+from shardmill.machine import package_versions
+from shardmill.pipeline.dag import Step
+from shardmill.pipeline.task import Tools, source_folder
+
+
+def _folder_of(package: str) -> Path:
+    """The folder that a package lies in, found without importing it."""
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
+OURS = {name: _folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file.
+
+    Attributes:
+        code: digest of what can decide results.
+        imported: dotted names of what it imports from our packages.
+    """
+
+    code: str
+    imported: tuple[str, ...]
+
+
+def _module_name(file: Path) -> tuple[str, ...]:
+    """A file's place below the folder of its package: shardmill, pipeline, code."""
+    root = next(root for root in OURS.values() if file.is_relative_to(root))
+    return file.relative_to(root).with_suffix("").parts
+
+
+def parsed(file: Path, source: bytes, data: bytes) -> Module:
+    """Parse a source file.
+
+    Args:
+        file: its path, which says what relative imports mean.
+        source: its bytes.
+        data: bytes of the other files of the package that it begins, see `data_of`.
+    """
+    tree = normalized(ast.parse(source))
+    code = hashlib.sha256(spelled(tree).encode() + data).hexdigest()
+    return Module(code, tuple(sorted(set(_imports(tree, _module_name(file)[:-1])))))
+
+
+def normalized(tree: ast.Module) -> ast.Module:
+    """Return a module's syntax tree without what can't change a result, see this module's docstring."""
+    counted: ast.Module = _Normalizer(_imports_type_checking(tree)).visit(tree)
+    return counted
+
+
+def data_of(file: Path) -> bytes:
+    """The names and bytes of a package's other files, if the file is its `__init__.py`."""
+    data = _data_files(file.parent) if file.name == "__init__.py" else ()
+    return b"".join(path.name.encode() + path.read_bytes() for path in data)
+
+
+def spelled(node: object) -> str:
+    """A syntax tree as text, alike in Python 3.11 to 3.13, where ast.dump and ast.unparse are not.
+
+    Fields without content are left out, for newer versions have more of them.
+    """
+    if isinstance(node, ast.AST):
+        fields = (f"{name}={spelled(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(spelled, node))}]"
+    return repr(node)
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Files of a package that are no code, in it or in folders that hold no code, sorted."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "__pycache__" and not any(path.rglob("*.py")):
+            found += sorted(f for f in path.rglob("*") if f.is_file())
+        elif path.is_file() and path.suffix not in (".py", ".pyc"):
+            found.append(path)
+    return [path for path in found if not is_left_by_macos(path)]
+
+
+def _imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the dotted name of every module or attribute of ours that a module of `package` imports."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module or "")))
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        yield from (name for name in names if name.split(".")[0] in OURS)
+
+
+def _imports_type_checking(tree: ast.Module) -> bool:
+    """Return whether the name TYPE_CHECKING is the one of `typing` in this module, and nothing else."""
+    imported = any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "typing"
+        and alias.name == "TYPE_CHECKING"
+        and not alias.asname
+        for node in tree.body
+        for alias in getattr(node, "names", ())
+    )
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "TYPE_CHECKING")
+    return imported and all(isinstance(name.ctx, ast.Load) for name in names)
+
+
+class _Normalizer(ast.NodeTransformer):
+    """Drops what can't change a result, see the module's docstring.
+
+    Args:
+        type_checking: whether `if TYPE_CHECKING:` is known never to run.
+    """
+
+    def __init__(self, type_checking: bool) -> None:
+        self.type_checking = type_checking
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [statement for statement in body if not self._never_counts(statement)]  # type: ignore[attr-defined]
+        return node
+
+    def _never_counts(self, statement: ast.stmt) -> bool:
+        """Return whether a statement is a docstring, `pass`, or imports for type checkers."""
+        if isinstance(statement, ast.If) and self.type_checking and not statement.orelse:
+            return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        return is_text or isinstance(statement, ast.Pass)
+
+
+KEPT = Path(cache_from_source(__file__)).with_suffix(".json")
+READER = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+_new: dict[str, dict[str, Any]] = {}  # what this process parsed
+
+
+@cache
+def read_module(file: Path) -> Module:
+    """Return what a source file imports and its digest; parses it only if its bytes are new."""
+    source, data = file.read_bytes(), data_of(file)
+    name = "/".join(_module_name(file))
+    sha256 = hashlib.sha256(len(source).to_bytes(8) + source + data).hexdigest()
+    entry = _kept().get(name, {})
+    try:
+        if entry["sha256"] == sha256:
+            return Module(entry["code"], tuple(entry["imported"]))
+    except (KeyError, TypeError):  # not kept, or damaged
+        pass
+    module = parsed(file, source, data)
+    _new[name] = {"sha256": sha256, **asdict(module)}
+    return module
+
+
+def keep() -> None:
+    """Writes what this process parsed beside what was kept before; not where that folder may only be read."""
+    if _new:
+        with contextlib.suppress(OSError):
+            write_json(KEPT, {"reader": READER, "modules": _kept() | _new})
+        _new.clear()
+        _kept.cache_clear()
+
+
+@cache
+def _kept() -> dict[str, Any]:
+    """The entries by name; none where there is no file yet, or one that is damaged or of another reader."""
+    with contextlib.suppress(OSError, ValueError):
+        content = load_json(KEPT)
+        modules = content.get("modules") if isinstance(content, dict) and content.get("reader") == READER else None
+        return modules if isinstance(modules, dict) else {}
+    return {}
+
+
+FAMILY = "shardmill.models.family"  # loads the module that is called like a model_type
+FAMILIES = ("shardmill.models.families", "shardmill.models.encoders")
+FORM = 2  # of the digest; 1 was blind to some arguments, and nothing that was stored under it is believed
+
+
+def tools(step: Step, model_type: str) -> Tools:
+    """Code digest and package versions of a step, as its action key has them.
+
+    Args:
+        step: the step.
+        model_type: of the checkpoint, which names the model's family.
+    """
+    code = code_digest(modules(step), model_type)
+    return {"code": code, "packages": package_versions(step.packages)}
+
+
+def modules(step: Step) -> tuple[str, ...]:
+    """Where the code of a step begins."""
+    return (step.task.__module__, *step.also)
+
+
+def family(step: Step, record: Path) -> str:
+    """The model_type of a checkpoint that was fetched, if it decides what a step's code is; else nothing is read.
+
+    Args:
+        step: the step.
+        record: source.receipt.json.
+    """
+    return model_type(record) if needs_family(modules(step)) else ""
+
+
+def model_type(record: Path) -> str:
+    """The model_type of a checkpoint that was fetched; empty where it says none, which the split step refuses.
+
+    Args:
+        record: source.receipt.json.
+
+    Raises:
+        FileNotFoundError: nothing was fetched; it names the record, as Snakemake wants to have it.
+    """
+    try:
+        return model_type_in(source_folder(record))
+    except OSError as error:
+        raise FileNotFoundError(errno.ENOENT, f"no checkpoint yet: {error}", str(record)) from error
+
+
+def model_type_in(folder: Path) -> str:
+    """Return the model_type that the config.json in a folder names; empty where it names none. Raise OSError."""
+    try:
+        content = load_json(folder / "config.json")
+    except ValueError:
+        return ""
+    return str(content.get("model_type", "")) if isinstance(content, dict) else ""
+
+
+def code_digest(modules: Iterable[str], model_type: str = "") -> str:
+    """sha256 over the code of the modules and of every module of ours they import, directly or not.
+
+    A package's other files (templates, say) count with its `__init__.py`.
+
+    Args:
+        modules: where to begin.
+        model_type: names the family's module.
+    """
+    found = {name: read_module(file).code for name, file in closure(modules, model_type).items()}
+    keep()
+    text = "\n".join((f"form {FORM}", *(f"{name} {found[name]}" for name in sorted(found))))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
+    """The modules and every module of ours they import, directly or not, with their files."""
+    found: dict[str, Path] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name == FAMILY and model_type.isidentifier():
+            waiting += [f"{folder}.{model_type}" for folder in FAMILIES]
+        for module in _counted(name):
+            file = module_file(module)
+            if file is not None and module not in found:
+                found[module] = file
+                waiting += read_module(file).imported
+    return found
+
+
+def needs_family(modules: Iterable[str]) -> bool:
+    """Whether the code of these modules depends on the model's family."""
+    return FAMILY in {name for file in closure(modules).values() for name in read_module(file).imported}
+
+
+def _counted(name: str) -> Iterator[str]:
+    """Yield the modules that Python runs on an import of a dotted name: the packages above it, and its own."""
+    parts = name.split(".")
+    yield from (".".join(parts[:i]) for i in range(1, len(parts) + 1))
+
+
+@cache
+def module_file(name: str) -> Path | None:
+    """The source of a module of ours; None for a name that is an attribute of one."""
+    parts = name.split(".")
+    path = OURS.get(parts[0], Path()).joinpath(*parts)
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
