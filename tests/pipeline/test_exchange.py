@@ -18,7 +18,7 @@ def test_a_bucket_that_is_silent_is_soon_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each layer below asks again for itself: all of their tries together end in seconds."""
-    settings = remote.PATIENCE["s3"]["config_kwargs"] | {"read_timeout": 0.5}
+    settings = cache_remote.PATIENCE["s3"]["config_kwargs"] | {"read_timeout": 0.5}
     monkeypatch.setattr(cache_remote, "PATIENCE", {"s3": {"config_kwargs": settings}})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
