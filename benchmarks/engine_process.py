@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from shardmill.imports import quiet_coremltools
 from shardmill.machine import set_threads
-from shardmill.quiet import quiet_coremltools
 from shardmill.runtime import engine
 from shardmill.runtime.process import EngineProcess
 

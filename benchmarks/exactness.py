@@ -32,7 +32,7 @@ from shardmill import decode, machine
 from shardmill.bench.prompts import of_tasks
 from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
 from shardmill.decode.policies import measure_widths
-from shardmill.quiet import quiet_coremltools
+from shardmill.imports import quiet_coremltools
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.load import load_tokenizer
 

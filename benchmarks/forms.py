@@ -35,9 +35,9 @@ from shardmill.decode import DRAFTERS, Drafter, Session, create_drafter, run
 from shardmill.decode.drafters.base import Draft
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.policies import AlwaysDraft
+from shardmill.imports import quiet_coremltools
 from shardmill.models.hf_config import load_hf_config
 from shardmill.pipeline.steps.split import split
-from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 

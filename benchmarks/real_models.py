@@ -25,7 +25,7 @@ from exactness import manifest, prompts, witness
 
 from shardmill import machine
 from shardmill.decode import Session, create_drafter, create_policy, run
-from shardmill.quiet import quiet_coremltools
+from shardmill.imports import quiet_coremltools
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.load import load_tokenizer
 

@@ -30,7 +30,7 @@ from convert import machine
 from flagships import MODELS
 from portable_coreml.run import find_experts
 
-from shardmill import config, plan, topology, traffic
+from shardmill import config, plan, topology
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.package import WEIGHT_FILE
 from shardmill.convert.stamped import convert_stamped
@@ -54,7 +54,7 @@ class Form:
     engine: Engine
     weights: dict[str, int]  # bytes of each part's weight file
     called: list[str]  # names of the programs that ran, in order
-    expected: dict[int, traffic.Pass]
+    expected: dict[int, topology.Pass]
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def built(folder: Path, experts: str | int, threads: int) -> Form:
         watch(program, called)
     weights = {name: (path / WEIGHT_FILE).stat().st_size for name, path in paths.items()}
     form = "dense" if experts == "dense" else "routed"
-    expected = {p.tokens: p for p in traffic.passes(settings, model.architecture) if p.experts == form}
+    expected = {p.tokens: p for p in topology.passes(settings, model.architecture) if p.experts == form}
     return Form(str(experts), engine, weights, called, expected)
 
 

@@ -69,7 +69,7 @@ def worker(build: Path, names: Sequence[str], threads: int, apart: bool) -> None
     """Print the rows as lines of JSON."""
     import torch
 
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     torch.set_num_threads(threads)
     sys.path.insert(0, str(ROOT / "tests"))

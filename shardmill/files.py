@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
+import stat
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,8 +15,42 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
-from shardmill import interrupt, regular
+from shardmill import interrupt
 from shardmill.errors import UnreadableError
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a regular file. Raises OSError, which names it, where it is none or can't be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or opening a pipe would wait for its writer
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def check(path: Path) -> None:
+    """Raises OSError, which names it, where a path that a library is to open is no regular file."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        number, why = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "not a regular file")
+        raise OSError(number, why, str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file, each of its lines ended by a newline alone.
+
+    Raises:
+        OSError: it is no regular file, or can't be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return io.IncrementalNewlineDecoder(None, translate=True).decode(read_bytes(path).decode("utf-8"), final=True)
+
 
 SEAL = "shardmill_seal"  # the key under which a record holds the digest of all else in it
 SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
@@ -76,7 +112,7 @@ def load_json(path: Path, unique: bool = False) -> Any:
         OSError: it is no regular file, or can't be read.
         ValueError: it holds no JSON.
     """
-    return parse_json(regular.read_bytes(path).decode("utf-8"), unique)
+    return parse_json(read_bytes(path).decode("utf-8"), unique)
 
 
 def read_json(path: Path) -> Any:
@@ -98,7 +134,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     """A record that was written sealed. Raises UnreadableError if a single bit of it has changed."""
     content = read_json(path)
     try:
-        whole = sealed(content) == content and dumps(content).encode() == regular.read_bytes(path)
+        whole = sealed(content) == content and dumps(content).encode() == read_bytes(path)
     except (ValueError, AttributeError, RecursionError):
         whole = False
     if not whole:

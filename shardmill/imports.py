@@ -1,17 +1,71 @@
-"""Spares a process what coremltools imports for its own sake: a third of the seconds that it takes to start.
+"""What libraries import and print for their own sake: a process is spared both.
 
 coremltools imports its trainers of PyTorch models, and with them PyTorch's distributed package, though no conversion
-needs them; whoever does imports them by name. And it imports transformers to know whether it is there, though only its
-tests ask.
+needs them. It also imports transformers to learn whether it is installed. Both are a third of the seconds that a
+process takes to start. Its warnings are about what a machine without Core ML lacks, as `shardmill doctor` explains.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
+
+
+@contextmanager
+def quiet_coremltools() -> Iterator[None]:
+    """Inside, coremltools logs errors only."""
+    with quiet("coremltools"):
+        yield
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Inside, transformers logs errors only. It sets its level when it is imported: only it can change that."""
+    from transformers.utils import logging as its_logging
+
+    level = its_logging.get_verbosity()
+    its_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        its_logging.set_verbosity(level)
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Inside, the logger `name` logs errors only."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def quiet_process() -> Iterator[None]:
+    """Show nothing that this process prints inside the `with` block, native code included."""
+    kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        sys.stdout.flush(), sys.stderr.flush()
+        for stream, _ in kept:
+            os.dup2(sink, stream)
+        yield
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        for stream, copy in kept:
+            os.dup2(copy, stream)
+            os.close(copy)
+        os.close(sink)
+
 
 ASKING = "coremltools._deps"  # looks for the libraries that coremltools may use, and notes which there are
 LOOKED_FOR = "transformers"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shardmill import catalogue, cli
+from shardmill import cli
+from shardmill.commands import catalogue
 from shardmill.models import FOLDERS, supported
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,8 @@ from pathlib import Path
 import portable_coreml
 import pytest
 
-from shardmill import doctor, machine
+from shardmill import machine
+from shardmill.commands import doctor
 from shardmill.errors import ShardmillError
 from shardmill.lane import system as lane_system
 from shardmill.runtime import process

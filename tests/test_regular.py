@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardmill import regular
+from shardmill import files
 from shardmill.checkpoint.layout import read_tokenizer
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters.follow import FollowTable, Numbering, load_table
 from shardmill.errors import CheckpointError, ShardmillError
 from shardmill.runtime.table import read_tables
 
-PACKAGE = Path(regular.__file__).parent
+PACKAGE = Path(files.__file__).parent
 # Each JSON that is parsed without files.py, with the reason.
 OTHER_JSON = {
     "files.py": "it is the one place",
@@ -30,10 +30,10 @@ def test_a_regular_file_is_read_as_pathlib_does(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for raw in (b"", b"a\r\nb\rc\n\xc3\xa9", b"x" * 100_000):
         path.write_bytes(raw)
-        assert regular.read_bytes(path) == raw and regular.read_text(path) == path.read_text(encoding="utf-8")
+        assert files.read_bytes(path) == raw and files.read_text(path) == path.read_text(encoding="utf-8")
     path.write_bytes(b"\xff")
     with pytest.raises(UnicodeDecodeError):
-        regular.read_text(path)
+        files.read_text(path)
 
 
 def test_all_else_is_refused_at_once(tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_all_else_is_refused_at_once(tmp_path: Path) -> None:
         (tmp_path / ("long" * 1000), "File name too long"),
     ):
         with pytest.raises(OSError, match=re.escape(why)) as caught:
-            regular.read_bytes(path)
+            files.read_bytes(path)
         assert caught.value.filename in (path, str(path)) and caught.value.strerror == why
         with pytest.raises(OSError, match=re.escape(why)):
-            regular.check(path)
+            files.check(path)
     assert len(os.listdir("/dev/fd")) == before
 
 

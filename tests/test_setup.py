@@ -169,7 +169,7 @@ def test_every_rule_has_an_environment_that_exists() -> None:
 
 def test_supported_pythons_are_said_once() -> None:
     """pyproject.toml, CI and `shardmill doctor` mean the same versions, and the tests run on one of them."""
-    from shardmill.doctor import PYTHONS
+    from shardmill.commands.doctor import PYTHONS
 
     ci = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
     versions = [tuple(map(int, v.split("."))) for v in ci["jobs"]["check"]["strategy"]["matrix"]["python"]]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError
-from shardmill.yamlfile import read_yaml
 
 
 @pytest.mark.parametrize(

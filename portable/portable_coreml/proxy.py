@@ -24,9 +24,8 @@ from portable_coreml import compute_plan
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError, InputError, PortableError, first_line
 from portable_coreml.files.blob import WeightLoader, resolve
-from portable_coreml.files.bundle import compile_model
+from portable_coreml.files.bundle import compile_model, load_model
 from portable_coreml.files.features import Signature, to_tensor
-from portable_coreml.files.load import load_model
 from portable_coreml.files.model import MAX_SPEC_VERSION, LoadedModel, pick_function
 from portable_coreml.judge.loadable import check_loadable
 from portable_coreml.run.execute import Executable, declared_types

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import portable_coreml
 import pytest
-from portable_coreml.files.contents import read
+from portable_coreml.files.compare import read
 from portable_coreml.proxy import MLModelProxy
 
 from tests.conftest import GOLDENS, step_inputs

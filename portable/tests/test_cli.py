@@ -10,7 +10,7 @@ import pytest
 from portable_coreml import cli
 from portable_coreml.cli import main
 from portable_coreml.files.bundle import is_bundle
-from portable_coreml.judge.residency_diff import read_report
+from portable_coreml.judge.lint import read_report
 
 from tests.conftest import step_inputs
 

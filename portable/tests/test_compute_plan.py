@@ -38,7 +38,7 @@ def test_compute_plans_are_predicted(attention_package: Path, tmp_path: Path) ->
 def test_a_large_program_is_expected_on_the_engine(attention_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same program with weights of 20 MB: chosen, unless the caller leaves the engine out."""
     from portable_coreml import compute_plan
-    from portable_coreml.files.load import load_model
+    from portable_coreml.files.bundle import load_model
     from portable_coreml.judge.placement import subject
 
     monkeypatch.setattr(subject, "weight_bytes", lambda model, function: 20_000_000)

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import shardmill
-from shardmill import regular
+from shardmill import files
 from shardmill.errors import UnreadableError
 from shardmill.files import SEAL, digest, dumps, parse_json, read_json
 
@@ -222,7 +222,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
     """
     content = read_json(path)
     try:
-        whole = with_seal(content) == content and dumps(content).encode() == regular.read_bytes(path)
+        whole = with_seal(content) == content and dumps(content).encode() == files.read_bytes(path)
     except (ValueError, LookupError, TypeError, AttributeError):
         whole = False
     if not whole:

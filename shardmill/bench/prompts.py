@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill import regular
+from shardmill import files as shardmill_files
 from shardmill.decode import Drafter
 from shardmill.decode.verify import agreement
 from shardmill.errors import ShardmillError
@@ -113,7 +113,7 @@ def read(path: Path) -> str:
         ShardmillError: the file can't be read.
     """
     try:
-        return regular.read_text(path)
+        return shardmill_files.read_text(path)
     except OSError as error:
         raise ShardmillError(f"{path}: {error.strerror}; run from the project's folder or name another") from error
     except UnicodeDecodeError as error:

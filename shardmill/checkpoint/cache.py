@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardmill import regular
+from shardmill import files
 from shardmill.errors import CheckpointError
 
 MOUNTS = Path("/proc/self/mountinfo")  # Linux only
@@ -119,7 +119,7 @@ class Span:
 def file_state(path: Path) -> FileState:
     """Raises CheckpointError where there is no regular file, which could be read to its end."""
     try:
-        regular.check(path)
+        files.check(path)
         stat = os.stat(path)
         place = volume(stat.st_dev, path)
     except OSError as error:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmill import regular
+from shardmill import files as shardmill_files
 from shardmill.checkpoint.headers import read_index
 from shardmill.checkpoint.paths import INDEX_FILE, RECORD_FILE, SINGLE_FILE, describe_missing_weights
 from shardmill.errors import CheckpointError
@@ -34,7 +34,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_str(regular.read_text(file))
+        tokenizer = Tokenizer.from_str(shardmill_files.read_text(file))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{file} can't be read as a tokenizer: {error}; fetch the checkpoint again") from error
     tokenizer.no_truncation()

@@ -92,8 +92,8 @@ def checked(wanted: dict[str, Any]) -> Benchmark:
     from pydantic import ValidationError
 
     from shardmill.config import Benchmark
+    from shardmill.config.reading import describe_all
     from shardmill.errors import ConfigError
-    from shardmill.pydantic_errors import describe_all
 
     try:
         return Benchmark(**wanted)

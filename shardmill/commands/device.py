@@ -95,7 +95,7 @@ def forecast(
 ) -> None:
     """Forecast how long passes take on systems that were measured, from bytes, operations and dispatches."""
     from shardmill.device.forecast import forecast as foreseen
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
         rows = foreseen(builds or _builds())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
-from shardmill import regular
+from shardmill import files
 from shardmill.commands.arguments import Build, located_build
 from shardmill.errors import ShardmillError
 from shardmill.runtime import load
@@ -46,7 +46,7 @@ def read_text(file: Path) -> str:
         ShardmillError: it cannot be read or is not UTF-8.
     """
     try:
-        return regular.read_text(file)
+        return files.read_text(file)
     except OSError as error:
         raise ShardmillError(f"{file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -316,7 +316,7 @@ def label(
     precision: Precision = "fp32",
 ) -> None:
     """Find spans in a text: their positions in characters, types and scores. Or print the labels of a whole text."""
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
     from shardmill.runtime import label as reading
 
     if (text is None) == (file is None):

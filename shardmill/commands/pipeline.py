@@ -241,7 +241,7 @@ def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSO
     from rich.console import Console
     from rich.table import Table
 
-    from shardmill import catalogue
+    from shardmill.commands import catalogue
 
     found, unknown = catalogue.families(), catalogue.unknown()
     if as_json:
@@ -270,7 +270,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     from rich.table import Table
     from rich.text import Text
 
-    from shardmill.doctor import examine
+    from shardmill.commands.doctor import examine
 
     findings = examine()
     if as_json:
@@ -296,11 +296,11 @@ def synth_checkpoint(
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
 
+    from shardmill.config.reading import read_yaml
     from shardmill.errors import ConfigError
     from shardmill.models.hf_config import content_fault
     from shardmill.models.synthetic import synth_checkpoint as write
     from shardmill.pipeline.resolve import located, workflow_root
-    from shardmill.yamlfile import read_yaml
 
     content = read_yaml(like)
     source = (content.get("source") or {}) if isinstance(content, dict) else None

@@ -17,7 +17,7 @@ from shardmill.files import load_json
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
-    from portable_coreml.files.contents import Contents, Feature, Function, Weights
+    from portable_coreml.files.compare import Contents, Feature, Function, Weights
     from rich.table import Table
 
 
@@ -28,10 +28,10 @@ def inspect(
     """Show a program's inputs, outputs, states, operations and weights."""
     from rich.console import Console
 
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.files.contents import read
+        from portable_coreml.files.compare import read
 
         with Console(stderr=True).status(f"reading {package}"):
             contents = read(package)  # coremltools is imported when the model is read
@@ -107,7 +107,7 @@ def lint(
     from rich.table import Table
     from rich.text import Text
 
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
         from portable_coreml.judge.lint import lint as judge
@@ -139,7 +139,7 @@ def compare_compiled(
     second: Annotated[Path, typer.Argument(help="Another bundle of the same package.")],
 ) -> None:
     """Show how two compiled bundles differ, apart from build information. Exit code 1 if they do."""
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
         from portable_coreml.files.compare import compare_compiled as compare
@@ -159,11 +159,11 @@ def diff_residency(
     ],
 ) -> None:
     """List operations on which a prediction and a measurement disagree. Exit code 1 if there are any."""
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.judge.residency_diff import diff_residency as compare
-        from portable_coreml.judge.residency_diff import read_report
+        from portable_coreml.judge.lint import diff_residency as compare
+        from portable_coreml.judge.lint import read_report
 
     from shardmill.evidence.file import is_result
 
@@ -199,7 +199,7 @@ def _of_a_device(predicted: Path, result: Path) -> list[dict[str, Any]]:
 
 def warm(build: Build, precision: Precision = "fp32") -> None:
     """Load a build's programs one after the other, and say how long each took, beside its first time on this system."""
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
     from shardmill.runtime.load import warm as warmed
 
     with quiet_coremltools():

@@ -36,7 +36,7 @@ def why_quality(
 
     from shardmill.errors import ShardmillError
     from shardmill.files import read_json
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     if not (build / "plan.json").is_file():
         raise ShardmillError(f"{build}: holds no plan.json; name a model's build folder")
@@ -152,7 +152,7 @@ def audit_range(
 
     from shardmill import machine
     from shardmill.errors import ShardmillError
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
     from shardmill.runtime import engine
 
     if not machine.is_portable():
@@ -215,9 +215,9 @@ def witness(
     from shardmill.errors import GateError, ShardmillError
     from shardmill.files import dumps, read_json
     from shardmill.gates.measurement import demand
+    from shardmill.imports import quiet_coremltools, quiet_transformers
     from shardmill.machine import engine
     from shardmill.plan import load_part
-    from shardmill.quiet import quiet_coremltools, quiet_transformers
     from shardmill.witness import installed
 
     runtime = installed.runtime()

@@ -242,7 +242,7 @@ def rotate(
 ) -> None:
     """Rotate a checkpoint's weights: it stays the same model, to within fp32's rounding, but loses less in INT4."""
 
-    from shardmill.quiet import quiet_coremltools, quiet_transformers
+    from shardmill.imports import quiet_coremltools, quiet_transformers
 
     with quiet_coremltools(), quiet_transformers():
         from shardmill.precision.rotate import rotate as write

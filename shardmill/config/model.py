@@ -7,12 +7,12 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag
 from pydantic.dataclasses import dataclass
 
+from shardmill.config.reading import GIVEN, NAMED
 from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
 from shardmill.models.interface import Calls, calls
-from shardmill.pydantic_errors import GIVEN, NAMED
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 

@@ -10,13 +10,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from shardmill.config.model import Budget, Config, Head, Program, Search, Source, Tokens
+from shardmill.config.reading import describe_all, read_yaml
 from shardmill.errors import ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, hf_config
 from shardmill.models.interface import ENUMERATED, FIXED, GRAPH, INFREQUENT, ONE
-from shardmill.pydantic_errors import describe_all
-from shardmill.yamlfile import read_yaml
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TAKEN = ("index.html", "refused")  # a batch's page, and what its rule for configs that can't be built names

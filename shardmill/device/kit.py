@@ -19,13 +19,13 @@ from shardmill.errors import ShardmillError
 from shardmill.files import dumps, load_json, replacing
 from shardmill.gates.nonfinite import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.imports import quiet_coremltools
 from shardmill.lane.kit import FORMAT, KIT
 from shardmill.lane.needs import HOW
 from shardmill.models.contract import CACHE_ITEM_BYTES
 from shardmill.models.interface import EACH, ONE, own_bundle
 from shardmill.pipeline.subjects import check_files
 from shardmill.printable import printable
-from shardmill.quiet import quiet_coremltools
 from shardmill.runtime.manifest import (
     COMPILER,
     COMPLETE,
@@ -87,7 +87,7 @@ def weights_bytes(package: Path) -> int:
 
 def _parameters(package: Path) -> int:
     """Return the number of elements in a package's matrices, for any storage form."""
-    from portable_coreml.files.load import load_model
+    from portable_coreml.files.bundle import load_model
     from portable_coreml.program import TensorType
 
     found: dict[str, int] = {}
@@ -293,7 +293,7 @@ def _bundle(name: str, manifest: Mapping[str, Any], place: int, function: str) -
 
 def _layers(package: Path) -> list[list[Any]]:
     """Return the layers of a package in order, each with the output of its first operation."""
-    from portable_coreml.files.load import load_model
+    from portable_coreml.files.bundle import load_model
 
     found: list[list[Any]] = []
     for function in load_model(package).program.functions.values():

@@ -59,7 +59,7 @@ def contradictions(evidence: Evidence, verdicts: Sequence[Json]) -> list[Contrad
 
 
 def _of_part(evidence: Evidence, verdict: Json) -> Iterator[Contradiction]:
-    from portable_coreml.judge.residency_diff import diff_residency
+    from portable_coreml.judge.lint import diff_residency
 
     part, measured = verdict["part"], evidence.residency(verdict["part"])
     if verdict["evidence"] != "predicted" or not measured:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from portable_coreml import trace
-from portable_coreml.files.load import load_model
+from portable_coreml.files.bundle import load_model
 from portable_coreml.files.model import pick_function
 from portable_coreml.program import Op
 from torch import Tensor, nn

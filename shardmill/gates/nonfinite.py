@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from portable_coreml import FirstNonFinite, NonFinite, trace
-from portable_coreml.files.load import load_model
+from portable_coreml.files.bundle import load_model
 from portable_coreml.files.model import pick_function
 from portable_coreml.program import Function
 from portable_coreml.run.fp16_range import RangeAudit, RangeRow

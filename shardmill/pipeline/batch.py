@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.config import Config
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError
 from shardmill.files import digest, load_json, write_json
 from shardmill.pipeline import storage
 from shardmill.pipeline.resolve import workflow_root
 from shardmill.printable import one_line, printable
-from shardmill.yamlfile import read_yaml
 
 KEY = "batch"
 LONGEST = 240  # bytes of a file's name; file systems take 255

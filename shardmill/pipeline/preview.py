@@ -23,8 +23,18 @@ from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import ignored, prefix_of
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.label import is_exact
-from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, proposed
-from shardmill.traffic import Length, Pass, lengths, passes, stored_weights
+from shardmill.topology import (
+    MAX_WEIGHT_BYTES,
+    Length,
+    Pass,
+    file_bytes,
+    lengths,
+    misfits,
+    overweight,
+    passes,
+    proposed,
+    stored_weights,
+)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shardmill
-from shardmill import regular
+from shardmill import files
 from shardmill.attest.statement import PATHS
 from shardmill.config import Benchmark, Config, Parity, parse
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.pipeline.code_digest import code_digest, model_type_in
-from shardmill.yamlfile import read_yaml
 
 if TYPE_CHECKING:
     from shardmill.models.architecture import Architecture, Model
@@ -191,9 +191,9 @@ def describe(config: Config) -> Model:
 
 
 def _described(config: Config, folder: Path) -> Model:
+    from shardmill.imports import quiet_transformers
     from shardmill.models import family
     from shardmill.models.hf_config import described, load_hf_config
-    from shardmill.quiet import quiet_transformers
     from shardmill.topology import as_configured
 
     with quiet_transformers():
@@ -265,7 +265,7 @@ SHARED = 0.1  # of a text's long lines
 def read_text(path: Path) -> str:
     """A text without white space around it. Raises ConfigError where it is not UTF-8."""
     try:
-        return regular.read_text(path).strip()
+        return files.read_text(path).strip()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text") from error
 

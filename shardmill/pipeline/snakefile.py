@@ -12,6 +12,7 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.config import Config
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
 from shardmill.pipeline import code_digest, dag, storage
@@ -68,7 +69,6 @@ from shardmill.pipeline.table import (
 from shardmill.pipeline.task import Tools
 from shardmill.printable import one_line
 from shardmill.witness import installed
-from shardmill.yamlfile import read_yaml
 
 __all__ = [
     "alike",

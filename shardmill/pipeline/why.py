@@ -21,6 +21,7 @@ from shardmill.checkpoint.fetch import described, hash_local
 from shardmill.checkpoint.hashing import tree_digest
 from shardmill.config import Config
 from shardmill.files import write_json
+from shardmill.imports import quiet, quiet_transformers
 from shardmill.pipeline import code_digest, dag
 from shardmill.pipeline.cache import entry as entries
 from shardmill.pipeline.cache import remote
@@ -32,7 +33,6 @@ from shardmill.pipeline.dag import Job
 from shardmill.pipeline.job import arguments, describe
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
-from shardmill.quiet import quiet, quiet_transformers
 
 
 def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str, dict[str, Any]] | None:

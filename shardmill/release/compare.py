@@ -178,10 +178,10 @@ def _parts(side: Side) -> Values:
 
 def _programs(side: Side) -> Iterator[tuple[str, Any]]:
     """What is in each package that is there, by the reader of `shardmill inspect`."""
-    from shardmill.quiet import quiet_coremltools
+    from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.files.contents import read
+        from portable_coreml.files.compare import read
 
         for package in sorted((side.build / "packages").glob("*.mlpackage")):
             yield package.stem, read(package)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill import regular
+from shardmill import files as shardmill_files
 from shardmill.attest.statement import PAYLOAD_TYPE
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json, write_text
@@ -79,7 +79,7 @@ def read_public(file: Path) -> PublicKey:
 
 def _read(file: Path) -> bytes:
     try:
-        return regular.read_bytes(file)
+        return shardmill_files.read_bytes(file)
     except OSError as error:
         raise ShardmillError(f"{file}: can't be read ({error.strerror}); give a key in PEM") from error
 
@@ -106,7 +106,7 @@ def read_envelopes(path: Path) -> list[Envelope]:
     with signing_libraries():
         from securesystemslib.dsse import Envelope
     try:
-        text = regular.read_bytes(path).decode()
+        text = shardmill_files.read_bytes(path).decode()
         envelopes = [Envelope.from_dict(parse_json(line)) for line in text.splitlines()]
         whole = bool(envelopes) and "".join(map(_spelled, envelopes)) == text
     except Exception as error:  # whatever a stranger's file makes the library raise
@@ -185,7 +185,7 @@ def check_model(folder: Path, key: Path) -> None:
         from sigstore_models.bundle.v1 import Bundle
     file = folder / SIGNATURE
     try:
-        text = regular.read_text(file)
+        text = shardmill_files.read_text(file)
         if Bundle.from_dict(parse_json(text)).to_json() != text:
             raise ShardmillError(f"{file}: damaged: not what was written; sign again")
         config: Any = verifying.Config  # the library has no types

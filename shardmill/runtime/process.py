@@ -235,9 +235,8 @@ class EncoderProcess(Process):
 
 def main() -> None:
     """Load a model and answer calls until the parent has gone. Arguments: socket, memory, build, precision."""
-    from shardmill.imports import spare_coremltools
+    from shardmill.imports import quiet_coremltools, spare_coremltools
     from shardmill.machine import collect_rarely, threads
-    from shardmill.quiet import quiet_coremltools
     from shardmill.runtime import encoder, engine
     from shardmill.runtime.manifest import holds_encoder
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill import regular
+from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.models.host import Floats
 
@@ -45,7 +45,7 @@ def read_tables(file: Path) -> dict[str, Table]:
     from safetensors.torch import load_file  # maps the file; safetensors.numpy would read it all
 
     try:
-        regular.check(file)
+        files.check(file)
         found = {name: tensor.numpy() for name, tensor in load_file(file).items()}
         if EMBEDDING not in found:
             raise KeyError(f"it contains no tensor '{EMBEDDING}'")

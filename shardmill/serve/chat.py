@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill import regular
+from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.printable import first_line
@@ -213,7 +213,7 @@ def has_template(source: Path) -> bool:
 
 def _read(file: Path) -> str:
     try:
-        return regular.read_text(file)
+        return files.read_text(file)
     except OSError as error:
         raise ShardmillError(f"{file} can't be read: {error.strerror}") from error
     except ValueError as error:

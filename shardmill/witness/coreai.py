@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from shardmill.gates.weights import Stored
+from shardmill.imports import quiet_process
 from shardmill.models.blocks import build
 from shardmill.models.contract import Blueprint, T, constants, inputs, output, states
 from shardmill.models.host import Floats
-from shardmill.quiet import quiet_process
 
 PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for each
 

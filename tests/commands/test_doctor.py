@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from shardmill import cli, doctor, machine
-from shardmill.doctor import Finding
+from shardmill import cli, machine
+from shardmill.commands import doctor
+from shardmill.commands.doctor import Finding
 
 
 def shardmill(*arguments: object) -> Result:

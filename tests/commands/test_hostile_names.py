@@ -51,7 +51,7 @@ def test_an_error_shows_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     def fail(*_: object) -> Any:
         raise CheckpointError(f"tensor {NAME}\n\ud800")
 
-    monkeypatch.setattr("shardmill.doctor.examine", fail)
+    monkeypatch.setattr("shardmill.commands.doctor.examine", fail)
     result = shardmill("doctor")
     assert result.output == "shardmill: tensor ?[31mX?]0;evil? ?\n" and result.exit_code == 1
     assert described(CheckpointError(f"tensor {NAME}"), tmp_path) == "tensor ?[31mX?]0;evil?"

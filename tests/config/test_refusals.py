@@ -101,7 +101,7 @@ def test_a_size_that_is_none_is_named(tmp_path: Path, name: str, value: Any) -> 
     assert f"{name} is {value!r}: it must be 1 or more" in refusal(local(tmp_path, **{name: value}))
 
 
-@pytest.mark.parametrize(("reader", "what"), [("shardmill.regular.os.open", "config.json"), ("os.listdir", "")])
+@pytest.mark.parametrize(("reader", "what"), [("shardmill.files.os.open", "config.json"), ("os.listdir", "")])
 def test_a_checkpoint_that_may_not_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, what: str
 ) -> None:

@@ -37,7 +37,7 @@ REACHED = {
         "shardmill/models/host.py",
         "shardmill/runtime/program.py",
         "portable_coreml/run/execute.py",
-        "portable_coreml/files/load.py",
+        "portable_coreml/files/bundle.py",
     ],
     "residency": [
         "shardmill/gates/residency.py",

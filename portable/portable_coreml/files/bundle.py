@@ -124,7 +124,7 @@ def is_bundle(path: Path) -> bool:
     return os.path.isfile(path / "coremldata.bin")
 
 
-def read_bundle(path: Path) -> LoadedModel:
+def _read_bundle(path: Path) -> LoadedModel:
     """A compiled bundle as a model. Raises ProgramError for a bundle that is damaged or not an ML Program."""
     text_path = path / "model.mil"
     if not text_path.is_file():
@@ -182,3 +182,12 @@ def _in_described_order(program: Program, description: Any) -> Program:
         inputs = tuple(sorted(function.inputs, key=lambda item: order.get(item.name, len(order))))
         ordered[name] = Function(name, inputs, function.opset, function.block, function.attributes)
     return Program(ordered, program.attributes, program.version)
+
+
+def load_model(path: Path) -> LoadedModel:
+    """The model at `path`. Raises ProgramError, naming the file, if it is not a readable ML Program."""
+    if is_bundle(path):
+        return _read_bundle(path)
+    spec_path = spec_file(path)
+    spec = parse_spec(spec_path)
+    return LoadedModel(path, spec_path.parent, int(spec.specificationVersion), spec.description, read_spec(spec, path))

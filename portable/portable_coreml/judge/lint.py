@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from portable_coreml.errors import ProgramError
+from portable_coreml.files.regular import read_json
 from portable_coreml.judge.placement import BY_ID, Target, judge_package
 from portable_coreml.judge.placement.rule import SEVERITIES, Finding
 
@@ -52,3 +56,79 @@ def _row(finding: Finding) -> LintRow:
         finding.remedy,
         rule.confidence,
     )
+
+
+@dataclass(frozen=True)
+class ResidencyDifference:
+    """One operation on which a prediction and a measurement disagree, or that only one of them has."""
+
+    function: str
+    output: str
+    predicted: str
+    measured: str
+    rules: tuple[str, ...]
+
+
+_MEASURED_ELIGIBLE = ("ane", "not_chosen")
+
+
+def diff_residency(
+    predicted: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]
+) -> tuple[ResidencyDifference, ...]:
+    """Compares the rows of two residency reports by (function, output).
+
+    A row has `function`, `output` and either `status` (as OpVerdict, or "ane" and "not_chosen" where measured) or
+    `device` ("ne", "cpu", "gpu", "none", "unknown"). A prediction of "unknown" disagrees with nothing; what the engine
+    could run and the dispatcher gave to another device is eligible, as predicted.
+    """
+    return tuple(_differences(_by_operation(predicted), _by_operation(measured)))
+
+
+def _by_operation(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Rows by (function, output). Of several rows, one per shape, the first that is not eligible is kept."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in rows:
+        key = (row.get("function", "main"), row["output"])
+        if key not in found or _status(found[key]) == "eligible":
+            found[key] = row
+    return found
+
+
+def _differences(
+    ours: Mapping[tuple[str, str], Mapping[str, Any]], theirs: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> Iterator[ResidencyDifference]:
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        mine, other = _status(ours.get(key)), _status(theirs.get(key))
+        if mine not in (other, "unknown"):
+            yield ResidencyDifference(*key, mine, other, tuple(ours.get(key, {}).get("rules", ())))
+
+
+def _status(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "absent"
+    if "status" in row:
+        return "eligible" if row["status"] in _MEASURED_ELIGIBLE else str(row["status"])
+    device = str(row.get("device", "unknown")).lower()
+    words = {"ne": "eligible", "ane": "eligible", "cpu": "ineligible", "gpu": "ineligible", "none": "no_device"}
+    return words.get(device, "unknown")
+
+
+def read_report(path: Path, evidence: str) -> list[dict[str, Any]]:
+    """The rows of a residency report: a JSON object with `evidence` and `rows`.
+
+    Args:
+        path: the report's file.
+        evidence: "predicted" or "measured"; a report of the other kind is refused.
+
+    Raises:
+        ProgramError: the file can't be read, or holds something else.
+    """
+    report = read_json(path)
+    try:
+        rows, found = [dict(row) for row in report["rows"]], report.get("evidence")
+        _by_operation(rows)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ProgramError(f"{path} is not a residency report: {type(error).__name__}: {error}") from error
+    if found != evidence:
+        raise ProgramError(f"{path} holds {found} rows, not {evidence} ones")
+    return rows

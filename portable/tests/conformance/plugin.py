@@ -60,8 +60,7 @@ def _count_predictions() -> None:
 
 
 def _compile_every_model() -> None:
-    from portable_coreml.files.bundle import compile_model
-    from portable_coreml.files.load import load_model
+    from portable_coreml.files.bundle import compile_model, load_model
     from portable_coreml.files.model import LoadedModel
     from portable_coreml.proxy import MLModelProxy
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from portable_coreml.errors import ProgramError
-from portable_coreml.files.bundle import compile_model, core_data, read_core_data
-from portable_coreml.files.load import load_model
+from portable_coreml.files.bundle import compile_model, core_data, load_model, read_core_data
 from portable_coreml.files.write_text import write_text
 
 from tests.conftest import GOLDENS, step_inputs

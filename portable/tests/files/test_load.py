@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from portable_coreml.files.bundle import compile_model
-from portable_coreml.files.load import load_model
+from portable_coreml.files.bundle import compile_model, load_model
 
 from tests.same import differences
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from portable_coreml.errors import ProgramError
-from portable_coreml.files import contents
-from portable_coreml.files.bundle import compile_model
-from portable_coreml.files.load import load_model
+from portable_coreml.files import compare
+from portable_coreml.files.bundle import compile_model, load_model
 from portable_coreml.judge.lint import lint
 from portable_coreml.proxy import MLModelProxy
 
@@ -21,7 +20,7 @@ from tests.conftest import step_inputs
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "load": load_model,
-    "inspect": contents.read,
+    "inspect": compare.read,
     "lint": lint,
     "compile": lambda path: compile_model(path, path.with_suffix(".mlmodelc")),
 }

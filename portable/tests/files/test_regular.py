@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 from portable_coreml.errors import ProgramError
-from portable_coreml.files import contents
-from portable_coreml.files.bundle import compile_model
+from portable_coreml.files import compare
+from portable_coreml.files.bundle import compile_model, load_model
 from portable_coreml.files.compare import compare_compiled
-from portable_coreml.files.load import load_model
 from portable_coreml.files.regular import read_json
-from portable_coreml.judge.lint import lint
-from portable_coreml.judge.residency_diff import read_report
+from portable_coreml.judge.lint import lint, read_report
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "load": load_model,
-    "inspect": contents.read,
+    "inspect": compare.read,
     "lint": lint,
     "compile": lambda path: compile_model(path, path.with_suffix(".mlmodelc")),
     "diff-residency": lambda path: read_report(path, "predicted"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from portable_coreml.errors import ProgramError
+from portable_coreml.files.bundle import load_model
 from portable_coreml.files.features import Feature
-from portable_coreml.files.load import load_model
 from portable_coreml.files.read_text import read_text
 from portable_coreml.files.write_text import Style, float_text, write_text
 from portable_coreml.program import Program, TensorType, Value

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from portable_coreml.errors import ProgramError
-from portable_coreml.files.bundle import compile_model
-from portable_coreml.files.load import load_model
+from portable_coreml.files.bundle import compile_model, load_model
 from portable_coreml.files.model import pick_function
 from portable_coreml.judge.loadable import default_shapes
 from portable_coreml.proxy import MLModelProxy

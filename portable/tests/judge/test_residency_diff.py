@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from portable_coreml.errors import ProgramError
-from portable_coreml.judge.residency_diff import diff_residency, read_report
+from portable_coreml.judge.lint import diff_residency, read_report
 
 
 def test_reports_are_compared_operation_by_operation() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from portable_coreml.errors import ProgramError
-from portable_coreml.files.load import load_model
+from portable_coreml.files.bundle import load_model
 from portable_coreml.files.read_text import read_text
 from portable_coreml.judge.shapes import infer_shapes
 from portable_coreml.proxy import MLModelProxy

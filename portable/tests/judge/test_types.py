@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from portable_coreml.errors import ExecutionError, InputError, ProgramError
+from portable_coreml.files.bundle import load_model
 from portable_coreml.files.features import to_tensor
-from portable_coreml.files.load import load_model
 from portable_coreml.files.read_text import read_text
 from portable_coreml.judge.types import check_function
 from portable_coreml.program import Function, TensorType

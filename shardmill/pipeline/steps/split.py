@@ -74,7 +74,7 @@ def split(
     source: Path, settings: Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
     """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
-    from shardmill import topology, traffic
+    from shardmill import topology
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
@@ -103,9 +103,9 @@ def split(
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
-        "weights": asdict(traffic.stored_weights(parts, settings.convert.recipe)),
-        "passes": [asdict(one) for one in traffic.passes(settings, architecture)],
-        "lengths": [asdict(one) for one in traffic.lengths(settings, architecture)],
+        "weights": asdict(topology.stored_weights(parts, settings.convert.recipe)),
+        "passes": [asdict(one) for one in topology.passes(settings, architecture)],
+        "lengths": [asdict(one) for one in topology.lengths(settings, architecture)],
     }
     return parts, plan.plan_json(settings, model, parts) | host | derived
 

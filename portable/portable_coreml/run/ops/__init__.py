@@ -7,13 +7,10 @@ from portable_coreml.run.ops import (
     image,
     linear,
     lists,
-    normalization,
     pool,
     recurrent,
     reduction,
-    sampling,
     shape,
-    spatial,
 )
 from portable_coreml.run.ops.registry import KERNELS, Kernel, Param
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from portable_coreml.compute_plan import costs
-from portable_coreml.files.bundle import compile_model
-from portable_coreml.files.load import load_model
+from portable_coreml.files.bundle import compile_model, load_model
 from portable_coreml.files.read_text import read_text
-from portable_coreml.judge.placement.cost import (
+from portable_coreml.judge.placement.judge import (
     BYTES_PER_SECOND,
     OPERATIONS_PER_SECOND,
     _seconds,

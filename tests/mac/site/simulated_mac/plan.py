@@ -137,7 +137,7 @@ def load(*arguments: Any) -> Any:
     from coremltools.models.compute_plan import MLComputePlan
     from portable_coreml import compute_plan
     from portable_coreml.errors import PortableError
-    from portable_coreml.files.load import load_model
+    from portable_coreml.files.bundle import load_model
 
     for name, proxy in PROXIES.items():
         setattr(compute_plan, f"{name.removeprefix('ML')}Proxy", proxy)  # coremltools checks whose class it is

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from portable_coreml.dtypes import BY_NAME
-from portable_coreml.judge.placement.limits import MAX_EXTENT, STATE_WIDTH_MULTIPLE
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
 from portable_coreml.judge.placement.subject import Subject, label
+
+MAX_EXTENT = 65536
+STATE_WIDTH_MULTIPLE = 32
+MAX_OUTPUT_CHANNELS = 16384  # of one projection, by the strictest report
+MAX_WEIGHT_BYTES = 1 << 31  # of one weight file
+MIN_WEIGHT_BYTES = 14_000_000  # with fewer, a program does not earn its dispatch
+
 
 APPLE_RULES = Source("apple/coreai-models", "skills/skills/model-authoring/references/neural_engine_rules.md")
 ANEFORGE_QUIRKS = Source("ANEForge", "docs/developer/op-quirks.md")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.limits import MAX_OUTPUT_CHANNELS, MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES
 from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
+from portable_coreml.judge.placement.rules.shapes import MAX_OUTPUT_CHANNELS, MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES
 from portable_coreml.judge.placement.subject import Subject, label
 
 _MAX_IOS_WEIGHT_BYTES = 1 << 30

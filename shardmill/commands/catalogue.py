@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError
 from shardmill.files import load_json
 from shardmill.models import DECODER, FOLDERS, family, supported
-from shardmill.yamlfile import read_yaml
 
 
 @dataclass(frozen=True)

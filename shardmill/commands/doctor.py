@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError
 from shardmill.machine import NATIVE_MISSING, ask, macos, memory_bytes, native_present
-from shardmill.yamlfile import read_yaml
 
 Verdict = Literal["ok", "limited", "missing"]
 PACKAGE = "shardmill"
