@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from shardmill.lane.native import said, words
+from shardmill.lane.watch import said, words
 
 
 def printable(text: str, limit: int = 80) -> str:

@@ -355,9 +355,9 @@ def passes(config: Config, a: Architecture) -> tuple[Pass, ...]:
 
 def _passes(config: Config, a: Architecture) -> Iterator[Pass]:
     own = "dense" if config.experts == "dense" else "routed"
-    for form in ("dense", "routed"):
-        wanted = config if form == own else replace(config, experts=form, topology="auto")
-        built = with_experts(a, routed=form == "routed")
+    for kind in ("dense", "routed"):
+        wanted = config if kind == own else replace(config, experts=kind, topology="auto")
+        built = with_experts(a, routed=kind == "routed")
         if misfits(wanted, built):
             continue
         chosen = proposed(wanted, built)

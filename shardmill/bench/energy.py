@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.bench.server import Joules
-from shardmill.lane.energy import COMMAND, counted
+from shardmill.lane.job import COMMAND, counted
 
 POWERCAP = Path("/sys/class/powercap")
 

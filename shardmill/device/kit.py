@@ -20,8 +20,7 @@ from shardmill.files import dumps, load_json, replacing
 from shardmill.gates.nonfinite import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.imports import quiet_coremltools
-from shardmill.lane.kit import FORMAT, KIT
-from shardmill.lane.needs import HOW
+from shardmill.lane.kit import FORMAT, HOW, KIT
 from shardmill.models.contract import CACHE_ITEM_BYTES
 from shardmill.models.interface import EACH, ONE, own_bundle
 from shardmill.pipeline.subjects import check_files

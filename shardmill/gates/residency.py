@@ -24,7 +24,7 @@ from typing import Any
 
 from shardmill.gates.measurement import Measurement
 from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
-from shardmill.lane.plan import planned
+from shardmill.lane.todo import planned
 from shardmill.machine import is_portable, native_call
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs

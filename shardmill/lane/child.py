@@ -23,7 +23,7 @@ from shardmill.lane.bisect import cut_and_load, list_operations
 from shardmill.lane.job import Found, Job, Refused, WrongError
 from shardmill.lane.kit import CPU, UNHINTED, read_kit
 from shardmill.lane.measurements import compile_program, load_portable, load_unit, parity, residency, speed, switch
-from shardmill.lane.native import KEPT, said
+from shardmill.lane.watch import KEPT, said
 from shardmill.lane.whole import energy, load_all, passes, soak, widths
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

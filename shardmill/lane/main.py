@@ -9,12 +9,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from shardmill.lane.kit import Kit, LaneError, check_kit, read_kit
-from shardmill.lane.needs import lacking
-from shardmill.lane.progress import Progress
+from shardmill.lane.kit import Kit, LaneError, check_kit, lacking, read_kit
 from shardmill.lane.results import OK, STATUSES, Results, write_result
 from shardmill.lane.system import identity
-from shardmill.lane.todo import groups
+from shardmill.lane.todo import Progress, groups
 from shardmill.lane.watch import Watch
 
 LIMIT = 1800.0  # seconds; the longest first load that has been published took 23 minutes

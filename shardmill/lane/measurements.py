@@ -17,7 +17,7 @@ from shardmill.lane.cut import ONLY, link, with_default_tokens, with_one_functio
 from shardmill.lane.figures import psnr
 from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
 from shardmill.lane.kit import PORTABLE
-from shardmill.lane.plan import planned
+from shardmill.lane.todo import planned
 
 WARM = 3  # passes before the measured ones
 

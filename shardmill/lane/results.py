@@ -7,13 +7,52 @@ line that a killed run left incomplete is cut off. A line that was damaged later
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shardmill.lane.kit import Kit, LaneError
-from shardmill.lane.spelling import dumps, sealed, write_durably, write_out
+
+SEAL = "shardmill_seal"
+
+
+def dumps(content: Any) -> str:
+    """Return JSON with sorted keys, an indentation of one space and a final newline."""
+    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the sha256 of all other content to a record."""
+    body = {key: value for key, value in content.items() if key != SEAL}
+    return body | {SEAL: hashlib.sha256(dumps(body).encode()).hexdigest()}
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a text so that the file is either complete or absent, even after a power failure."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write(text)
+            _write_out(file)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _write_out(file: IO[str]) -> None:
+    """Flush a file to the disk itself; macOS' fsync leaves data in the disk's cache (see its fsync(2))."""
+    file.flush()
+    whole = getattr(fcntl, "F_FULLFSYNC", None)
+    if whole is not None:
+        with suppress(OSError):  # not supported by some disks, such as network disks
+            fcntl.fcntl(file, whole)
+            return
+    os.fsync(file.fileno())
+
 
 FORMAT = 1
 KIND = "shardmill device measurements"
@@ -56,7 +95,7 @@ class Results:
 
     def _write(self, content: Record) -> None:
         self._file.write(json.dumps(content, sort_keys=True, allow_nan=False) + "\n")
-        write_out(self._file)
+        _write_out(self._file)
 
 
 def _difference(found: Any, own: Record) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 
 from shardmill.lane.bisect import layer_at, search
 from shardmill.lane.kit import Kit
-from shardmill.lane.progress import Progress
 from shardmill.lane.results import OK, Record, Results
-from shardmill.lane.todo import COMPILE, FIRST, Group
+from shardmill.lane.todo import COMPILE, FIRST, Group, Progress
 from shardmill.lane.watch import Watch, watched
 
 FAILED = ("refused", "crashed", "timeout")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from shardmill.lane.kit import CPU, PORTABLE, UNHINTED, Kit, LaneError, Unit
-from shardmill.lane.results import Record
+from shardmill.lane.results import Record, Results
 
 COMPILE, FIRST, WARM, WHOLE = "compile", "load.first", "load.warm", "load.whole"
 
@@ -147,3 +148,91 @@ def seconds_left(todo: Sequence[Measurement], done: Mapping[str, Record], known:
         return float(sum(seconds for _, seconds in alike)) * share
 
     return sum(expected(measurement) for measurement in todo)
+
+
+WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations without a device in a plan
+
+
+def planned(bundle: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each operation: function, output, operation, status and preferred device, "" for no device."""
+    import coremltools as ct
+    from coremltools.models.compute_plan import MLComputePlan
+
+    plan = MLComputePlan.load_from_path(str(bundle), compute_units=ct.ComputeUnit.CPU_AND_NE)
+    for name, function in plan.model_structure.program.functions.items():
+        for op in _nested_operations(function.block):
+            usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
+            device = "" if usage is None else type(usage.preferred_compute_device).__name__
+            able = [] if usage is None else [type(d).__name__ for d in usage.supported_compute_devices]
+            kind = op.operator_name
+            status = measured_status(kind, device, able)
+            yield {"function": name, "output": _output_of(op), "operation": kind, "status": status, "device": device}
+
+
+def measured_status(kind: str, device: str, able: Sequence[str]) -> str:
+    """Return the status that follows from a plan's devices.
+
+    Args:
+        kind: the operation's type.
+        device: the device that the plan prefers; "" if it names none.
+        able: the devices that support the operation.
+    """
+    if "NeuralEngine" in device:
+        return "ane"
+    if device:
+        return "not_chosen" if any("NeuralEngine" in name for name in able) else "ineligible"
+    plain = kind.split(".")[-1]  # "ios18.conv" -> "conv"
+    return "no_device" if plain.startswith(WITHOUT_DEVICE) else "unknown"
+
+
+def _output_of(op: Any) -> str:
+    """Return the name of a plan's operation, as in the rules: its first output, or the state that it writes."""
+    if op.outputs:
+        return str(op.outputs[0].name)
+    written = op.inputs["input"].bindings if "input" in op.inputs else ()
+    return next((str(binding.name) for binding in written if binding.name), "")
+
+
+def _nested_operations(block: Any) -> Iterator[Any]:
+    """Yield all operations of a block and of its nested blocks."""
+    for op in block.operations:
+        yield op
+        for inner in op.blocks:
+            yield from _nested_operations(inner)
+
+
+SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "margin")  # figures to show, if present
+
+
+class Progress:
+    """Lines on the terminal."""
+
+    def __init__(self, groups: Sequence[Group], results: Results) -> None:
+        """Print a line if an earlier run has left results."""
+        self._all = [measurement for group in groups for measurement in group.measurements]
+        self._results = results
+        if results.records:
+            print(f"going on: {len(results.records)} measurements are there already", flush=True)
+
+    def begin(self, key: str) -> None:
+        """Print that a measurement begins."""
+        print(f"{self._place()} {key} ...", flush=True)
+
+    def done(self, record: Record) -> None:
+        """Print the result of a measurement."""
+        words = [record["status"], f"{record['timing']['seconds']:.1f} s" if "seconds" in record["timing"] else ""]
+        figures = {**record["value"], **record["timing"]}
+        words += [f"{name} {figures[name]:.4g}" for name in SHOWN if figures.get(name) is not None]
+        words += [record["detail"], self._left()]
+        print(f"{self._place()} {record['key']}: {', '.join(word for word in words if word)}", flush=True)
+
+    def _place(self) -> str:
+        finished = sum(m.key in self._results.records for m in self._all)
+        return f"[{finished}/{len(self._all)}]"
+
+    def _left(self) -> str:
+        todo = [m for m in self._all if m.key not in self._results.records]
+        seconds = seconds_left(todo, self._results.records, self._all)
+        if not seconds:
+            return ""
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.lane.energy import meter
 from shardmill.lane.figures import relative_error
-from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
+from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, meter, peak_bytes
 from shardmill.lane.kit import Unit
 from shardmill.lane.measurements import timed
 

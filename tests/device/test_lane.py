@@ -16,7 +16,7 @@ import pytest
 from shardmill import files
 from shardmill.lane import results as lane_results
 from shardmill.lane.cut import operations
-from shardmill.lane.spelling import sealed
+from shardmill.lane.results import sealed
 from shardmill.lane.todo import Measurement, seconds_left
 
 from .lane import HERE, command, environment, lines, measured, result, timeless

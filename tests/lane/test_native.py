@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.lane.native import said
+from shardmill.lane.watch import said
 
 EXECUTION_PLAN = (
     "Failed to build the model execution plan using a model architecture file '/b/m.mlmodelc/model.mil' "

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.lane.results import Results
-from shardmill.lane.spelling import write_durably
+from shardmill.lane.results import Results, write_durably
 
 FULL = 51  # F_FULLFSYNC of macOS
 HEADER = {"kit": "a"}
