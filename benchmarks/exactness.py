@@ -181,7 +181,8 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    from shardmill.gates.weights import PackageWeights, held_weights
+    from shardmill.gates.stored import held_weights
+    from shardmill.gates.weights import PackageWeights
     from shardmill.models.hf_config import load_hf_config
     from shardmill.plan import load_part
 

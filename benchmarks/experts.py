@@ -19,7 +19,7 @@ from typing import Any
 from convert import machine
 from scratch import ROOT, gate_rows
 
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.models.synthetic import synth_checkpoint
 
 DEMO, TEXT = ROOT / "resources/demo", ROOT / "resources/text/parity.txt"

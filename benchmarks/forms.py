@@ -28,7 +28,7 @@ from shardmill import config, machine
 from shardmill.bench.prompts import of_tasks
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.fetch import fetch
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.stream import write_table
 from shardmill.decode import DRAFTERS, Drafter, Session, create_drafter, run

@@ -27,19 +27,20 @@ import torch
 from torch import Tensor
 
 from shardmill import plan
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.palette import to_integers
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8, form, matrices, stored_bytes
-from shardmill.gates.weights import HeldWeights, Stored
+from shardmill.gates.stored import HeldWeights, Stored
 from shardmill.machine import machine
 from shardmill.plan import Part
 from shardmill.precision.measured import measured, write_original
-from shardmill.precision.original import Original, original, windows
+from shardmill.precision.original import Original, original
 from shardmill.precision.part_codes import FormWeights
 from shardmill.precision.quantisers import Codes, clipped
 from shardmill.precision.search import searched
+from shardmill.precision.windows import windows
 
 Held = Callable[[Part], HeldWeights]
 

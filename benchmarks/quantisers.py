@@ -20,13 +20,14 @@ from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ, Mo
 from torch import Generator, Tensor, linalg, nn, randn, zeros
 
 from shardmill import plan
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.palette import to_integers
 from shardmill.forms.form import INT4, form
 from shardmill.machine import machine
 from shardmill.precision.calibration import calibrated_matrices
-from shardmill.precision.original import original, windows
+from shardmill.precision.original import original
 from shardmill.precision.quantisers import Codes, clipped, error, gptq
+from shardmill.precision.windows import windows
 
 BITS = form(INT4).bits
 POWERS = (0.0, 0.25, 0.5, 0.75)  # of AWQ's factors; with the first they are all one

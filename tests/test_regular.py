@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardmill import files
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters.follow import FollowTable, Numbering, load_table
 from shardmill.errors import CheckpointError, ShardmillError

@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import located_build, size
+from shardmill.commands.arguments import located_build
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from shardmill.device.ways import Way
 
 app = typer.Typer(help="Measure builds on a Mac that has no shardmill, and import the results.", no_args_is_help=True)
-
-NOTHING = "nothing was measured: make a kit with `shardmill device kit`, and import its result"
 
 Builds = Annotated[
     list[Path],
@@ -86,62 +82,6 @@ def rank(
         Console().print(_table(own, called))
 
 
-@app.command()
-def forecast(
-    builds: Annotated[
-        list[Path] | None, typer.Argument(help="Builds; default: all in build/.", metavar="[BUILD]...")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
-) -> None:
-    """Forecast how long passes take on systems that were measured, from bytes, operations and dispatches."""
-    from shardmill.device.forecast import forecast as foreseen
-    from shardmill.imports import quiet_coremltools
-
-    with quiet_coremltools():
-        rows = foreseen(builds or _builds())
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    called = _called(rows)
-    for row in rows:
-        ms, known = row["forecast_ms"], row["measured_ms"]
-        where = f"{row['system']}: {called[row['build']]} at T={row['width']}"
-        if ms is None:
-            typer.echo(one_line(f"{where}: no forecast, its tokens decide which experts a pass calls"))
-            continue
-        beside = f", measured {known:.2f} ms ({ms / known - 1:+.0%})" if known else ", not measured"
-        typer.echo(one_line(f"{where}: forecast {ms:.2f} ms{beside}"))
-    if not rows:
-        typer.echo(NOTHING)
-
-
-@app.command()
-def ways(
-    config: Annotated[Path, typer.Argument(help="A config, e.g. configs/demo.yaml.")],
-    builds: Annotated[
-        list[Path] | None, typer.Argument(help="Measured builds; default: all in build/.", metavar="[BUILD]...")
-    ] = None,
-    most: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of them as JSON instead of a table.")] = False,
-) -> None:
-    """Forecast which division into programs is fastest on systems that were measured. Builds nothing."""
-    from shardmill.device.ways import ways as found
-    from shardmill.pipeline.resolve import load
-
-    by_system = found(load(config), builds or _builds())
-    if as_json:
-        typer.echo(json.dumps({system: [asdict(way) for way in own] for system, own in by_system.items()}, indent=1))
-        return
-    if not by_system:
-        typer.echo(NOTHING)
-        return
-    from rich.console import Console
-
-    for system, own in by_system.items():
-        typer.echo(one_line(f"{system}: a forecast, of {len(own)} ways"))
-        Console().print(_table_of_ways(own[:most]))
-
-
 def _builds() -> list[Path]:
     """Finished builds of this folder; a damaged one is left out, and a line says so."""
     from shardmill.errors import ShardmillError
@@ -196,16 +136,3 @@ def _apart(form: dict[str, Any]) -> list[str]:
     """Return what else tells a form from others, in words; older kits don't say."""
     frequent = ["frequent reshapes"] if form.get("reshape_frequency") == "frequent" else []
     return [*frequent, *(["a bundle for each"] if form.get("bundles") == "each" else [])]
-
-
-def _table_of_ways(ways: Iterable[Way]) -> Table:
-    """Cuts of one model on one system."""
-    from rich.table import Table
-
-    table = Table("programs", "layers of each part", "head slices", "largest weight file", "ms", "pays from, tokens")
-    for way in ways:
-        layers = " + ".join(str(end - start) for start, end in way.topology)
-        ms = "\n".join(f"T={width}: {value:.2f}" for width, value in way.ms.items())
-        pays = "\n".join(f"{way.pays_from(width):.2f}" for width in way.ms)
-        table.add_row(str(way.programs), layers, str(way.slices), size(way.largest), ms, pays)
-    return table

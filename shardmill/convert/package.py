@@ -15,7 +15,7 @@ from typing import Any
 
 from coremltools.proto import Model_pb2
 
-from shardmill.convert.codes import weight_sites
+from shardmill.convert.placing import weight_sites
 from shardmill.convert.template.pattern import StampError, main_block, main_function
 from shardmill.files import load_json
 from shardmill.models.interface import FIXED, Calls

@@ -9,8 +9,9 @@ from math import prod
 from pathlib import Path
 
 from shardmill.convert import blob, package, trace
-from shardmill.convert.codes import Codes, weight_sites
+from shardmill.convert.codes import Codes
 from shardmill.convert.package import WEIGHT_FILE, by_function, save_combined
+from shardmill.convert.placing import weight_sites
 from shardmill.convert.stream import Made, stream
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ShardmillError

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.convert import package, stream
-from shardmill.convert.codes import Codes, fill_inline, place
+from shardmill.convert.codes import Codes
 from shardmill.convert.package import WEIGHT_FILE, by_function, combined, share_places
+from shardmill.convert.placing import fill_inline, place
 from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import main_block
 from shardmill.convert.trace import enumerate_shapes

@@ -18,9 +18,9 @@ from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 from coremltools.converters.mil.mil.passes.pass_registry import register_pass
 from torch import Tensor
 
-from shardmill.convert.codes import inline
+from shardmill.convert.compress import compressed, every_projection
 from shardmill.convert.normal import has_normal_form, normalise
-from shardmill.convert.palette import compressed, every_projection
+from shardmill.convert.placing import inline
 from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
 from shardmill.models.contract import T, inputs, new_rows, output, states

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.gates import disturbed, experts
-from shardmill.gates.experts import choosing, none_taken
+from shardmill.gates import disturbed, experts, routed
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, cut, filled_up, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.routed import choosing, none_taken
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
@@ -148,7 +148,7 @@ def layers_parity(
     held = stored.over(original) if split else stored
     with load_programs_as("fp32"):
         plain, states = runner.run(x.numpy(), cut(len(x), [1]))
-        with experts.observed(reference.model) as chosen:
+        with routed.observed(reference.model) as chosen:
             expected = at_end(reference, part, x, held)
         if is_portable():
             choices = _choices(runner, x.numpy(), 1, chosen, "fp32")

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
-from shardmill.gates import experts
+from shardmill.gates import routed
 from shardmill.gates.naming import Origin, Weights, loaded, origin_of, origins
-from shardmill.gates.weights import HeldWeights, rows_at_once
+from shardmill.gates.stored import HeldWeights, rows_at_once
 from shardmill.models.hf_config import load_hf_config
 
 
@@ -275,12 +275,12 @@ class Reference:
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
             self._embedded(tokens, table) as places,
-            experts.observed(self.model) as chosen,
+            routed.observed(self.model) as chosen,
         ):
             logits = self.model(input_ids=places, use_cache=False).logits[0]
         give_back()
         found = {"hidden": torch.stack(outputs), "logits": logits}
-        return found | experts.by_layer(chosen, len(every))
+        return found | routed.by_layer(chosen, len(every))
 
     @contextmanager
     def _embedded(self, tokens: Sequence[int], table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:

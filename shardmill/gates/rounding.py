@@ -17,8 +17,9 @@ from shardmill.errors import GateError
 from shardmill.forms.form import FP16, form, matrices
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import give_back
+from shardmill.gates.stored import Stored, fp16_step, rows_at_once
 from shardmill.gates.thresholds import COST
-from shardmill.gates.weights import Chosen, PackageWeights, Stored, fp16_step, rows_at_once
+from shardmill.gates.weights import Chosen, PackageWeights
 from shardmill.models.sources import turned
 from shardmill.plan import Constant, Part
 

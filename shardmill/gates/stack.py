@@ -23,8 +23,9 @@ from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, at_lengths, cut, filled_up, schedules
 from shardmill.gates.reference import Reference
+from shardmill.gates.stored import held_weights, transformers_name
 from shardmill.gates.thresholds import CLEAR_MARGIN
-from shardmill.gates.weights import PackageWeights, held_weights, transformers_name
+from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.models.sources import undone

@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from shardmill.gates.disturbed import probe
-from shardmill.gates.experts import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import gate_widths, relative_error, width_measure
 from shardmill.gates.passes import compared_widths, cut, filled_up
 from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as

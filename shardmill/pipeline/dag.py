@@ -44,9 +44,8 @@ class Step:
         wanted: whether a config has a use for the step; without it, every build has.
         gated: whether a job waits for every gate.
         delivered: whether a finished build is asked for what it makes.
-        drawn: the step's name in the report's drawing; its own if empty.
-        lane: its place across the drawing.
-        amount: what the drawing says below the name; "# program" counts what is made.
+        shown: the step's name in the report's list; its own if empty.
+        amount: what the list says beside the name; "# program" counts what is made.
     """
 
     task: Callable[..., Task]
@@ -64,8 +63,7 @@ class Step:
     wanted: Callable[[Config], bool] | None = None
     gated: bool = False
     delivered: bool = False
-    drawn: str = ""
-    lane: float = 1.5
+    shown: str = ""
     amount: str = ""
 
     @property
@@ -235,22 +233,18 @@ def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
     return found
 
 
-def drawn(steps: Steps, config: Config) -> list[dict[str, Any]]:
-    """The table as the report draws it, as plain data: a row for each box, in the table's order."""
-    steps = wanted(steps, config)
-    called = {name: step.drawn or name for name, step in steps.items()}
-    boxes: dict[str, dict[str, Any]] = {}
-    for name, step in steps.items():
+def listed_steps(steps: Steps, config: Config) -> list[dict[str, Any]]:
+    """Return what the report's list of steps is made from, as plain data, in the table's order."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, step in wanted(steps, config).items():
         made = expanded(_listed(*step.makes.values())[-1], names(config))
         shown = [step.receipt or template for template in _listed(next(iter(step.makes.values())))]
-        box = boxes.setdefault(
-            called[name],
-            {"lane": step.lane, "amount": step.amount, "gate": step.is_gate, "after": [], "files": [], "count": 0},
+        row = rows.setdefault(
+            step.shown or name, {"amount": step.amount, "gate": step.is_gate, "files": [], "count": 0}
         )
-        box["after"] += [called[other] for other in _before(steps, name) if called[other] != called[name]]
-        box["files"] += [path for template in shown for path in expanded(template, names(config))]
-        box["count"] += len(made)
-    return [{"name": name, **box, "after": sorted(set(box["after"]))} for name, box in boxes.items()]
+        row["files"] += [path for template in shown for path in expanded(template, names(config))]
+        row["count"] += len(made)
+    return [{"name": name, **row} for name, row in rows.items()]
 
 
 def _listed(*files: Files) -> tuple[str, ...]:

@@ -272,7 +272,7 @@ def artifacts(batch: Batch, workflow: Any) -> list[str]:
 
 def drawn(config: Config) -> list[dict[str, Any]]:
     """The pipeline as the report draws it."""
-    return dag.drawn(STEPS, config)
+    return dag.listed_steps(STEPS, config)
 
 
 def _paths(templates: Iterable[str], config: Config) -> list[str]:

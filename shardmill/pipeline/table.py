@@ -225,7 +225,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1100, layer=4, table=2),
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
         wanted=calibrates,
-        lane=2.25,
         amount="in fp32",
     ),
     "codes": Step(
@@ -237,7 +236,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1000, layer=8, largest=36),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=calibrates,
-        lane=2.5,
         amount="# file of codes",
     ),
     "sensitivity": Step(
@@ -249,7 +247,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         each_thread=Need(260, largest=12, vocab=1100),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=searches,
-        lane=2.5,
         amount="# list of costs",
     ),
     "search": Step(
@@ -261,7 +258,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(400),
         packages=("numpy", "scipy"),
         wanted=searches,
-        lane=2.5,
         amount="forms",
     ),
     "original": Step(
@@ -273,7 +269,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1100, layer=4, table=2),
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
         wanted=measures,
-        lane=3.5,
         amount="in fp32",
     ),
     "measured": Step(
@@ -285,7 +280,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1700, layer=12, largest=12, table=2),
         packages=("coremltools", "numpy", "safetensors", "torch", "transformers"),
         wanted=measures,
-        lane=3.5,
         amount="# point",
     ),
     "precision": Step(
@@ -297,7 +291,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         params={"precision": lambda config: config.convert.precision},
         needs=Need(300),
         on_the_side=True,
-        lane=2.5,
         amount="a form each",
     ),
     "reference": Step(
@@ -308,7 +301,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         params={"parity": lambda config: settings(config)["parity"]},
         needs=Need(950, whole=4, table=2, logits=12),  # fp32, three times over
         packages=("numpy", "safetensors", "tokenizers", "torch", "transformers"),
-        lane=1,
         amount="in fp32",
     ),
     "embedding": Step(
@@ -319,7 +311,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(400),
         packages=("numpy", "torch"),
         delivered=True,
-        lane=0,
         amount="# table",
     ),
     "convert": Step(
@@ -334,7 +325,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         },
         packages=("coremltools", "numpy", "protobuf", "torch"),
         delivered=True,
-        lane=2.5,
         amount="# program",
     ),
     "compile": Step(
@@ -345,7 +335,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(600),
         packages=("coremltools", "protobuf"),
         delivered=True,
-        lane=2.5,
         amount="# bundle",
     ),
     "residency": Step(
@@ -356,7 +345,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         params={"engine": engine},
         needs=Need(600),
         packages=("coremltools", "numpy", "protobuf", "torch"),
-        lane=2.25,
         amount="# gate file",
     ),
     "parity": Step(
@@ -367,7 +355,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         params={"reshape": lambda config: config.program.reshape_frequency, "engine": engine},
         needs=Need(850, part=1.75, whole=3.5, expanded=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
-        lane=0.75,
         amount="# gate file",
     ),
     "parity_stack": Step(
@@ -385,7 +372,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         params={"reshape": lambda config: config.program.reshape_frequency, "engine": engine},
         needs=Need(1200, model=1.4, whole=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
-        drawn="parity",
+        shown="parity",
     ),
     "witness": Step(
         witness.task,
@@ -396,7 +383,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(1600, part=1.75, whole=3.5, expanded=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         wanted=_witnesses,
-        lane=3.5,
         amount="# gate file",
     ),
     "manifest": Step(
@@ -413,7 +399,7 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         on_the_side=True,
         gated=True,
         delivered=True,
-        drawn="model.json",
+        shown="model.json",
         amount="for a runtime",
     ),
     "benchmark": Step(
@@ -438,7 +424,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         ),
         also=("shardmill.serve.loading", "shardmill.serve.server"),
         wanted=benchmarks,
-        lane=0.75,
     ),
     "provenance": Step(
         provenance.task,
@@ -449,7 +434,6 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
         needs=Need(300),
         kept=False,
         delivered=True,
-        lane=2.25,
         amount="for a machine",
     ),
     "report": Step(
@@ -468,12 +452,11 @@ STEPS: dict[str, Step] = {  # each after those that it reads from
             "points": dag.made_by("measured"),
         },
         outside={"evidence": evidence},
-        params={"settings": settings, "pipeline": lambda config: dag.drawn(STEPS, config)},
+        params={"settings": settings, "pipeline": lambda config: dag.listed_steps(STEPS, config)},
         needs=Need(500),
         packages=("jinja2", "markupsafe", "matplotlib"),
         kept=False,
         delivered=True,
-        lane=0.75,
         amount="this page",
     ),
 }

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardmill.gates.naming import Weights
-from shardmill.gates.weights import HeldWeights, held_weights, transformers_name
+from shardmill.gates.stored import HeldWeights, held_weights, transformers_name
 from shardmill.precision.original import Original, last_states
 
 CLEAR = 0.1  # nat between the two best tokens; below it either is as good

@@ -11,38 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardmill.checkpoint.layout import read_tokenizer
 from shardmill.gates.naming import Weights
 from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
-
-
-def windows(tokens: Sequence[int], opening: Sequence[int], size: int, count: int | None = None) -> list[list[int]]:
-    """The first windows of a text, none overlapping, each begun as the tokenizer begins a text.
-
-    Args:
-        tokens: of the text.
-        opening: those that the tokenizer puts first.
-        size: tokens of a window.
-        count: how many are wanted, all if None; fewer where the text is shorter.
-    """
-    room = size - len(opening)
-    starts = range(0, len(tokens) - room + 1, room)
-    return [[*opening, *tokens[start : start + room]] for start in starts][:count]
-
-
-def halves(source: Path, text: str, size: int) -> tuple[list[list[int]], list[list[int]]]:
-    """All windows of a text's first half, and all of its second.
-
-    Args:
-        source: the checkpoint's folder, where the tokenizer lies.
-        text: the text.
-        size: tokens of a window.
-    """
-    tokenizer = read_tokenizer(source / "tokenizer.json")
-    opening = tokenizer.encode("").ids
-    tokens = tokenizer.encode(text, add_special_tokens=False).ids
-    half = len(tokens) // 2
-    return windows(tokens[:half], opening, size), windows(tokens[half:], opening, size)
 
 
 @dataclass(frozen=True)

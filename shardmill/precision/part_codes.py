@@ -18,7 +18,7 @@ from shardmill.convert.palette import to_integers
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, form, misfit
-from shardmill.gates.weights import HeldWeights, Stored
+from shardmill.gates.stored import HeldWeights, Stored
 from shardmill.plan import Part
 from shardmill.precision.calibration import Matrix, calibrated_matrices, read_edges
 from shardmill.precision.original import Original

@@ -11,7 +11,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shardmill.forms.recipe import called, costliest
 from shardmill.report import wording
-from shardmill.report.dag import drawings
 from shardmill.report.devices import devices
 from shardmill.report.gates import questions
 from shardmill.report.points import front_plot, judged, points
@@ -71,7 +70,7 @@ def context(build: Build) -> dict[str, Any]:
         "verdict": verdict(build, asked),
         "questions": asked,
         "engines": sorted({wording.engine(identity) for identity in _engines(build)}),
-        "dag": drawings(steps(build), build.pipeline),
+        "steps": tuple(steps(build).values()),
         "states": STATES,
         "pieces": build.pieces,
         "passes": build.plan["passes"],

@@ -40,7 +40,7 @@ class Build:
     speed: Json | None  # None where the config leaves out the benchmark
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
     settings: Json  # the config
-    pipeline: Sequence[Json]  # the steps, see pipeline.dag.drawn
+    pipeline: Sequence[Json]  # the steps, see pipeline.dag.listed_steps
     search: Json | None = None  # what the search for forms found, of a build that has one
     devices: Sequence[Evidence] = ()  # what was measured elsewhere of these programs
     stale: Sequence[str] = ()  # files of evidence of other programs

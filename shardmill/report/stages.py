@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Step:
     name: str
     amount: str
     artifacts: tuple[tuple[str, str], ...]  # name, state
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many artifacts are in each state."""
+        return dict(Counter(state for _, state in self.artifacts))
 
     @property
     def state(self) -> str:

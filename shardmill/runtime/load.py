@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardmill import machine
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import UnreadableError
 from shardmill.files import cache_folder, digest, read_json, write_json
 from shardmill.runtime.bundles import loadable

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from shardmill.gates.weights import Stored
+from shardmill.gates.stored import Stored
 from shardmill.imports import quiet_process
 from shardmill.models.blocks import build
 from shardmill.models.contract import Blueprint, T, constants, inputs, output, states

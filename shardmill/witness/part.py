@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.gates.encoder import EncoderReference, Tables, passages
 from shardmill.gates.encoder import Runner as EncoderRunner
-from shardmill.gates.experts import Call, taken_in_turn
+from shardmill.gates.encoder import Tables
+from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
 from shardmill.gates.parity import Runner, at_end, relative_error
 from shardmill.gates.passes import compared_widths, cut, filled_up, schedules
 from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
+from shardmill.gates.routed import Call, taken_in_turn
 from shardmill.gates.stateless import added
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as

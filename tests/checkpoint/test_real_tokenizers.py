@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode.text import TextStream
 from shardmill.serve.chat import load_template, turn_end
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardmill.convert import stream
-from shardmill.convert.codes import place, weight_sites
+from shardmill.convert.placing import place, weight_sites
 from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.weights import block

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from shardmill.gates import reference as gates_reference
 from shardmill.gates import weights as gates_weights
 from shardmill.gates.reference import Reference, checkpoint_weights, lend, matrix_rows, take_back
-from shardmill.gates.weights import PackageWeights, Stored
+from shardmill.gates.stored import Stored
+from shardmill.gates.weights import PackageWeights
 
 
 @pytest.fixture(autouse=True)

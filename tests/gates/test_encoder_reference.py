@@ -10,7 +10,7 @@ import torch
 from models import tiny_encoders
 
 from shardmill.checkpoint.headers import read_tensors
-from shardmill.gates.encoder import BATCH, CLASSES, EncoderReference, passages
+from shardmill.gates.encoder_reference import BATCH, CLASSES, EncoderReference, passages
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 
@@ -45,7 +45,7 @@ def test_texts_of_a_length_go_through_a_layer_together(model_type: str, task: st
 def test_long_texts_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many of them at once would take memory that a job does not declare."""
     source = tiny_encoders.write_tiny("modernbert", tmp_path / "checkpoint", LABEL)
-    monkeypatch.setattr("shardmill.gates.encoder.BATCH", 20)
+    monkeypatch.setattr("shardmill.gates.encoder_reference.BATCH", 20)
     reference, weights, sizes = EncoderReference(source, LABEL), checkpoint_weights(source), list[torch.Size]()
     reference.layers[0].register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[:2]))
     texts = [TOKENS[:8]] * 3 + [TOKENS[:30]] * 2

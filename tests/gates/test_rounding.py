@@ -21,8 +21,9 @@ from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import form, matrices
 from shardmill.gates import rounding
 from shardmill.gates.rounding import weight_steps, weights_kept
+from shardmill.gates.stored import Stored
 from shardmill.gates.thresholds import THRESHOLDS
-from shardmill.gates.weights import Chosen, PackageWeights, Stored
+from shardmill.gates.weights import Chosen, PackageWeights
 from shardmill.models.architecture import Source
 
 from .judged import in_int8

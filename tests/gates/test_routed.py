@@ -15,7 +15,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from shardmill.gates.experts import Call, taken_in_turn
+from shardmill.gates.routed import Call, taken_in_turn
 from shardmill.models import blocks, mixture
 from shardmill.runtime import engine
 

@@ -18,7 +18,8 @@ from shardmill.errors import GateError
 from shardmill.forms.form import matrices
 from shardmill.gates import weights as module
 from shardmill.gates.rounding import weight_steps
-from shardmill.gates.weights import PackageWeights, Stored
+from shardmill.gates.stored import Stored
+from shardmill.gates.weights import PackageWeights
 from shardmill.models.interface import FIXED, Calls
 from shardmill.plan import Constant
 

@@ -19,7 +19,7 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline import dag, why
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.table import STEPS
-from shardmill.precision.original import halves
+from shardmill.precision.windows import halves
 
 from . import driver
 from .test_incremental import BENCHMARK, PARITY

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from shardmill.precision import calibration
-from shardmill.precision.original import windows
 from shardmill.precision.part_costs import Costs, Known, as_stored
+from shardmill.precision.windows import windows
 
 from .cases import HELD, WINDOWS, Case, in_memory
 

@@ -398,11 +398,11 @@ def test_provenance_shows_short_hashes_with_the_whole_in_the_title(page: str) ->
     assert "coremltools 9.0" in provenance
 
 
-def test_missing_receipts_are_missing_in_the_drawing() -> None:
+def test_missing_receipts_are_missing_in_the_list_of_steps() -> None:
     kept = {name: receipt for name, receipt in sample.receipts().items() if name != "packages/head_0"}
-    html = render(sample.build(receipts=kept))
-    assert "convert: missing" in html and "<title>head_0: missing</title>" in html
-    assert "convert: made" in render(sample.build())
+    listed = section(render(sample.build(receipts=kept)), "pipeline")
+    assert "convert 2 programs missing head_0" in listed
+    assert "convert 2 programs made" in section(render(sample.build()), "pipeline")
 
 
 @pytest.mark.parametrize("place", ["model", "detail", "finding", "operation", "processor", "tensor file", "setting"])

@@ -14,7 +14,7 @@ import torch
 
 from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.gates.experts import observed
+from shardmill.gates.routed import observed
 from shardmill.gates.stack import TurningDrafter, one_by_one
 from shardmill.machine import is_portable
 from shardmill.runtime import engine

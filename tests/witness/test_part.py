@@ -13,7 +13,8 @@ from gates.judged import known
 from torch import Tensor
 
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.gates.weights import PackageWeights, Stored
+from shardmill.gates.stored import Stored
+from shardmill.gates.weights import PackageWeights
 from shardmill.models import attention, blocks, primitives
 from shardmill.models.contract import constants
 from shardmill.witness import coreai, installed, part

@@ -181,7 +181,7 @@ def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str)
     import torch
 
     from shardmill.convert import package, trace
-    from shardmill.convert.codes import clear_inline
+    from shardmill.convert.placing import clear_inline
 
     kinds = bare.kinds * times
     start, end = {"head": (0, small["rows"]), "experts": (0, bare.end)}.get(bare.kind, (FIRST, FIRST + len(kinds)))

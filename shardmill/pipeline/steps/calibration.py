@@ -29,7 +29,8 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.precision.calibration import write_edges
-        from shardmill.precision.original import halves, original
+        from shardmill.precision.original import original
+        from shardmill.precision.windows import halves
 
         source = source_folder(record)
         size = min(settings["window"], plan["context"])

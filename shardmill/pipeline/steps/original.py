@@ -28,7 +28,8 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.precision.measured import write_original
-        from shardmill.precision.original import halves, original
+        from shardmill.precision.original import original
+        from shardmill.precision.windows import halves
 
         source, size = source_folder(record), min(settings["window"], plan["context"])
         _, found = halves(source, file.read_text(encoding="utf-8"), size)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import read_header
-from shardmill.checkpoint.layout import read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
 from shardmill.models import ENCODER
@@ -108,7 +108,7 @@ def _outputs(
     """What transformers makes of the tokens' passages, for each bucket."""
     import torch
 
-    from shardmill.gates.encoder import EncoderReference, passages
+    from shardmill.gates.encoder_reference import EncoderReference, passages
 
     model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
     found = {}

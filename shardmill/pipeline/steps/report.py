@@ -44,7 +44,7 @@ def task(
         evidence: what was measured of the build elsewhere, as it was imported.
         points: what was measured of sets of forms.
         settings: the config as plain data.
-        pipeline: the steps as `dag.drawn` has them.
+        pipeline: the steps as `dag.listed_steps` returns them.
     """
 
     def work(made: Mapping[str, Path]) -> None:

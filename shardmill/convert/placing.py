@@ -1,0 +1,161 @@
+"""Where each of a program's weights lies in the weight file, and what goes there; the shortest lie in the program."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill.convert import blob
+from shardmill.convert.codes import Codes
+from shardmill.convert.stream import Content, Given, Palette, Weight, bands
+from shardmill.convert.template.pattern import StampError, main_block
+from shardmill.convert.weights import PartWeights
+from shardmill.forms.form import FP16, form
+from shardmill.models.contract import computed, stem
+from shardmill.plan import Part
+
+# Types of numbers: what MIL calls them, and the blob that holds them.
+KINDS = {
+    "FLOAT16": "FP16",
+    "INT8": "INT8",
+    "INT4": "INT4",
+    "UINT4": "UINT4",
+    "UINT6": "UINT6",
+    "UINT8": "UINT8",
+}
+
+
+def inline(part: Part) -> dict[str, str]:
+    """Return the paths of the weights that the program itself holds, by the constants' names in it."""
+    lengths = {path: math.prod(shape) for path, shape in part.shapes.items()}
+    lengths |= {path: len(values) for path, values in computed(part.blueprint).items()}
+    return {f"{stem(path)}_to_fp16": path for path, length in lengths.items() if length < blob.SMALLEST}
+
+
+def clear_inline(spec: Any, part: Part) -> None:
+    """Replace the numbers of short weights in a program by references to the weight file.
+
+    Two samples then have equal operations there, and code that finds weights by such references finds these too.
+    """
+    names = inline(part)
+    for operation in main_block(spec).operations:
+        if operation.type == "const" and operation.outputs[0].name in names:
+            operation.attributes["val"].blobFileValue.SetInParent()
+
+
+def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None) -> None:
+    """Write the short weights into the program as coremltools does: the bytes of fp16 numbers.
+
+    Args:
+        spec: the program.
+        part: the part that the program was converted from.
+        source: the checkpoint's folder.
+        codes: a file with values to use instead of the checkpoint's.
+
+    Raises:
+        CheckpointError: for a weight that fp16 can't hold.
+        StampError: if the program lacks one of the short weights.
+    """
+    left, weights, given = inline(part), PartWeights(part, source), computed(part.blueprint)
+    for operation in main_block(spec).operations:
+        path = left.pop(operation.outputs[0].name, None) if operation.type == "const" else None
+        if path is not None:
+            values = codes.values(path) if codes else None
+            if values is None:
+                values = np.asarray(given[path] if path in given else weights[path].half().numpy(), np.float16)
+            operation.attributes["val"].immediateValue.tensor.bytes.values = values.tobytes()
+    if left:
+        raise StampError(f"{next(iter(left))}: a tensor of {part.name} that its program does not use")
+
+
+def place(
+    spec: Any, part: Part, forms: Mapping[str, str], codes: Codes | None = None
+) -> tuple[list[blob.Blob], list[Content]]:
+    """Gives every weight of the program its place in the weight file, in the order of use, and says what goes there.
+
+    Args:
+        spec: the program.
+        part: what it is made from.
+        forms: of the part's matrices, as the program has them.
+        codes: what takes the place of rounding to nearest, if anything does.
+
+    Raises:
+        StampError: where the program's weights are not the part's tensors.
+        ShardmillError: where the codes do not fit them.
+    """
+    sites = list(weight_sites(spec))
+    blobs = blob.lay_out([_kind_and_count(value) for _, values in sites for value in values])
+    elsewhere = inline(part).values()
+    shapes = {stem(path): path for path in part.shapes if path not in elsewhere}
+    given = {stem(path): values for path, values in computed(part.blueprint).items()}
+    left, contents = iter(blobs), list[Content]()
+    for name, values in sites:
+        offsets = [next(left) for _ in values]
+        for value, where in zip(values, offsets, strict=True):
+            value.blobFileValue.offset = where.offset
+        if name in given:
+            contents.append(Given(given[name], offsets[0].data))
+            continue
+        if name not in shapes or math.prod(extents(values[0])) != math.prod(part.shapes[shapes[name]]):
+            raise StampError(f"{name}: the program's weight of {extents(values[0])} is no tensor of {part.name}")
+        path, places = shapes.pop(name), [where.data for where in offsets]
+        known = codes.contents(path, forms.get(path, FP16), part.shapes[path], places) if codes else None
+        contents += known or _constant_weights(part, path, forms.get(path, FP16), places)
+    if unused := sorted({*shapes, *(stem(tensor.path) for tensor in part.tensors if tensor.path not in part.shapes)}):
+        raise StampError(f"{unused[0]}: a tensor of {part.name} that its program does not use")
+    return blobs, contents
+
+
+def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> list[Content]:
+    """What goes into a constant's places, block by block of those that lie under each other.
+
+    Raises StampError where the blocks do not fill it, or begin within a byte.
+    """
+    found, wanted = bands([tensor for tensor in part.tensors if tensor.path == path]), form(name)
+    held = sum(math.prod(tensor.shape) for band in found for tensor in band.tensors)
+    if held != math.prod(part.shapes[path]):
+        raise StampError(f"{stem(path)}: the tensors of {part.name} hold {held} numbers of {list(part.shapes[path])}")
+    if wanted.kind == "palette":
+        data, tables = places
+        return [Palette(tuple(found), data, tables, wanted)]
+    columns = math.prod(part.shapes[path][1:])
+    if odd := [band for band in found if band.row * columns * wanted.bits % 8]:
+        raise StampError(f"{odd[0].label}: begins within a byte of {path} in {name}; give that another form")
+    data, *scales = places
+    return [
+        Weight(
+            band,
+            data + band.row * columns * wanted.bits // 8,
+            scales[0] + 2 * band.row if scales else None,
+            wanted,
+        )
+        for band in found
+    ]
+
+
+def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Name and protobuf values (data, then scale or table) of every weight, in the order of the program."""
+    for operation in main_block(spec).operations:
+        arguments = [a.value for key in sorted(operation.inputs) for a in operation.inputs[key].arguments]
+        attributes = [operation.attributes[key] for key in sorted(operation.attributes)]
+        values = [v for v in (*attributes, *arguments) if v.WhichOneof("value") == "blobFileValue"]
+        if values:
+            yield re.sub("_to_fp16(_quantized|_palettized)?$", "", operation.outputs[0].name), values
+
+
+def extents(value: Any) -> list[int]:
+    """The shape of a protobuf value."""
+    return [dimension.constant.size for dimension in value.type.tensorType.dimensions]
+
+
+def _kind_and_count(value: Any) -> tuple[int, int]:
+    """Type of the blob for a protobuf value, and how many numbers it holds."""
+    from coremltools.proto import MIL_pb2
+
+    kinds = {getattr(MIL_pb2, name): getattr(blob, KINDS[name]) for name in KINDS}
+    return kinds[value.type.tensorType.dataType], math.prod(extents(value))
