@@ -200,7 +200,7 @@ def _of_a_device(predicted: Path, result: Path) -> list[dict[str, Any]]:
 def warm(build: Build, precision: Precision = "fp32") -> None:
     """Load a build's programs one after the other, and say how long each took, beside its first time on this system."""
     from shardmill.imports import quiet_coremltools
-    from shardmill.runtime.load import warm as warmed
+    from shardmill.runtime.warm import warm as warmed
 
     with quiet_coremltools():
         for program in warmed(build, precision):

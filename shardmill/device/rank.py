@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmill.evidence.build import evidence_files, read_evidence
+from shardmill.evidence.build import read_evidence
 from shardmill.evidence.file import Evidence
+from shardmill.evidence.folder import evidence_files
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import portable_coreml
 
 from shardmill.errors import ShardmillError
-from shardmill.evidence.build import FOLDER
 from shardmill.evidence.file import Evidence, file_name, of_build, read_result
+from shardmill.evidence.folder import FOLDER
 from shardmill.files import replacing
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats

@@ -9,14 +9,6 @@ from typing import Any
 
 from shardmill.evidence.file import Evidence, of_build, read_result
 
-FOLDER = "evidence"
-
-
-def evidence_files(build: Path) -> list[Path]:
-    """Files of evidence in a build's folder, in the order of their names."""
-    return sorted((build / FOLDER).glob("[!.]*.json"))
-
-
 Json = Mapping[str, Any]
 
 

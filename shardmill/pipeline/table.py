@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill.errors import ConfigError
-from shardmill.evidence.build import evidence_files
+from shardmill.evidence.folder import evidence_files
 from shardmill.files import is_left_by_macos, parse_json
 from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import RULES, SEARCH

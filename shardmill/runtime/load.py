@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.errors import UnreadableError
-from shardmill.files import cache_folder, digest, read_json, write_json
-from shardmill.runtime.bundles import loadable
-from shardmill.runtime.engine import load_program
-from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest, reshape_frequency
-from shardmill.runtime.program import reshaping
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,110 +44,5 @@ def load_tokenizer(build: Path, manifest: Mapping[str, Any]) -> Tokenizer:
 
 def engine_name() -> str:
     """Return the name of the engine that runs the programs on this machine: coreml or portable."""
-    from shardmill import machine
 
     return machine.engine()["name"]
-
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Warmed:
-    """A program that is warm.
-
-    Attributes:
-        name: the part's name.
-        place: the program's number, from 1 on.
-        of: the number of programs.
-        seconds: time of this load and its first passes.
-        first: time of the first load here, in an earlier run; None if this is the first.
-        left: estimated seconds for the programs that were never loaded, by bytes of weights.
-    """
-
-    name: str
-    place: int
-    of: int
-    seconds: float
-    first: float | None
-    left: float
-
-
-def warm(build: Path, precision: str) -> Iterator[Warmed]:
-    """Load each program, run it once at every width, and unload it.
-
-    Args:
-        build: folder of a finished build.
-        precision: the portable engine's precision; ignored on Core ML.
-
-    Yields:
-        Each program when it is warm.
-
-    Raises:
-        ShardmillError: the folder is not a finished build, or a program can't be loaded.
-    """
-    manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
-    parts, note, reshape = manifest["parts"], _note(), reshape_frequency(manifest)
-    known = _known(note)
-    sizes = [_bytes(build, part) for part in parts]
-    spent, loaded = 0.0, 0
-    with machine.load_programs_as(precision):
-        for place, part in enumerate(parts):
-            key, start = _identity(part, reshape), time.perf_counter()
-            with reshaping(reshape):
-                _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
-            seconds = time.perf_counter() - start
-            if key not in known:
-                spent, loaded = spent + seconds, loaded + sizes[place]
-                _note_down(note, {**_known(note), key: seconds})
-            todo = sum(size for other, size in zip(parts, sizes, strict=True) if _identity(other, reshape) not in known)
-            left = spent * max(todo - loaded, 0) / loaded if loaded else 0.0
-            yield Warmed(part["name"], place + 1, len(parts), seconds, known.get(key), left)
-
-
-def _run_once(build: Path, part: Mapping[str, Any], widths: list[int], context: int) -> None:
-    """Load a program and run it on zeros at every width, in each of its contexts."""
-    program = load_program(build, part, context)
-    for slots in program.lengths or (context,):
-        program.move(slots, keep=False)
-        inputs = part["inputs"] | part.get("contexts", {}).get(str(slots), {}).get("inputs", {})
-        for width in widths:
-            shapes = {name: [width if size == "T" else size for size in shape] for name, shape in inputs.items()}
-            program({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-
-
-def _widths(manifest: Mapping[str, Any], place: int) -> list[int]:
-    """Return the widths at which a part runs: all widths, or an encoder's bucket."""
-    return [manifest[MARK][place]] if MARK in manifest else list(manifest["widths"])
-
-
-def _identity(part: Mapping[str, Any], reshape: str) -> str:
-    """Return a digest that identifies a program: its bytes, the engine that loads it, and the hint."""
-    program = part["program"]
-    known = {"program": program.get("files", program["path"]), "engine": machine.engine()}
-    return digest(known | ({"reshape_frequency": reshape} if reshape else {}))
-
-
-def _bytes(build: Path, part: Mapping[str, Any]) -> int:
-    return sum(file.stat().st_size for file in (build / part["program"]["path"]).rglob("*") if file.is_file())
-
-
-def _known(note: Path) -> dict[str, float]:
-    """Return the seconds of each program's first load; empty if the note can't be read."""
-    try:
-        found = read_json(note)
-    except UnreadableError:
-        return {}
-    content = found.items() if isinstance(found, dict) else ()
-    return {key: float(seconds) for key, seconds in content if isinstance(seconds, int | float)}
-
-
-def _note_down(note: Path, known: Mapping[str, float]) -> None:
-    try:
-        write_json(note, known)
-    except OSError as error:  # the programs are loaded nevertheless
-        log.warning("%s: can't be written (%s); the next run can't compare its times", note, error.strerror)
-
-
-def _note() -> Path:
-    return cache_folder() / "warm.json"

@@ -7,10 +7,10 @@ from pathlib import Path
 import program_forms
 import pytest
 import tiny
+from shardmill.device.forecast import forecast
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.device.forecast import forecast
 from shardmill.device.kit import write_kit
 from shardmill.device.rank import rank
 from shardmill.device.recording import import_result

@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 
 from shardmill.errors import ShardmillError
-from shardmill.evidence.build import contradictions, evidence_files, measured_verdicts, read_evidence
+from shardmill.evidence.build import contradictions, measured_verdicts, read_evidence
 from shardmill.evidence.file import file_name, of_build, read_result
+from shardmill.evidence.folder import evidence_files
 from shardmill.files import sealed
 
 from .results import MANIFEST, PARTS, evidence, line, measurements, planned, result, write

@@ -11,7 +11,7 @@ from models.tiny_families import write_tiny
 from torch import Tensor, nn
 
 from shardmill.gates import reference as gates_reference
-from shardmill.gates import weights as gates_weights
+from shardmill.gates import stored
 from shardmill.gates.reference import Reference, checkpoint_weights, lend, matrix_rows, take_back
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
@@ -20,7 +20,7 @@ from shardmill.gates.weights import PackageWeights
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are no divisor of any matrix here."""
-    for module in (gates_reference, gates_weights, gates_weights):
+    for module in (gates_reference, stored):
         monkeypatch.setattr(module, "rows_at_once", lambda columns: 7)
 
 

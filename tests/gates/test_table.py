@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardmill.convert.stream import write_table
 from shardmill.errors import GateError
-from shardmill.gates import rounding, weights
+from shardmill.gates import rounding
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.rounding import table_parity
@@ -40,7 +40,7 @@ def rows(built: tiny.Build) -> Tensor:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks, the last of them shorter."""
-    for module in (rounding, weights):
+    for module in (rounding, stored):
         monkeypatch.setattr(module, "rows_at_once", lambda columns: 100)
 
 

@@ -16,7 +16,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
 from shardmill.forms.form import matrices
-from shardmill.gates import weights as module
+from shardmill.gates import stored as module
 from shardmill.gates.rounding import weight_steps
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights

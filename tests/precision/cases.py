@@ -37,7 +37,7 @@ class Case:
     def edge(self, part: Part) -> calibration.Edges:
         return calibration.read_edges(self.edges, part.start if part.kind == "layers" else self.model.layers)
 
-    def calibrated_matrices(self, part: Part) -> Iterator[Matrix]:
+    def matrices(self, part: Part) -> Iterator[Matrix]:
         edge = self.edge(part)
         return calibrated_matrices(part, self.source, self.model, edge.seen, edge.held)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from shardmill.forms.form import form, matrices
-from shardmill.gates import weights
+from shardmill.gates import stored
 from shardmill.plan import Part
 from shardmill.precision import measured as module
 from shardmill.precision.measured import measured, write_original
@@ -79,7 +79,7 @@ def test_a_mixed_set_costs_what_transformers_says(
 ) -> None:
     """The head's rows come in several blocks."""
     monkeypatch.setattr(module, "ROWS", 40)
-    monkeypatch.setattr(weights, "rows_at_once", lambda columns: 24)
+    monkeypatch.setattr(stored, "rows_at_once", lambda columns: 24)
     forms = chosen(case)
     assert {*forms.values()} == {*FORMS}
     write_original(case.model, case.texts, tmp_path / "original.safetensors")
@@ -126,7 +126,7 @@ def test_a_part_does_not_hold_what_is_another_s(case: Case, codes: dict[str, Pat
 def test_a_head_with_a_bias_and_experts_are_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of the head's rows have their own rows of the bias; experts, of which nothing is chosen, are in INT8."""
     monkeypatch.setattr(module, "ROWS", 40)
-    monkeypatch.setattr(weights, "rows_at_once", lambda columns: 24)
+    monkeypatch.setattr(stored, "rows_at_once", lambda columns: 24)
     case = write_case("phimoe", tmp_path)
     assert any("bias" in path for path in case.parts[-1].shapes)
     write_original(case.model, case.texts, tmp_path / "original.safetensors")
