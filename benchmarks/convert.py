@@ -216,7 +216,7 @@ def worker(method: str, file: Path, source: Path, output: Path, templates: Path,
     collect_rarely()
     part = plan.load_part(file)
     if part.kind == "embedding":
-        from shardmill.convert.stream import write_table
+        from shardmill.convert.table import write_table
 
         write_table(part, source, output, threads)
     elif method.startswith("predict_"):

@@ -30,7 +30,7 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.fetch import fetch
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.stamped import convert_stamped
-from shardmill.convert.stream import write_table
+from shardmill.convert.table import write_table
 from shardmill.decode import DRAFTERS, Drafter, Session, create_drafter, run
 from shardmill.decode.drafters.base import Draft
 from shardmill.decode.drafters.draft_model import DraftModelDrafter

@@ -34,7 +34,7 @@ from shardmill import config, plan, topology
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.package import WEIGHT_FILE
 from shardmill.convert.stamped import convert_stamped
-from shardmill.convert.stream import write_table
+from shardmill.convert.table import write_table
 from shardmill.models import family
 from shardmill.models.architecture import Experts
 from shardmill.models.hf_config import load_hf_config

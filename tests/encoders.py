@@ -14,7 +14,7 @@ from models import tiny_encoders
 from shardmill import config
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.layout import text_files
-from shardmill.convert.stream import write_table
+from shardmill.convert.table import write_table
 from shardmill.files import write_json
 from shardmill.machine import load_programs_as
 from shardmill.pipeline.steps.split import split

@@ -60,7 +60,7 @@ def _measured(build: Path) -> Iterator[str]:
     """What the gate of the whole stack measured, passed or not."""
     from shardmill.files import read_json
     from shardmill.gates.thresholds import COST
-    from shardmill.pipeline.task import failed
+    from shardmill.pipeline.verdict import failed
 
     verdict = build / "parity/stack.json"
     file = next((file for file in (verdict, failed(verdict)) if file.is_file()), None)

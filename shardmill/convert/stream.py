@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo, header_bytes
+from shardmill.checkpoint.headers import TensorInfo
 from shardmill.convert import blob, palette
 from shardmill.convert.weights import DTYPES, FP16_MAX, beside
 from shardmill.errors import CheckpointError, ShardmillError
-from shardmill.forms.form import FP16, Form, Shape, form
+from shardmill.forms.form import Form, form
 from shardmill.models.sources import turned
-from shardmill.plan import Constant, Part
+from shardmill.plan import Constant
 
 EIGHT = 8  # rows that end on a whole byte, whatever their numbers' bits and however many columns there are
 
@@ -134,8 +133,8 @@ def _read(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
     return torch.from_numpy(raw).view(dtype).reshape(count, *rest)
 
 
-BLOCK = 1 << 18  # weights: the fp32 block and its scratch copies stay in a core's cache
 HALF = form("fp16")
+BLOCK = 1 << 18  # weights: the fp32 block and its scratch copies stay in a core's cache
 NOTHING = np.zeros(0, np.float16)
 NUMPY = {"I8": np.int8, "U8": np.uint8, "F16": np.float16}
 
@@ -305,45 +304,3 @@ def _write_made(descriptor: int, made: Made, start: int) -> None:
         raise ShardmillError(f"{info.file}: {info.name} holds codes outside [{made.least}, {made.most}]")
     content = blob.packed(raw, made.bits) if made.bits < HALF.bits else raw
     blob.write_at(descriptor, content.data, made.data + (start - info.start) * made.bits // (8 * raw.itemsize))
-
-
-EMBEDDING, TABLE_DTYPE = "embedding", "F16"
-
-
-def write_table(part: Part, source: Path, file: Path, threads: int, name: str = FP16) -> None:
-    """Writes the tables of an embedding part, each under its path, as a safetensors file that must not exist.
-
-    Args:
-        part: the part.
-        source: the checkpoint's folder.
-        file: where they go.
-        threads: how many round.
-        name: the form of the table of tokens, fp16 or int8; int8 has a scale for each row, under PATH.scale.
-
-    Raises:
-        CheckpointError: for a value that fp16 can't hold.
-    """
-    forms = {tensor.path: name if tensor.path == EMBEDDING else FP16 for tensor in part.tensors}
-    entries, end = dict[str, dict[str, Any]](), 0
-    for path, dtype, shape in sorted(_held(part, forms), key=lambda held: held[1] != TABLE_DTYPE):  # int8 last: no gap
-        start, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)
-        entries[path] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-    prefix = header_bytes(entries)
-    with created(file) as descriptor:
-        os.ftruncate(descriptor, len(prefix) + end)
-        blob.write_at(descriptor, prefix, 0)
-        places = {path: len(prefix) + entry["data_offsets"][0] for path, entry in entries.items()}
-        weights = [
-            Weight(Band((t,)), places[t.path], places.get(f"{t.path}.scale"), form(forms[t.path])) for t in part.tensors
-        ]
-        stream(descriptor, weights, source, threads)
-
-
-def _held(part: Part, forms: Mapping[str, str]) -> Iterator[tuple[str, str, Shape]]:
-    """Name, type and shape of every tensor of the file."""
-    for tensor in part.tensors:
-        if forms[tensor.path] == FP16:
-            yield tensor.path, TABLE_DTYPE, tensor.shape
-        else:
-            yield tensor.path, "I8", tensor.shape
-            yield f"{tensor.path}.scale", TABLE_DTYPE, tensor.shape[:1]

@@ -25,7 +25,8 @@ from shardmill.pipeline.cache.lock import join_build
 from shardmill.pipeline.cache.receipts import read_receipt
 from shardmill.pipeline.cache.store import TEMPLATES, Store
 from shardmill.pipeline.dag import Step, receipt_of
-from shardmill.pipeline.task import Artifact, Missed, Task, Tools, failed
+from shardmill.pipeline.task import Artifact, Task, Tools
+from shardmill.pipeline.verdict import Missed, failed
 from shardmill.printable import PrintableFormatter, first_line, one_line
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import is_left_by_macos
 from shardmill.pipeline.cache.entry import scratch_folder
-from shardmill.pipeline.task import failed
+from shardmill.pipeline.verdict import failed
 
 SUFFIX = ".tar"
 END = bytes(2 * tarfile.BLOCKSIZE)  # after the last entry

@@ -6,15 +6,13 @@ part of a step's own code.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardmill.errors import GateError
-from shardmill.files import digest, write_json
+from shardmill.files import digest
 
 SOURCE = "source"  # the folder of a build in which the checkpoint's files lie
 RECEIPT = ".receipt.json"  # ends the name of a receipt
@@ -80,42 +78,3 @@ def source_folder(record: Path) -> Path:
 def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
     """Where outputs lie as seen from their receipt."""
     return {name: Path(os.path.relpath(path, receipt.parent)).as_posix() for name, path in outputs.items()}
-
-
-class Missed(GateError):
-    """A threshold was missed.
-
-    Attributes:
-        content: the whole verdict.
-    """
-
-    def __init__(self, message: str, content: Mapping[str, Any]) -> None:
-        super().__init__(message)
-        self.content = content
-
-
-def failed(verdict: Path) -> Path:
-    """Where a verdict that missed a threshold is kept: Snakemake removes the outputs of a job that fails."""
-    return verdict.with_suffix(".failed.json")
-
-
-def write_verdict(gate: str, content: Mapping[str, Any], made: Path) -> None:
-    """Writes a verdict.
-
-    Args:
-        gate: its name, for the error line.
-        content: the verdict; its `gate` are rows of measurement.compare.
-        made: the path to write to.
-
-    Raises:
-        Missed: a number missed its threshold.
-    """
-    from shardmill.gates import measurement
-
-    try:
-        measurement.demand(gate, content["gate"])
-    except GateError as error:
-        rows = [row | {"value": row["value"] if math.isfinite(row["value"]) else str(row["value"])}
-                for row in content["gate"]]  # fmt: skip
-        raise Missed(str(error), {**content, "gate": rows}) from None
-    write_json(made, content)

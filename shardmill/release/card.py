@@ -14,7 +14,7 @@ from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, added
-from shardmill.pipeline.subjects import PARITY_TEXT, verdicts
+from shardmill.pipeline.provenance import PARITY_TEXT, verdicts
 from shardmill.release.bundle import CARD
 from shardmill.release.publishable import License
 from shardmill.runtime.manifest import COMPLETE, read_manifest

@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardmill.attest.statement import read_provenance, versions
+from shardmill.attest.packages import versions
+from shardmill.attest.statement import read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache.receipts import differences
-from shardmill.pipeline.subjects import verdicts
+from shardmill.pipeline.provenance import verdicts
 from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
 from shardmill.runtime.manifest import COMPLETE, read_manifest

@@ -22,15 +22,16 @@ import numpy as np
 import yaml
 from safetensors import safe_open
 
-from shardmill.attest.statement import BUILD_TYPE, OURS, installed, read_provenance, versions
+from shardmill.attest.packages import OURS, installed, versions
+from shardmill.attest.statement import BUILD_TYPE, read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.code_digest import model_type, needs_family, tools
+from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.resolve import lay_out, workflow_root
-from shardmill.pipeline.subjects import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.compare import explained, steps_of, subject_differences

@@ -17,7 +17,8 @@ from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, read_json
 from shardmill.gates.thresholds import Threshold, of
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, Audit, audit, is_signature
-from shardmill.pipeline.subjects import gate_statements, subjects, verdicts
+from shardmill.pipeline.provenance import gate_statements, verdicts
+from shardmill.pipeline.subjects import subjects
 from shardmill.release.bundle import CARD, bundle_files
 from shardmill.release.compare import steps_of
 from shardmill.release.sign import (

@@ -21,8 +21,8 @@ from shardmill.files import SCRATCH, cache_folder, digest, read_json
 from shardmill.lane.cut import with_one_function
 from shardmill.models.interface import BUNDLE, own_bundle
 from shardmill.printable import first_line
+from shardmill.runtime.loading import begins
 from shardmill.runtime.manifest import COMPILER, SYSTEM
-from shardmill.runtime.program import begins
 
 
 def compile_package(package: Path, bundle: Path, functions: Iterable[str] = ()) -> None:

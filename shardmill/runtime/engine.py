@@ -19,8 +19,9 @@ from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, Host
 from shardmill.runtime.bundles import loadable
 from shardmill.runtime.functions import held_by_entry, lengths_by_entry, of_entry
+from shardmill.runtime.loading import reshaping
 from shardmill.runtime.manifest import lengths, read_manifest, reshape_frequency, verify_width
-from shardmill.runtime.program import Program, reshaping
+from shardmill.runtime.program import Program
 from shardmill.runtime.table import EMBEDDING, read_tables
 
 Call = Callable[[Mapping[str, Floats]], Floats]  # a program

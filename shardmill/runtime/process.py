@@ -34,7 +34,7 @@ from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.machine import cores, is_portable, set_threads
 from shardmill.models.buckets import bucket_for
 from shardmill.models.host import Floats
-from shardmill.runtime import program
+from shardmill.runtime import loading
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import ENCODER, read_manifest, verify_width
 
@@ -155,7 +155,7 @@ class Process:
             except (EOFError, OSError):
                 self._gone()
             if kind == LOADING:
-                program.begins(value)
+                loading.begins(value)
             elif number == call:
                 if kind == FAILED:
                     raise value
@@ -247,7 +247,7 @@ def main() -> None:
     spare_coremltools()
     with suppress(EOFError, OSError):  # the parent has gone
         try:
-            with quiet_coremltools(), program.told(lambda name: connection.send((0, LOADING, name))):
+            with quiet_coremltools(), loading.told(lambda name: connection.send((0, LOADING, name))):
                 model: Any = encoder.load(build, precision) if holds_encoder(build) else engine.load(build, precision)
                 if isinstance(model, engine.Engine):
                     choose_threads(model)

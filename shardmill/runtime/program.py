@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,45 +14,7 @@ from shardmill.machine import is_portable, load_programs_as, native_call, precis
 from shardmill.models.host import Floats
 from shardmill.printable import first_line
 from shardmill.runtime.functions import NONE, TOKENS, Buffers, Functions, Held, Length, carried, located
-
-_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
-_reshape: ContextVar[str] = ContextVar("reshape", default="")
-
-
-@contextmanager
-def told(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call `listener` with the name of every program whose load begins in this context and thread."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
-
-
-def begins(name: str) -> None:
-    """Report that the load of a program begins."""
-    listener = _listener.get()
-    if listener is not None:
-        listener(name)
-
-
-@contextmanager
-def reshaping(frequency: str) -> Iterator[None]:
-    """Tell Core ML how often shapes change for programs loaded in this context and thread; nothing if ""."""
-    token = _reshape.set(frequency)
-    try:
-        yield
-    finally:
-        _reshape.reset(token)
-
-
-def hints() -> dict[str, Any]:
-    """Return extra arguments for loading a coremltools model; empty unless `reshaping` is active."""
-    import coremltools as ct
-
-    if not _reshape.get():
-        return {}
-    return {"optimization_hints": {"reshapeFrequency": ct.ReshapeFrequency[_reshape.get().capitalize()]}}
+from shardmill.runtime.loading import begins, hints
 
 
 class Program:

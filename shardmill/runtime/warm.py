@@ -24,8 +24,8 @@ from shardmill.errors import UnreadableError
 from shardmill.files import cache_folder, digest, read_json, write_json
 from shardmill.runtime.bundles import loadable
 from shardmill.runtime.engine import load_program
+from shardmill.runtime.loading import reshaping
 from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest, reshape_frequency
-from shardmill.runtime.program import reshaping
 
 if TYPE_CHECKING:
     pass

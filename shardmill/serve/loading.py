@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardmill.decode import ContextPolicy, Session, choose_layout
 from shardmill.files import digest
-from shardmill.runtime import load, program
+from shardmill.runtime import load, loading
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.app import json_response
 from shardmill.serve.chat import load_template, turn_end
@@ -117,7 +117,7 @@ class Warming:
     def load(self) -> None:
         """Load the model and start serving it."""
         try:
-            with program.told(self._begins):
+            with loading.told(self._begins):
                 ready = self._make()
             with self._lock:
                 if self._closing:

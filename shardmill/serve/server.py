@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from shardmill.errors import ShardmillError
 from shardmill.runtime.label import Reader
 from shardmill.runtime.load import engine_name
-from shardmill.runtime.program import begins
+from shardmill.runtime.loading import begins
 from shardmill.serve.app import create_app
 from shardmill.serve.encoder import Desk, create_encoder_app
 from shardmill.serve.engine_worker import Worker

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.convert import blob, palette, stream
-from shardmill.convert.stream import Band, write_table
+from shardmill.convert.stream import Band
+from shardmill.convert.table import write_table
 from shardmill.forms.form import form
 from shardmill.models.architecture import Source
 from shardmill.plan import Constant

@@ -11,7 +11,7 @@ from coremltools.optimize.coreml._quantization_passes import linear_quantize_wei
 from safetensors.torch import load_file, save_file
 
 from shardmill.convert import stream
-from shardmill.convert.stream import write_table
+from shardmill.convert.table import write_table
 from shardmill.convert.weights import PartWeights
 
 from .small import LAYERS, draft, write_checkpoint

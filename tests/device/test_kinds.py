@@ -13,7 +13,7 @@ import tiny
 from models import tiny_encoders
 
 from shardmill.convert import package
-from shardmill.convert.stream import write_table
+from shardmill.convert.table import write_table
 from shardmill.device.kit import write_kit
 from shardmill.device.rank import rank
 from shardmill.files import load_json, write_json

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shardmill.convert.stream import write_table
+from shardmill.convert.table import write_table
 from shardmill.errors import GateError
-from shardmill.gates import rounding
+from shardmill.gates import rounding, stored
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.rounding import table_parity

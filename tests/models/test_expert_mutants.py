@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmill.models import blocks, cca, mixture, primitives
+from shardmill.models import blocks, cca, mixture, primitives, routing
 from shardmill.models.architecture import Model, Source
 from shardmill.models.architecture import blocks as blocks_of
 
@@ -103,7 +103,7 @@ def _without_router_bias(model: Model) -> Model:
 def _biased_softmax(logits: Tensor, order: Tensor, options: Any, bias: Tensor | None = None) -> Tensor:
     """Adds the choice's bias to the logits."""
     assert bias is not None
-    return mixture.route(primitives.add_channels(logits, bias), order, options)
+    return routing.route(primitives.add_channels(logits, bias), order, options)
 
 
 def _scaled_then_shifted(self: Any, branch: Tensor, stream: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _weight_of_the_choice(logits: Tensor, order: Tensor, options: Any, bias: Ten
     """The bias counts in the weights, too."""
     assert bias is not None
     scores = primitives.add_channels(torch.sigmoid(logits), bias)
-    taken = mixture.top_k_mask(scores, order, options.chosen)
+    taken = routing.top_k_mask(scores, order, options.chosen)
     weights = scores * taken
     return weights / weights.sum(dim=1, keepdim=True) * options.scale
 

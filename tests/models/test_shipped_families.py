@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from shardmill import config
 from shardmill.checkpoint.cache import HashCache
 from shardmill.convert.stamped import convert_stamped
-from shardmill.convert.stream import write_table
+from shardmill.convert.table import write_table
 from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates import measurement, stack

@@ -13,6 +13,8 @@ import pytest
 from shardmill.pipeline import code_digest
 from shardmill.pipeline.code_digest import keep, read_module
 
+PARSED = code_digest.parsed
+
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -42,7 +44,7 @@ def again(file: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[code_digest.Modu
 
     def counted(file: Path, *given: Any) -> code_digest.Module:
         read.append(file)
-        return code_digest.parsed(file, *given)
+        return PARSED(file, *given)
 
     monkeypatch.setattr(code_digest, "parsed", counted)
     found = read_module(file)

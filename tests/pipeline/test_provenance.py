@@ -16,12 +16,13 @@ from manifests import manifest
 from packageurl import PackageURL
 
 from shardmill.attest import statement as workflow_module
-from shardmill.attest.statement import packages, parameters, read_provenance, versions
+from shardmill.attest.packages import packages, versions
+from shardmill.attest.statement import parameters, read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, dumps, sealed, write_json
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.pipeline.subjects import Records, gate_statements, provenance
+from shardmill.pipeline.provenance import Records, gate_statements, provenance
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]
 GATES = [name for name in STEPS if name.startswith(("residency/", "parity/"))]

@@ -176,8 +176,15 @@ RULE = "portable_coreml/judge/placement/rules/weights.py"
 DRAFTERS = "shardmill/decode/drafters/__init__.py"
 # What is edited, and the steps whose digests it changes: no other can have another result.
 EVERY = set(STEPS)
-LOADING = {"compile", "residency", "parity", "parity_stack", "benchmark"}  # programs, with Core ML or in its place
-REFERRED = {"reference", "parity", "parity_stack"}
+LOADING = {
+    "compile",
+    "residency",
+    "parity",
+    "parity_stack",
+    "witness",
+    "benchmark",
+}  # programs, with Core ML or in its place
+REFERRED = {"reference", "parity", "parity_stack", "witness"}
 JUDGED = LOADING | {"split", "report"}  # by the rules of placement
 EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a comment": ("shardmill/convert/stamped.py", "import tempfile", "import tempfile  # why", set()),
@@ -203,12 +210,22 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         {"parity_stack", "benchmark"},
     ),
     "the converter": ("shardmill/convert/stamped.py", "", "\nx = 1\n", {"convert"}),
-    "the embedding": ("shardmill/convert/stream.py", "", "\nx = 1\n", {"embedding"}),
-    "a primitive": ("shardmill/models/primitives.py", "", "\nx = 1\n", {"convert"}),
+    "the embedding": ("shardmill/convert/table.py", "", "\nx = 1\n", {"embedding"}),
+    "a primitive": ("shardmill/models/primitives.py", "", "\nx = 1\n", {"convert", "witness"}),
     "the family": ("shardmill/models/families/phi3.py", "", "\nx = 1\n", {"split"}),
-    "the host's masks": ("shardmill/models/host.py", "", "\nx = 1\n", {"parity", "parity_stack", "benchmark"}),
-    "a gate": ("shardmill/gates/parity.py", "", "\nx = 1\n", {"parity", "parity_stack"}),
-    "a threshold": ("shardmill/gates/thresholds.py", "1e-4", "2e-4", {"residency", "parity", "parity_stack", "report"}),
+    "the host's masks": (
+        "shardmill/models/host.py",
+        "",
+        "\nx = 1\n",
+        {"parity", "parity_stack", "witness", "benchmark"},
+    ),
+    "a gate": ("shardmill/gates/parity.py", "", "\nx = 1\n", {"parity", "parity_stack", "witness"}),
+    "a threshold": (
+        "shardmill/gates/thresholds.py",
+        "1e-4",
+        "2e-4",
+        {"residency", "parity", "parity_stack", "witness", "report"},
+    ),
     "the server": ("shardmill/serve/engine_worker.py", "", "\nx = 1\n", {"benchmark"}),
     "the page": ("shardmill/report/templates/head.html", "", "<p>", {"report"}),
 }

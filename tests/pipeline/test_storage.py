@@ -17,7 +17,7 @@ from programs import skip_or_fail
 from shardmill.errors import GateError
 from shardmill.pipeline import storage
 from shardmill.pipeline.storage import Files, pack, room
-from shardmill.pipeline.task import failed
+from shardmill.pipeline.verdict import failed
 
 from .bucket import BUCKET, bucket
 from .driver import made_here

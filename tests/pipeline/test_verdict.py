@@ -11,7 +11,8 @@ from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import perform
-from shardmill.pipeline.task import Action, Task, failed, write_verdict
+from shardmill.pipeline.task import Action, Task
+from shardmill.pipeline.verdict import failed, write_verdict
 
 
 def content(kl: float) -> dict[str, object]:

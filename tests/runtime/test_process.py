@@ -20,9 +20,9 @@ from bench.folder import build_folder
 from shardmill.decode import Engine as Protocol
 from shardmill.errors import ShardmillError
 from shardmill.runtime import engine
+from shardmill.runtime.loading import told
 from shardmill.runtime.manifest import read_manifest
 from shardmill.runtime.process import EngineProcess
-from shardmill.runtime.program import told
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.runtime import load as runtime_load
 from shardmill.runtime import warm
-from shardmill.runtime.program import begins, told
+from shardmill.runtime.loading import begins, told
 
 NAMES = ("layers_00_02", "layers_02_04", "head_0")
 

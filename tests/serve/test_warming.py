@@ -20,7 +20,7 @@ import pytest
 
 from shardmill.errors import ShardmillError
 from shardmill.runtime.label import Reader
-from shardmill.runtime.program import begins
+from shardmill.runtime.loading import begins
 from shardmill.serve.loading import FIRST_PASSES
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import serve, serve_encoder

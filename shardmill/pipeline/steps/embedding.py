@@ -23,7 +23,7 @@ def task(part: Path, record: Path, form: str, tools: Tools, threads: int = 1) ->
     piece = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.convert.stream import write_table
+        from shardmill.convert.table import write_table
 
         write_table(piece, source_folder(record), made["table"], threads, form)
 

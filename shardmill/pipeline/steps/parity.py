@@ -15,8 +15,9 @@ from shardmill.models import ENCODER
 from shardmill.models.interface import FIXED
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
-from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder, write_verdict
-from shardmill.runtime.program import reshaping
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
+from shardmill.pipeline.verdict import write_verdict
+from shardmill.runtime.loading import reshaping
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,8 @@ from shardmill.forms import recipe as recipes
 from shardmill.forms.recipe import costliest
 from shardmill.gates import thresholds
 from shardmill.pipeline.steps.parity import hint, host_side, verdict
-from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder, write_verdict
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
+from shardmill.pipeline.verdict import write_verdict
 
 if TYPE_CHECKING:
     from shardmill.gates.measurement import Margin, Measurement, NotRun

@@ -35,7 +35,7 @@ def task(
     """
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.pipeline.subjects import (
+        from shardmill.pipeline.provenance import (
             CALIBRATION_TEXT,
             PARITY_TEXT,
             RECIPE,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from shardmill import machine, plan
 from shardmill.models import ENCODER
-from shardmill.pipeline.task import Action, Artifact, Task, Tools, write_verdict
+from shardmill.pipeline.task import Action, Artifact, Task, Tools
+from shardmill.pipeline.verdict import write_verdict
 
 
 def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, str], tools: Tools) -> Task:

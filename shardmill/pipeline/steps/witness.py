@@ -9,7 +9,8 @@ from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.pipeline.steps.parity import host_side
 from shardmill.pipeline.steps.reference import seen
-from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder, write_verdict
+from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
+from shardmill.pipeline.verdict import write_verdict
 
 
 def task(

@@ -1,0 +1,142 @@
+"""Attestations of a build: SLSA provenance of model.json's files and the gates' verdicts, and what each gate found.
+
+Nothing in them varies from run to run; what is not known is absent. docs/attestations.md explains every field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packageurl import PackageURL
+
+from shardmill import __version__
+from shardmill.attest.packages import interpreter, packages
+from shardmill.attest.statement import (
+    BUILD_TYPE,
+    BUILDER,
+    PROVENANCE,
+    described,
+    gate_statement,
+    parameters,
+    statement,
+    with_seal,
+    workflow,
+)
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.paths import RECORD_FILE
+from shardmill.files import read_json, read_sealed
+from shardmill.pipeline.subjects import named, subjects
+from shardmill.pipeline.task import RECEIPT, SOURCE
+from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+# Files that a config names, by its keys: what the parity gates were fed with, and by what forms and codes were chosen.
+PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text", "convert.precision"
+
+
+@dataclass(frozen=True)
+class Records:
+    """What statements of a build are made of.
+
+    Attributes:
+        record: source.receipt.json, whose bytes are also those of source/source.json.
+        manifest: model.json.
+        receipts: those of all steps whose results are the same in every build.
+        verdicts: what the gates said.
+        named: files that the config names, by its keys: PARITY_TEXT and, where there are such, the others.
+        settings: the config as plain data.
+    """
+
+    record: Path
+    manifest: Path
+    receipts: Sequence[Path]
+    verdicts: Sequence[Path]
+    named: Mapping[str, Path]
+    settings: Mapping[str, Any]
+
+
+def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """A statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths.
+
+    Args:
+        build: the build's folder.
+        paths: the verdicts.
+    """
+    files = _files_by_part(read_manifest(build, COMPLETE))
+    found = []
+    for path in sorted(paths):
+        verdict = read_json(path)
+        judged = files.get(verdict["part"]) or [file for each in files.values() for file in each]  # one, or the stack
+        name = path.relative_to(build).with_suffix("").as_posix()
+        found.append(gate_statement(name, hash_file(path), verdict, judged))
+    return found
+
+
+def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """(path, sha256) of every file of each part's package and bundle."""
+    return {part["name"]: [*named(model["packages"][part["name"]]), *named(part["program"])] for part in model["parts"]}
+
+
+def provenance(records: Records, results: Path) -> dict[str, Any]:
+    """provenance.json's content.
+
+    Args:
+        records: what it is made of.
+        results: the file of the gates' statements.
+
+    Raises:
+        ShardmillError: one of the files is damaged.
+    """
+    build = records.manifest.parent
+    model = read_manifest(build, COMPLETE)
+    names = {path: path.relative_to(build).as_posix() for path in records.receipts}
+    steps = {names[path].removesuffix(RECEIPT): read_sealed(path) for path in records.receipts}
+    fetched = hash_file(records.record)
+    byproducts = [
+        *((name, fetched) for name in (records.record.name, f"{SOURCE}/{RECORD_FILE}")),
+        (results.name, hash_file(results)),
+        *((names[path], hash_file(path)) for path in records.receipts),
+    ]
+    predicate = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {"config": parameters(records.settings)},
+            "internalParameters": {"steps": steps},
+            "resolvedDependencies": [
+                workflow(),
+                *_checkpoint(read_json(records.record)),
+                *(described(key, hash_file(file)) for key, file in records.named.items()),
+                interpreter(),
+                *packages({name for receipt in steps.values() for name in receipt.get("packages", {})}),
+            ],
+        },
+        "runDetails": {
+            "builder": {"id": BUILDER, "version": {"shardmill": __version__}},
+            "byproducts": [described(name, sha) for name, sha in byproducts],
+        },
+    }
+    return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdicts(steps)), predicate))
+
+
+def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What was fetched: the repository at its commit, where there is one, and every file."""
+    url = ""
+    if source["repo"]:
+        url = _huggingface(source["repo"], source["commit"])
+        yield {"name": SOURCE, "uri": url, "digest": {"gitCommit": source["commit"]}}
+    for name, file in source["files"].items():
+        yield described(f"{SOURCE}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
+
+
+def _huggingface(repo: str, commit: str) -> str:
+    owner, name = repo.split("/")
+    return str(PackageURL("huggingface", owner, name, commit))
+
+
+def verdicts(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(path, sha256) of what the gates said, given the receipts by step."""
+    for name, receipt in steps.items():
+        if "verdict" in receipt.get("outputs", {}):
+            yield f"{name}.json", receipt["outputs"]["verdict"]
