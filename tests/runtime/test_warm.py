@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from shardmill import machine
 from shardmill.cli import app
 from shardmill.errors import ShardmillError
-from shardmill.runtime import load as runtime_load
 from shardmill.runtime import warm
 from shardmill.runtime.loading import begins, told
 
@@ -52,7 +51,7 @@ class Ran:
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Programs:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = Programs()
-    monkeypatch.setattr(runtime_load, "load_program", found.load)
+    monkeypatch.setattr(warm, "load_program", found.load)
     return found
 
 
@@ -90,7 +89,7 @@ def test_a_later_load_is_made_and_stands_beside_the_first(
 ) -> None:
     """Whether the system has kept something shows in the time, and in nothing else."""
     clock = iter([0, 90, 100, 130, 200, 201, 300, 301, 400, 440, 500, 501])
-    monkeypatch.setattr(runtime_load.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(warm.time, "perf_counter", lambda: next(clock))
     assert [(p.seconds, p.first) for p in warm.warm(build, "fp32")] == [(90, None), (30, None), (1, None)]
     assert [(p.seconds, p.first) for p in warm.warm(build, "fp32")] == [(1, 90), (40, 30), (1, 1)]
     assert len(programs.ran) == 2 * 2 * len(NAMES)
@@ -144,7 +143,7 @@ def test_a_damaged_note_costs_a_load_and_nothing_else(build: Path, programs: Pro
 def test_the_rest_is_estimated_by_bytes(build: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     (build / f"compiled/{NAMES[2]}.mlmodelc/w").write_bytes(b"w" * 4000)
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(runtime_load.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(warm.time, "perf_counter", lambda: next(clock))
     assert [(p.seconds, p.left) for p in warm.warm(build, "fp32")] == [(10, 50.0), (10, 40.0), (10, 0.0)]
 
 
