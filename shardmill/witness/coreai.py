@@ -163,7 +163,7 @@ def _convert(blueprint: Blueprint, stored: Mapping[str, Stored], widths: Iterabl
             example = tuple(torch.zeros([width if n == T else n for n in shape]) for shape in shapes.values())
             with torch.no_grad():
                 program = torch.export.export(module, example)
-                _multiply_single_rows(program)
+                _separate_reshapes(program)
                 program = program.run_decompositions(get_decomp_table())
             converter.add_exported_program(
                 program,
@@ -228,17 +228,22 @@ class Expanded(nn.Module):
         return (self.codes.float() * self.scale).reshape(self.shape)
 
 
-def _multiply_single_rows(program: ExportedProgram) -> None:
-    """Replace products over an axis of one element by elementwise products, which they are.
+def _separate_reshapes(program: ExportedProgram) -> None:
+    """Multiply every operand of a matrix product that was reshaped or transposed by one.
 
-    coreai-torch 0.4.3 moves a reshape through a broadcasting matrix product (docs/upstream.md), which is wrong if the
-    product's inner axis has one element: at T = 1, where a key is written into its slot of a cache. In Core ML, T is
-    symbolic and the program has one product for all widths, so the replacement is made here and not in the module.
+    coreai-torch 0.4.3 moves a reshape through a broadcasting matrix product if the shapes allow it (docs/upstream.md):
+    at T = 1, where a key is written into its slot of a cache, and if T is the number of experts whose biases are
+    summed. The result is wrong then. A product with one can't be moved, and changes no number. Core ML programs need
+    none of this: T is symbolic in them, and coremltools has no such pass.
     """
-    graph = program.graph_module.graph
+    graph, views = program.graph_module.graph, (torch.ops.aten.reshape, torch.ops.aten.view, torch.ops.aten.transpose)
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is torch.ops.aten.matmul.default:
-            left, right = node.args
-            if left.meta["val"].shape[-1] == 1 and left.meta["val"].ndim > 1 and right.meta["val"].ndim > 1:
-                node.target = torch.ops.aten.mul.Tensor
+        if node.op != "call_function" or node.target is not torch.ops.aten.matmul.default:
+            continue
+        for operand in node.args:
+            if getattr(operand.target, "overloadpacket", None) in views:
+                with graph.inserting_before(node):
+                    same = graph.call_function(torch.ops.aten.mul.Tensor, (operand, 1.0))
+                same.meta["val"] = operand.meta["val"]
+                node.replace_input_with(operand, same)
     program.graph_module.recompile()

@@ -34,9 +34,9 @@ def judge(gate: str, measurements: Iterable[measurement.Measurement | measuremen
 
 
 @cache
-def known(source: Path, carried: int = 0) -> dict[str, Tensor]:
+def known(source: Path, carried: int = 0, prefix: str = "model.") -> dict[str, Tensor]:
     """What the reference step writes: hidden [layers + 1, n, d] and logits [n, vocab] with the original weights."""
-    weights = reference.checkpoint_weights(source)
+    weights = reference.checkpoint_weights(source, prefix)
     table = weights("model.embed_tokens.weight")
     witness = reference.Reference(source, tiny.CONTEXT, carried)
     return witness.run(text(source), lambda ids: table[ids], [table], weights)

@@ -43,7 +43,7 @@ def test_a_decoder_is_the_same(family: str, tmp_path: Path) -> None:
     """All its layers and its LM head, in INT8."""
     source = tiny.fetched(tiny_families.write_tiny(family, tmp_path / "checkpoint"), tmp_path / "source")
     parts, plan = tiny.split(source, topology="auto", head={"slices": 1})
-    states = known(source, carried_channels(plan))
+    states = known(source, carried_channels(plan), plan["prefix"])
     for name in (name for name in parts if name != "embedding"):
         package = tmp_path / f"{name}.mlpackage"
         convert_stamped(parts[name], source, "int8", package, templates.FOLDER)
