@@ -29,10 +29,11 @@ rule residency:
         ane=1,
     params:
         store=STORE,
+        step="residency",
         engine=OF(sm.engine),
         tools=TOOLS["residency"],
     script:
-        "../scripts/residency.py"
+        "../scripts/step.py"
 
 
 # A part against transformers: is it the graph, is every T the same, what did INT8 and fp16 cost.
@@ -72,11 +73,12 @@ rule parity:
         ane=1,
     params:
         store=STORE,
+        step="parity",
         reshape=OF(sm.option, "program.reshape_frequency"),
         engine=OF(sm.engine),
         tools=TOOLS["parity"],
     script:
-        "../scripts/parity.py"
+        "../scripts/step.py"
 
 
 # A part on Apple's Core AI runtime, for a config with `witness: true`.
@@ -112,11 +114,12 @@ rule witness:
         ane=1,
     params:
         store=STORE,
+        step="witness",
         engine=OF(sm.engine),
         runtime=OF(sm.witness_runtime),
         tools=TOOLS["witness"],
     script:
-        "../scripts/witness.py"
+        "../scripts/step.py"
 
 
 # All parts chained, against transformers, in logits.
@@ -159,8 +162,9 @@ rule parity_stack:
         ane=1,
     params:
         store=STORE,
+        step="parity_stack",
         reshape=OF(sm.option, "program.reshape_frequency"),
         engine=OF(sm.engine),
         tools=TOOLS["parity_stack"],
     script:
-        "../scripts/parity_stack.py"
+        "../scripts/step.py"

@@ -21,11 +21,12 @@ rule benchmark:
         ane=1,
     params:
         store=STORE,
+        step="benchmark",
         settings=OF(sm.section, "benchmark"),
         engine=OF(sm.engine),
         tools=TOOLS["benchmark"],
     script:
-        "../scripts/benchmark.py"
+        "../scripts/step.py"
 
 
 # What a runtime needs to load and run the model.
@@ -54,11 +55,12 @@ rule manifest:
         mem_mb=MB("manifest"),
     params:
         store=STORE,
+        step="manifest",
         form=OF(sm.option, "convert.embedding"),
         reshape=OF(sm.option, "program.reshape_frequency"),
         tools=TOOLS["manifest"],
     script:
-        "../scripts/manifest.py"
+        "../scripts/step.py"
 
 
 # Who was built from what, with which tools.
@@ -82,10 +84,11 @@ rule provenance:
         mem_mb=MB("provenance"),
     params:
         store=STORE,
+        step="provenance",
         settings=OF(sm.settings),
         tools=TOOLS["provenance"],
     script:
-        "../scripts/provenance.py"
+        "../scripts/step.py"
 
 
 # One page for a person.
@@ -130,8 +133,9 @@ rule report:
         mem_mb=MB("report"),
     params:
         store=STORE,
+        step="report",
         settings=OF(sm.settings),
         pipeline=OF(sm.drawn),
         tools=TOOLS["report"],
     script:
-        "../scripts/report.py"
+        "../scripts/step.py"

@@ -19,10 +19,11 @@ rule calibration:
         mem_mb=MB("calibration"),
     params:
         store=STORE,
+        step="calibration",
         settings=OF(sm.calibration_settings),
         tools=TOOLS["calibration"],
     script:
-        "../scripts/calibration.py"
+        "../scripts/step.py"
 
 
 # The codes that a quantiser chooses for a part's matrices.
@@ -46,10 +47,11 @@ rule codes:
         mem_mb=MB("codes"),
     params:
         store=STORE,
+        step="codes",
         forms=OF(sm.coded_forms),
         tools=TOOLS["codes"],
     script:
-        "../scripts/codes.py"
+        "../scripts/step.py"
 
 
 # What each matrix of a part costs by itself.
@@ -78,9 +80,10 @@ rule sensitivity:
         mem_mb=MB("sensitivity"),
     params:
         store=STORE,
+        step="sensitivity",
         tools=TOOLS["sensitivity"],
     script:
-        "../scripts/sensitivity.py"
+        "../scripts/step.py"
 
 
 # The forms that a budget buys.
@@ -100,10 +103,11 @@ rule search:
         mem_mb=MB("search"),
     params:
         store=STORE,
+        step="search",
         settings=OF(sm.search_settings),
         tools=TOOLS["search"],
     script:
-        "../scripts/search.py"
+        "../scripts/step.py"
 
 
 # In which form each matrix is stored.
@@ -124,10 +128,11 @@ rule precision:
         mem_mb=MB("precision"),
     params:
         store=STORE,
+        step="precision",
         precision=OF(sm.option, "convert.precision"),
         tools=TOOLS["precision"],
     script:
-        "../scripts/precision.py"
+        "../scripts/step.py"
 
 
 # What transformers makes of text that nothing is chosen by.
@@ -149,10 +154,11 @@ rule original:
         mem_mb=MB("original"),
     params:
         store=STORE,
+        step="original",
         settings=OF(sm.measured_settings),
         tools=TOOLS["original"],
     script:
-        "../scripts/original.py"
+        "../scripts/step.py"
 
 
 # What a set of forms costs there; only the report waits for it.
@@ -181,7 +187,8 @@ rule measured:
         mem_mb=MB("measured"),
     params:
         store=STORE,
+        step="measured",
         point="{point}",
         tools=TOOLS["measured"],
     script:
-        "../scripts/measured.py"
+        "../scripts/step.py"

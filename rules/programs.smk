@@ -19,10 +19,11 @@ rule embedding:
         mem_mb=MB("embedding"),
     params:
         store=STORE,
+        step="embedding",
         form=OF(sm.option, "convert.embedding"),
         tools=TOOLS["embedding"],
     script:
-        "../scripts/embedding.py"
+        "../scripts/step.py"
 
 
 # One part's Core ML package, the same bytes wherever it is made.
@@ -49,10 +50,11 @@ rule convert:
         mem_mb=MB("convert"),
     params:
         store=STORE,
+        step="convert",
         method=OF(sm.option, "convert.method"),
         tools=TOOLS["convert"],
     script:
-        "../scripts/convert.py"
+        "../scripts/step.py"
 
 
 # The package as a device loads it: by Apple's compiler on a Mac, by the portable one elsewhere.
@@ -72,8 +74,9 @@ rule compile:
         mem_mb=MB("compile"),
     params:
         store=STORE,
+        step="compile",
         bundles=OF(sm.option, "program.bundles"),
         engine=OF(sm.engine),
         tools=TOOLS["compile"],
     script:
-        "../scripts/compile.py"
+        "../scripts/step.py"

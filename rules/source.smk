@@ -17,10 +17,11 @@ rule fetch:
         mem_mb=MB("fetch"),
     params:
         store=STORE,
+        step="fetch",
         source=OF(sm.section, "source"),
         tools=TOOLS["fetch"],
     script:
-        "../scripts/fetch.py"
+        "../scripts/step.py"
 
 
 # Which tensors each part is made of, read from headers; no weight is copied. Models of other parts have a rule each.
@@ -48,10 +49,11 @@ for same in sm.alike(MODELS, "split"):
             mem_mb=MB("split"),
         params:
             store=STORE,
+            step="split",
             settings=OF(sm.split_settings),
             tools=TOOLS["split"],
         script:
-            "../scripts/split.py"
+            "../scripts/step.py"
 
 
 # What transformers makes of the parity text with the original weights.
@@ -73,7 +75,8 @@ rule reference:
         mem_mb=MB("reference"),
     params:
         store=STORE,
+        step="reference",
         parity=OF(sm.section, "parity"),
         tools=TOOLS["reference"],
     script:
-        "../scripts/reference.py"
+        "../scripts/step.py"

@@ -184,18 +184,18 @@ log = logging.getLogger("shardmill")
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def execute(task: Callable[..., Task], snakemake: Any) -> None:
-    """Does one job.
+def execute(snakemake: Any) -> None:
+    """Do one job.
 
-    The step's function gets the job's named inputs as Paths and its parameters as they are. An input whose receipt
-    the job waits for comes as an `Artifact`. The code digest of the result's key is the one that Snakemake recorded.
+    The step is the rule's parameter `step`, a name of the step table. Its function gets the job's named inputs as Paths
+    and its parameters as they are. An input whose receipt the job waits for comes as an `Artifact`. The code digest of
+    the result's key is the one that Snakemake recorded.
 
     Args:
-        task: the step's function.
         snakemake: the object that Snakemake gives a script.
     """
     terminal = _redirect_output(Path(snakemake.log[0]))
-    own = _step_of(task, snakemake.rule)
+    own: str = dict(snakemake.params.items())["step"]
     name = f"shardmill {own} {' '.join(map(str, snakemake.wildcards))}".strip()
     _start_logging(terminal, name)
     interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
@@ -207,7 +207,7 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
     withdrawal = partial(_withdraw, build) if own in dag.of_the_model(table.STEPS) else _nothing
     try:
         join_build("build")
-        _run(task, table.STEPS[own], snakemake, withdrawal)
+        _run(table.STEPS[own], snakemake, withdrawal)
         if interrupt.happened():
             raise KeyboardInterrupt  # a library has swallowed it
     except (KeyboardInterrupt, Exception) as error:
@@ -222,14 +222,10 @@ def execute(task: Callable[..., Task], snakemake: Any) -> None:
         log.debug("peak memory %d MB, declared %s MB", peak_mb(), snakemake.resources.get("mem_mb"))
 
 
-def _step_of(task: Callable[..., Task], rule: str) -> str:
-    """The step that a function describes jobs of; its rule may be called otherwise, where there are several."""
-    return next((name for name, step in table.STEPS.items() if step.task is task), rule)
-
-
-def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
+def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
     params = dict(snakemake.params.items())
     root, tools = Path(params.pop("store")), params.pop("tools")
+    del params["step"]
     if "engine" in params:
         params["engine"] = engine()  # of the job's machine, which need not be Snakemake's
     inputs, outputs = _as_files(snakemake.input), _as_files(snakemake.output)
@@ -244,7 +240,7 @@ def _run(task: Callable[..., Task], step: Step, snakemake: Any, withdrawal: Call
         receipt = made.pop("receipt", None) if step.kept else None
         assert not isinstance(receipt, list)
         arguments = _given(room.inputs) | params
-        todo = describe(task, arguments, store, tools, _threads(step, snakemake, room.inputs))
+        todo = describe(step.task, arguments, store, tools, _threads(step, snakemake, room.inputs))
         perform(todo, dag.flat(made), receipt, store, taken(arguments))
 
 

@@ -19,10 +19,12 @@ from shardmill.pipeline.job import as_paths, described
 
 SCRIPT = """
 import json, logging, sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from shardmill.errors import GateError
 from shardmill.pipeline.job import execute
+from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Task
 
 def step(part, packages, settings{more}):
@@ -41,11 +43,12 @@ class Wildcards(list):
 job = SimpleNamespace(
     input={{"part": "a.json", "packages": ["b", "c"]}},
     output={{"page": "d.html"}},
-    params={{"store": "build/.store", "tools": {{"code": "c", "packages": {{}}}}, "settings": "e"}},
-    log=["logs/step.log"], rule="convert", wildcards=Wildcards(["head_0"]),
+    params={{"store": "build/.store", "step": "convert", "tools": {{"code": "c", "packages": {{}}}}, "settings": "e"}},
+    log=["logs/step.log"], wildcards=Wildcards(["head_0"]),
     threads={threads}, resources={{"mem_mb": 800}},
 )
-execute(step, job)
+STEPS["convert"] = replace(STEPS["convert"], task=step)
+execute(job)
 """
 
 
