@@ -26,7 +26,7 @@ from pathlib import Path
 import yaml
 
 from shardmill.files import load_json
-from shardmill.models.synthetic import synth_checkpoint
+from shardmill.models.synthetic import write_synthetic_checkpoint
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "resources/demo"
@@ -91,7 +91,7 @@ def write_models(home: Path, count: int, different: int) -> list[str]:
     folders = [f"checkpoints/{seed}" for seed in range(different)] + [f"checkpoints/{BROKEN}"]
     for seed, folder in enumerate(folders):
         (home / folder).parent.mkdir(exist_ok=True)
-        synth_checkpoint(shapes, home / folder, seed, tokenizer=DEMO)
+        write_synthetic_checkpoint(shapes, home / folder, seed, tokenizer=DEMO)
     (cut,) = (home / folders[-1]).glob("*.safetensors")
     os.truncate(cut, cut.stat().st_size // 2)
     models = {f"tiny-{number:03d}": folders[number % different] for number in range(count)} | {BROKEN: folders[-1]}

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from convert import machine
 
-from shardmill.models.buckets import packed
+from shardmill.models.buckets import packed_texts
 from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
 
@@ -42,12 +42,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    encoder = runtime.load(args.build, "fp32")
+    encoder = runtime.load_encoder(args.build, "fp32")
     tokenizer = load_tokenizer(args.build, encoder.manifest)
     lines = [line for line in args.text.read_text(encoding="utf-8").splitlines() if line.strip()]
     texts = [tokenizer.encode(line).ids for line in lines] * args.times
     model = _theirs(args.build / "source", encoder.manifest["task"])
-    passes = [[texts[i] for i in some] for some in packed([len(text) for text in texts], encoder.longest)]
+    passes = [[texts[i] for i in some] for some in packed_texts([len(text) for text in texts], encoder.longest)]
     ways: dict[str, Callable[[], Any]] = {
         "ours_together": lambda: [encoder.run_together(some) for some in passes],
         "ours_one_by_one": lambda: [encoder.run(text) for text in texts],

@@ -20,7 +20,7 @@ from convert import machine
 from scratch import ROOT, gate_rows
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.models.synthetic import synth_checkpoint
+from shardmill.models.synthetic import write_synthetic_checkpoint
 
 DEMO, TEXT = ROOT / "resources/demo", ROOT / "resources/text/parity.txt"
 BASE: dict[str, Any] = {
@@ -68,7 +68,7 @@ def main() -> None:
 
 def chosen(name: str, tokens: int, home: Path) -> dict[str, Any]:
     """What the gate of a model's layers measured."""
-    synth_checkpoint(BASE | MODELS[name] | {"model_type": name}, home / "checkpoint", 0, tokenizer=DEMO)
+    write_synthetic_checkpoint(BASE | MODELS[name] | {"model_type": name}, home / "checkpoint", 0, tokenizer=DEMO)
     settings = {
         "model": name,
         "source": {"path": "checkpoint"},

@@ -19,7 +19,7 @@ from typing import Any
 from convert import Bench, machine
 from scratch import ROOT, gate_rows
 
-from shardmill.models.synthetic import synth_checkpoint
+from shardmill.models.synthetic import write_synthetic_checkpoint
 
 TOKENIZER = ROOT / "resources/demo"
 CONTEXT = 256  # of the layers that are gated
@@ -152,7 +152,7 @@ def converted(name: str, scratch: Path | None) -> dict[str, Any]:
     """Seconds and memory of the whole model's conversion, against cp."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         source = Path(folder) / "checkpoint"
-        synth_checkpoint(MODELS[name][1], source, 0, tokenizer=TOKENIZER)
+        write_synthetic_checkpoint(MODELS[name][1], source, 0, tokenizer=TOKENIZER)
         whole = Bench(source, Path(folder)).whole()
     peak = max(run["peak_mb"] for run in whole["runs"])
     return {key: whole[key] for key in ("bytes", "seconds", "cp_seconds", "ratio")} | {"peak_mb": peak}
@@ -182,7 +182,7 @@ def gated(name: str, scratch: Path | None, groups: int) -> dict[str, Any]:
         **({"experts": groups} if groups else {}),
     }
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        synth_checkpoint(short, Path(folder) / "checkpoint", 0, tokenizer=TOKENIZER)
+        write_synthetic_checkpoint(short, Path(folder) / "checkpoint", 0, tokenizer=TOKENIZER)
         rows = gate_rows(Path(folder), settings, [f"parity/{part}" for part in parts])
     worst: dict[str, float] = {}
     for row in rows:

@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from shardmill.convert.palette import to_fp16, to_int8
-from shardmill.gates.stack import CLEAR_MARGIN, Compared, compared
+from shardmill.gates.stack import CLEAR_MARGIN, DistributionComparison, compare_distributions
 
 ROWS = 64  # positions whose logits are held at a time
 CHOICES = {  # what is told: precision of the LM head and of the layers
@@ -72,16 +72,18 @@ def hidden(checkpoint: Path, precision: str, texts: Sequence[Sequence[int]]) -> 
 
 
 @torch.no_grad()
-def compare(states: dict[str, Tensor], heads: dict[str, Tensor], following: Tensor) -> Iterator[tuple[str, Compared]]:
+def compare(
+    states: dict[str, Tensor], heads: dict[str, Tensor], following: Tensor
+) -> Iterator[tuple[str, DistributionComparison]]:
     """Each choice against the checkpoint in fp32, ROWS positions at a time."""
     for first in range(0, len(following), ROWS):
         some = slice(first, first + ROWS)
         original = states["fp32"][some] @ heads["fp32"].T
         for choice, (head, layers) in CHOICES.items():
-            yield choice, compared(original, states[layers][some] @ heads[head].T, following[some])
+            yield choice, compare_distributions(original, states[layers][some] @ heads[head].T, following[some])
 
 
-def report(found: dict[str, list[Compared]]) -> Table:
+def report(found: dict[str, list[DistributionComparison]]) -> Table:
     """A line for each choice."""
     table = Table("", "same most likely token, of clear positions", "share", "mean KL divergence, nat")
     for choice, blocks in found.items():
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     states = {precision: hidden(options.checkpoint, precision, fed) for precision in ("fp32", "int8", "fp16")}
     table = load(options.checkpoint).lm_head.weight.detach()
     heads = {precision: rounded(precision, table) for precision in ("fp32", "int8", "fp16")}
-    found: dict[str, list[Compared]] = {choice: [] for choice in CHOICES}
+    found: dict[str, list[DistributionComparison]] = {choice: [] for choice in CHOICES}
     for choice, block in compare(states, heads, following):
         found[choice].append(block)
     Console(width=100).print(report(found))

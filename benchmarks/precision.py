@@ -32,17 +32,17 @@ from shardmill.convert.palette import to_integers
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8, form, matrices, stored_bytes
-from shardmill.gates.stored import HeldWeights, Stored
+from shardmill.gates.stored import Stored, StoredWeights
 from shardmill.machine import machine
 from shardmill.plan import Part
-from shardmill.precision.measured import measured, write_original
+from shardmill.precision.measured import measured_forms, write_original
 from shardmill.precision.original import Original, original
 from shardmill.precision.part_codes import FormWeights
-from shardmill.precision.quantisers import Codes, clipped
+from shardmill.precision.quantisers import QuantizedMatrix, clipped
 from shardmill.precision.search import searched
 from shardmill.precision.windows import windows
 
-Held = Callable[[Part], HeldWeights]
+Held = Callable[[Part], StoredWeights]
 
 
 @dataclass(frozen=True)
@@ -71,25 +71,25 @@ def open_case(build: Path, text: Path, tokens: int | None, window: int, every: i
     return Case(build, summary["prefix"], [p for p in parts if p.kind != "embedding"], model, cut[::every])
 
 
-class Changed(HeldWeights):
+class Changed(StoredWeights):
     """A part's constants with other values in some matrices, and in fp16 else."""
 
-    def __init__(self, part: Part, case: Case, values: Callable[[Tensor, str], Tensor | Codes]) -> None:
+    def __init__(self, part: Part, case: Case, values: Callable[[Tensor, str], Tensor | QuantizedMatrix]) -> None:
         super().__init__(part, part.name, case.prefix)
         self.weights, self.values_of = PartWeights(part, case.source), values
 
     def stored(self, path: str) -> Stored:
         """A constant as it would be stored."""
         found = self.values_of(self.weights[path], path) if path in matrices(self.part.shapes) else self.weights[path]
-        if isinstance(found, Codes):
+        if isinstance(found, QuantizedMatrix):
             return Stored(found.codes, scale=found.scale.float()[:, None])
         return Stored(found.half().squeeze())
 
 
-def nearest(weight: Tensor, bits: int) -> Codes:
+def nearest(weight: Tensor, bits: int) -> QuantizedMatrix:
     """As conversion rounds."""
     codes, scale, _ = to_integers(weight, form(f"int{bits}").levels)
-    return Codes(codes.to(torch.int8), scale)
+    return QuantizedMatrix(codes.to(torch.int8), scale)
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ def variants(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> It
         codes = case.build / "codes"
         return lambda part: FormWeights(part, case.source, codes / f"{part.name}.safetensors", forms, case.prefix)
 
-    def rounded(values: Callable[[Tensor, str], Tensor | Codes]) -> Held:
+    def rounded(values: Callable[[Tensor, str], Tensor | QuantizedMatrix]) -> Held:
         return lambda part: Changed(part, case, values)
 
-    def by_form(of_four: Callable[[Tensor], Codes]) -> Held:
+    def by_form(of_four: Callable[[Tensor], QuantizedMatrix]) -> Held:
         return rounded(lambda weight, path: of_four(weight) if four[path] == INT4 else nearest(weight, 8))
 
     yield Variant("fp16", dict.fromkeys(paths, FP16), rounded(lambda weight, _: weight))
@@ -149,7 +149,7 @@ def rows_of(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> Ite
         states = Path(folder) / "original.safetensors"
         write_original(case.model, case.cut, states)
         for one in variants(case, growths, allowed):
-            found = measured(case.model, states, [one.held(part) for part in case.parts])
+            found = measured_forms(case.model, states, [one.held(part) for part in case.parts])
             kept = sum(stored_bytes(one.forms[p], s) for part in case.parts for p, s in matrices(part.shapes).items())
             row = {"name": one.name, "bytes": bytes_of(case, one.forms), "bits_per_weight": 8 * kept / numbers}
             yield row | {"foreseen": one.foreseen, "growth": found.pop("perplexity")} | found

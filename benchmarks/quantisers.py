@@ -26,7 +26,7 @@ from shardmill.forms.form import INT4, form
 from shardmill.machine import machine
 from shardmill.precision.calibration import calibrated_matrices
 from shardmill.precision.original import original
-from shardmill.precision.quantisers import Codes, clipped, error, gptq
+from shardmill.precision.quantisers import QuantizedMatrix, clipped, error, gptq
 from shardmill.precision.windows import windows
 
 BITS = form(INT4).bits
@@ -36,7 +36,7 @@ POWERS = (0.0, 0.25, 0.5, 0.75)  # of AWQ's factors; with the first they are all
 def nearest(weight: Tensor, hessian: Tensor) -> float:
     """As conversion rounds."""
     codes, scale, _ = to_integers(weight, form(INT4).levels)
-    return error(weight, Codes(codes, scale).values, hessian)
+    return error(weight, QuantizedMatrix(codes, scale).values, hessian)
 
 
 def own_scales(weight: Tensor, hessian: Tensor) -> float:
@@ -51,7 +51,7 @@ def own_scales(weight: Tensor, hessian: Tensor) -> float:
     return float(((off @ hessian) * off).sum() / ((weight @ hessian) * weight).sum())
 
 
-def by_factors(weight: Tensor, hessian: Tensor, quantise: Callable[[Tensor, Tensor], Codes]) -> float:
+def by_factors(weight: Tensor, hessian: Tensor, quantise: Callable[[Tensor, Tensor], QuantizedMatrix]) -> float:
     """AWQ: columns times factors, inputs divided by them."""
     found = []
     for power in POWERS:

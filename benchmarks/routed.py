@@ -38,7 +38,7 @@ from shardmill.convert.table import write_table
 from shardmill.models import family
 from shardmill.models.architecture import Experts
 from shardmill.models.hf_config import load_hf_config
-from shardmill.models.synthetic import synth_checkpoint
+from shardmill.models.synthetic import write_synthetic_checkpoint
 from shardmill.runtime.engine import Engine, Layers
 from shardmill.runtime.manifest import in_place
 from shardmill.runtime.program import Program
@@ -54,7 +54,7 @@ class Form:
     engine: Engine
     weights: dict[str, int]  # bytes of each part's weight file
     called: list[str]  # names of the programs that ran, in order
-    expected: dict[int, topology.Pass]
+    expected: dict[int, topology.PassTraffic]
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     find_experts.LEAST = sys.maxsize  # a device runs all experts of a program, for every token
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
         folder, content = Path(name), {**MODELS[args.model][1], "num_hidden_layers": args.layers, "vocab_size": VOCAB}
-        synth_checkpoint(content, folder / "checkpoint", seed=0)
+        write_synthetic_checkpoint(content, folder / "checkpoint", seed=0)
         forms = [built(folder, form, args.threads) for form in ("dense", *args.groups)]
         threads = f"{args.threads} thread{'s' * (args.threads > 1)}"
         print(f"{args.model}, {args.layers} layers, INT8, fp32 arithmetic, {threads}; {machine()}")
@@ -107,7 +107,7 @@ def built(folder: Path, experts: str | int, threads: int) -> Form:
         watch(program, called)
     weights = {name: (path / WEIGHT_FILE).stat().st_size for name, path in paths.items()}
     form = "dense" if experts == "dense" else "routed"
-    expected = {p.tokens: p for p in topology.passes(settings, model.architecture) if p.experts == form}
+    expected = {p.tokens: p for p in topology.pass_traffic(settings, model.architecture) if p.experts == form}
     return Form(str(experts), engine, weights, called, expected)
 
 

@@ -17,9 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
 from shardmill.files import read_json, write_json
-from shardmill.models.architecture import Architecture, Ends, Experts, Graph, Kind, Model, Source, blocks
-from shardmill.models.contract import Blueprint, constants, model_constants, table_constants, window_slots
-from shardmill.models.interface import HOST, Calls, interface
+from shardmill.models.architecture import (
+    Architecture,
+    EncoderIO,
+    Experts,
+    Graph,
+    LayerSpec,
+    ModelDescription,
+    TensorSource,
+    blocks,
+)
+from shardmill.models.contract import GraphSpec, constants, model_constants, table_constants, window_slots
+from shardmill.models.interface import HOST, EntryPoints, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
@@ -35,7 +44,7 @@ class Constant:
     """A constant of a program, or a block of one, and the bytes [start, end) of a file that it is made from."""
 
     path: str  # of the constant, after models/contract.py
-    source: Source
+    source: TensorSource
     rows: tuple[int, int] | None  # of the source's tensor, [first, last); None for all
     file: str
     start: int
@@ -87,20 +96,20 @@ class Part:
     window_slots: int  # W, see models/contract.py
     tokens: int  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder, T
     graph: Graph
-    kinds: tuple[Kind, ...]  # of its layers
+    kinds: tuple[LayerSpec, ...]  # of its layers
     tensors: tuple[Constant, ...]
-    ends: Ends | None = None  # of an encoder
+    ends: EncoderIO | None = None  # of an encoder
     layer: int = 0  # that experts belong to
-    calls: Calls = Calls()
+    calls: EntryPoints = EntryPoints()
 
     @property
-    def blueprint(self) -> Blueprint:
+    def blueprint(self) -> GraphSpec:
         """What the graph contract says of it."""
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
             hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
-            return Blueprint(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted)
-        return Blueprint(self.kind, self.graph, rows=self.end - self.start)
+            return GraphSpec(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted)
+        return GraphSpec(self.kind, self.graph, rows=self.end - self.start)
 
     @property
     def depends_on_slots(self) -> bool:
@@ -145,19 +154,21 @@ class Part:
 def load_part(path: Path) -> Part:
     """A part from its parts/P.json."""
     fields = read_json(path)
-    kinds = tuple(Kind(**kind) for kind in fields["kinds"])
+    kinds = tuple(LayerSpec(**kind) for kind in fields["kinds"])
     experts = fields["graph"]["experts"]
     graph = Graph(**fields["graph"] | {"experts": Experts(**experts) if experts else None})
-    ends = Ends(**fields["ends"]) if fields["ends"] else None
+    ends = EncoderIO(**fields["ends"]) if fields["ends"] else None
     tensors = tuple(map(_loaded, fields["tensors"]))
-    calls = Calls(**{name: _tuple(value) for name, value in fields["calls"].items()})
+    calls = EntryPoints(**{name: _tuple(value) for name, value in fields["calls"].items()})
     return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls})
 
 
 def _loaded(fields: dict[str, Any]) -> Constant:
     source = {name: _tuple(value) for name, value in fields["source"].items()}
     lists = {name: _tuple(fields[name]) for name in ("rows", "stored", "at")}
-    return Constant(**fields | lists | {"source": Source(**source), "beside": tuple(map(_loaded, fields["beside"]))})
+    return Constant(
+        **fields | lists | {"source": TensorSource(**source), "beside": tuple(map(_loaded, fields["beside"]))}
+    )
 
 
 def _tuple(value: Any) -> Any:
@@ -176,7 +187,7 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
     def part(name: str, kind: str, start: int, end: int, slots: int = 0) -> Part:
         kinds = a.kinds[start:end] if kind == "layers" else ()
         ring = window_slots(a.window, config.tokens.max, slots) if slots else 0
-        calls = Calls() if kind == "embedding" else config.calls
+        calls = EntryPoints() if kind == "embedding" else config.calls
         made = Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, (), calls=calls)
         return made if made.depends_on_slots else replace(made, calls=replace(calls, contexts=()))
 
@@ -198,7 +209,7 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
     return (*parts, part("embedding", "embedding", 0, a.vocab))
 
 
-def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo]) -> tuple[Part, ...]:
+def draft_parts(config: Config, model: ModelDescription, tensors: Mapping[str, TensorInfo]) -> tuple[Part, ...]:
     """All parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
 
     def filled(part: Part) -> Part:
@@ -210,13 +221,15 @@ def draft_parts(config: Config, model: Model, tensors: Mapping[str, TensorInfo])
 
 
 def _drafted(
-    part: Part, path: str, shape: Shape, model: Model, tensors: Mapping[str, TensorInfo]
+    part: Part, path: str, shape: Shape, model: ModelDescription, tensors: Mapping[str, TensorInfo]
 ) -> Iterator[Constant]:
     """A constant's blocks."""
     down, across = 0, 0
     rows = (part.start, part.end) if path.startswith(SLICED) else None
     for source in blocks(model.sources[part.in_model(path)]):
-        beside = tuple(_placed(path, Source(name), tensors[name], None) for name in (source.plus, source.by) if name)
+        beside = tuple(
+            _placed(path, TensorSource(name), tensors[name], None) for name in (source.plus, source.by) if name
+        )
         block = replace(_placed(path, source, tensors[source.tensor], rows), at=(down, across), beside=beside)
         yield block
         if len(block.shape) == 1 or block.shape[1] == shape[-1]:
@@ -225,7 +238,7 @@ def _drafted(
             across += block.shape[1]
 
 
-def _placed(path: str, source: Source, info: TensorInfo, rows: tuple[int, int] | None) -> Constant:
+def _placed(path: str, source: TensorSource, info: TensorInfo, rows: tuple[int, int] | None) -> Constant:
     """A block whose bytes are some rows of a tensor, or one matrix of a stack, or all of it."""
     if rows is None and source.index is None:
         return Constant(path, source, None, info.file, info.start, info.end, info.dtype, info.shape)
@@ -236,7 +249,7 @@ def _placed(path: str, source: Source, info: TensorInfo, rows: tuple[int, int] |
     return Constant(path, source, rows, info.file, start, end, info.dtype, stored)
 
 
-def tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor that the checkpoint must have."""
     found: dict[str, tuple[int, ...]] = {}
     for path, shape in model_constants(model.architecture).items():
@@ -267,7 +280,7 @@ def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}
 
 
-def plan_json(config: Config, model: Model, parts: Sequence[Part]) -> dict[str, Any]:
+def plan_json(config: Config, model: ModelDescription, parts: Sequence[Part]) -> dict[str, Any]:
     """plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
     rows = [
         {

@@ -26,10 +26,10 @@ from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form, matrices
 from shardmill.forms.recipe import Recipe, unreachable
-from shardmill.models.architecture import Architecture, Experts, Model, with_experts
+from shardmill.models.architecture import Architecture, Experts, ModelDescription, with_experts
 from shardmill.models.contract import (
     RING,
-    Blueprint,
+    GraphSpec,
     cache_bytes,
     constants,
     most_tokens,
@@ -48,7 +48,7 @@ MOST_SLICES = 64  # more programs than these cost a pass more than extents over 
 Range = tuple[int, int]
 
 
-def as_configured(config: Config, model: Model) -> Model:
+def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
     """The model with its experts where the config wants them. Raises CheckpointError for a model without any."""
     if config.experts == "dense":
         return model
@@ -143,7 +143,7 @@ def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
 def misfits(config: Config, a: Architecture) -> list[str]:
     """How the config contradicts the model, or the model the Neural Engine."""
     rows = _matrix_rows(a, config.head.slices)
-    problems = list(recipes.misfits(config.convert.recipe, rows))
+    problems = list(recipes.recipe_misfits(config.convert.recipe, rows))
     if config.convert.precision == recipes.SEARCH:
         problems += recipes.unfit(config.convert.search.forms, rows)
         whole = _matrix_rows(a, slices=1)
@@ -184,7 +184,7 @@ def _matrix_rows(a: Architecture, slices: int | str) -> dict[str, Shape]:
     """The constants of all programs, of the LM head those of a slice, as far as it is known how many there are."""
     rows = a.vocab // (slices if isinstance(slices, int) else 1)
     whole = with_experts(a, routed=False) if a.graph.experts else a
-    return constants(whole_blueprint(whole)) | ({} if a.ends else constants(Blueprint("head", a.graph, rows=rows)))
+    return constants(whole_blueprint(whole)) | ({} if a.ends else constants(GraphSpec("head", a.graph, rows=rows)))
 
 
 def _unroutable(config: Config, a: Architecture) -> str:
@@ -259,13 +259,13 @@ def _blob_bytes(size: int) -> int:
 
 def _layer_bytes(config: Config, a: Architecture) -> list[int]:
     chosen = config.convert.recipe
-    blueprints = [Blueprint("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
+    blueprints = [GraphSpec("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
     return [file_bytes(constants(one), chosen) - ALIGNMENT for one in blueprints]
 
 
 def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
     """Bytes of each of `count` slices of the LM head."""
-    return file_bytes(constants(Blueprint("head", a.graph, rows=a.vocab // count)), config.convert.recipe)
+    return file_bytes(constants(GraphSpec("head", a.graph, rows=a.vocab // count)), config.convert.recipe)
 
 
 def _head_slices(config: Config, a: Architecture) -> int:
@@ -289,7 +289,7 @@ def _divisors(number: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassTraffic:
     """A pass of so many tokens, as is to be expected of one."""
 
     experts: str  # "dense" or "routed"
@@ -313,7 +313,7 @@ class StoredWeights:
 
 
 @dataclass(frozen=True)
-class Length:
+class TrafficLength:
     """A pass of one token in a context of so many slots, whichever of them are filled.
 
     Attributes:
@@ -345,7 +345,7 @@ def stored_weights(parts: Sequence[Part], chosen: Recipe) -> StoredWeights:
     return StoredWeights(round(8 * files / numbers, 3), dict(sorted(sizes.items())))
 
 
-def passes(config: Config, a: Architecture) -> tuple[Pass, ...]:
+def pass_traffic(config: Config, a: Architecture) -> tuple[PassTraffic, ...]:
     """A pass of every width in both forms, that of the config and the other as the plan would choose it.
 
     Nothing for a model without experts, for an encoder, and in a form that the model can't have.
@@ -353,7 +353,7 @@ def passes(config: Config, a: Architecture) -> tuple[Pass, ...]:
     return tuple(_passes(config, a)) if a.graph.experts is not None and a.ends is None else ()
 
 
-def _passes(config: Config, a: Architecture) -> Iterator[Pass]:
+def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
     own = "dense" if config.experts == "dense" else "routed"
     for kind in ("dense", "routed"):
         wanted = config if kind == own else replace(config, experts=kind, topology="auto")
@@ -365,10 +365,10 @@ def _passes(config: Config, a: Architecture) -> Iterator[Pass]:
         for tokens in config.widths:
             called = [1.0 if part.kind != "experts" else _share(part, tokens) for part in parts]
             read = sum(share * _bytes(part, config) for share, part in zip(called, parts, strict=True))
-            yield Pass(kind, chosen.groups, tokens, sum(called), round(read))
+            yield PassTraffic(kind, chosen.groups, tokens, sum(called), round(read))
 
 
-def lengths(config: Config, a: Architecture) -> tuple[Length, ...]:
+def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...]:
     """The whole context after all shorter ones; nothing for a model without shorter ones."""
     if not config.program.contexts:
         return ()
@@ -376,13 +376,13 @@ def lengths(config: Config, a: Architecture) -> tuple[Length, ...]:
     return tuple(_length(slots, parts, config) for slots in (*config.program.contexts, config.length))
 
 
-def _length(slots: int, parts: Sequence[Part], config: Config) -> Length:
+def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
     placed = [replace(part, slots=slots) for part in parts]
     share = {part.name: _share(part, 1) if part.kind == "experts" else 1.0 for part in placed}
     kept = sum(cache_bytes(part.blueprint) for part in placed)
     read = sum(share[part.name] * _bytes(part, config) for part in placed)
     operations = sum(share[part.name] * _operations(part) for part in placed)
-    return Length(slots, kept, round(read), round(operations))
+    return TrafficLength(slots, kept, round(read), round(operations))
 
 
 def _operations(part: Part) -> int:

@@ -35,7 +35,7 @@ def test_configs_are_found_by_the_model_that_they_name(tmp_path: Path, monkeypat
         Path(folder, "config.json").write_text(json.dumps({"model_type": kind}))
     Path("configs/other.yaml").write_text("model: other\nsource: {repo: a/b}\n")
     Path("configs/broken.yaml").write_text("model: [")
-    found = {family.model_type: family.configs for family in catalogue.families()}
+    found = {family.model_type: family.configs for family in catalogue.list_families()}
     assert found["llama"] == ("configs/here.yaml", "configs/shapes.yaml")
     assert found["qwen3"] == ("configs/fetched.yaml",)
     assert found["phi3"] == ()

@@ -89,7 +89,7 @@ def test_the_system_is_called_what_it_calls_itself(mac: list[str], monkeypatch: 
     assert machine.macos() == "26.1"
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "uname", lambda: ("Darwin", "", "", "", "arm64"))
-    found = lane_system.identity()
+    found = lane_system.system_identity()
     assert (found["system"], found["build"], found["chip"]) == ("26.1", "25B78", "Apple M4")
 
 
@@ -113,7 +113,7 @@ def test_programs_of_the_system_are_found_whatever_path_names(
 def test_a_mac_without_the_native_module_says_what_doctor_says(mac: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no Core ML to run on, and the portable engine never takes its place there."""
     monkeypatch.setattr(machine, "native_present", lambda: False)
-    (finding,) = doctor.engine(True, False, "15.0")
+    (finding,) = doctor.engine_finding(True, False, "15.0")
     for asked in (machine.is_portable, machine.engine):
         with pytest.raises(ShardmillError) as error:
             asked()

@@ -21,7 +21,7 @@ from shardmill.convert.weights import PartWeights
 from shardmill.files import digest, dumps
 from shardmill.forms.form import Shape
 from shardmill.forms.recipe import recipe
-from shardmill.models.architecture import Kind, Source
+from shardmill.models.architecture import LayerSpec, TensorSource
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_changed_layer_costs_its_part_and_no_other(
         {"end": 9},
         {"kind": "head"},
         {"tensors": ()},
-        {"kinds": (Kind(), Kind(rope=None))},
+        {"kinds": (LayerSpec(), LayerSpec(rope=None))},
     ],
 )
 def test_what_decides_a_package_is_content(parts: dict[str, plan.Part], change: dict[str, object]) -> None:
@@ -151,9 +151,9 @@ CHANGES: list[dict[str, Any]] = [
     {"dtype": "F16"},
     {"stored": (1,)},
     {"sha256": "0" * 64},
-    {"source": Source("a", add=1.0)},
-    {"source": Source("a", times=2.0)},
-    {"source": Source("a", column=0)},
+    {"source": TensorSource("a", add=1.0)},
+    {"source": TensorSource("a", times=2.0)},
+    {"source": TensorSource("a", column=0)},
 ]
 
 

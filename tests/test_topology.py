@@ -19,10 +19,10 @@ from shardmill import config, plan, topology
 from shardmill.convert import stamped
 from shardmill.errors import ConfigError
 from shardmill.forms.recipe import recipe
-from shardmill.models.architecture import Architecture, Experts, Graph, Kind
+from shardmill.models.architecture import Architecture, Experts, Graph, LayerSpec
 from shardmill.models.contract import constants
 
-PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (Kind(),) * 32, 200064, True, {})
+PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (LayerSpec(),) * 32, 200064, True, {})
 COMMIT = "0" * 40
 
 
@@ -89,7 +89,7 @@ def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
 
 def test_a_layer_that_is_too_large_alone_is_refused() -> None:
     """Whatever the topology; fewer bits are a remedy while there are any."""
-    wide = replace(PHI, kinds=(Kind(mixer="conv"), Kind()), graph=replace(PHI.graph, ffn=1 << 18))
+    wide = replace(PHI, kinds=(LayerSpec(mixer="conv"), LayerSpec()), graph=replace(PHI.graph, ffn=1 << 18))
     for asked in ({}, {"topology": [[0, 2]]}):
         assert refusal(wide, **asked).startswith("topology: layer 0 alone holds 2454760128 bytes")
         assert refusal(wide, **asked).endswith("INT4 halves them")
@@ -115,10 +115,10 @@ def test_what_the_model_contradicts_is_named(change: dict[str, Any], asked: dict
 def test_a_state_that_the_neural_engine_does_not_take_is_refused() -> None:
     """A model without attention has no such state; ZAYA's convolved attention has one."""
     narrow = replace(PHI, graph=replace(PHI.graph, head_dim=48, conv_taps=3))
-    for kinds in (narrow.kinds, (Kind(mixer="cca"),) * 4):
+    for kinds in (narrow.kinds, (LayerSpec(mixer="cca"),) * 4):
         line = refusal(replace(narrow, kinds=kinds))
         assert line.startswith("head_dim 48: a key/value state whose width is no multiple of 32")
-    topology.settled(settings(), replace(narrow, kinds=(Kind(mixer="conv"),) * 4))
+    topology.settled(settings(), replace(narrow, kinds=(LayerSpec(mixer="conv"),) * 4))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_parts_of_a_plan_are_those_of_the_topology() -> None:
 def expert_model(**experts: Any) -> Architecture:
     """Ten layers of the width of ZAYA1-8B, of which the first two have no experts."""
     chosen = Experts(**{"count": 16, "chosen": 1, "ffn": 2048, "routed": True, **experts})
-    kinds = (Kind(),) * 2 + (Kind(ffn="experts"),) * 8
+    kinds = (LayerSpec(),) * 2 + (LayerSpec(ffn="experts"),) * 8
     return replace(PHI, kinds=kinds, graph=replace(PHI.graph, hidden=2048, experts=chosen))
 
 
@@ -219,7 +219,7 @@ def test_what_routed_experts_contradict_is_named(asked: dict[str, Any], expected
 
 def test_a_model_that_goes_on_after_its_experts_is_refused() -> None:
     a = expert_model()
-    for other in (replace(a, kinds=(*a.kinds, Kind())), replace(a, graph=replace(a.graph, post_norms=True))):
+    for other in (replace(a, kinds=(*a.kinds, LayerSpec())), replace(a, graph=replace(a.graph, post_norms=True))):
         assert refusal(other, experts="routed").endswith("can't end with its experts' sum; take `dense`")
 
 

@@ -38,8 +38,8 @@ def test_a_group_is_missed_as_often_as_drawn_choices_miss_it(count: int, chosen:
 def test_both_forms_are_told_whichever_is_built() -> None:
     """A pass of one token calls every layer's part, as many groups as it takes at most, and the head."""
     a = architecture("granitemoe")
-    dense = topology.passes(settings(), a)
-    routed = topology.passes(settings(experts=4), with_experts(a, routed=True))
+    dense = topology.pass_traffic(settings(), a)
+    routed = topology.pass_traffic(settings(experts=4), with_experts(a, routed=True))
     assert [(p.experts, p.tokens) for p in routed] == [(e, t) for e in ("dense", "routed") for t in (1, 4)]
     assert [(p.experts, p.groups) for p in dense] == [("dense", 0)] * 2 + [("routed", 1)] * 2  # too small to divide
     assert dense[0] == routed[0]
@@ -50,7 +50,7 @@ def test_both_forms_are_told_whichever_is_built() -> None:
 
 
 def test_a_model_without_experts_has_no_choice() -> None:
-    assert topology.passes(settings(), architecture("llama")) == ()
+    assert topology.pass_traffic(settings(), architecture("llama")) == ()
     with pytest.raises(CheckpointError, match="experts: llama has none; leave `experts` out of the config"):
         with_experts(architecture("llama"), routed=True)
 
@@ -77,18 +77,18 @@ def test_a_shorter_context_saves_the_slots_of_the_layers_that_keep_them() -> Non
     a = architecture("gemma3_text")
     full = [kind for kind in a.kinds if kind.mask != SLIDING_MASK]
     assert 0 < len(full) < a.layers
-    short, whole = topology.lengths(settings(program={"shapes": "fixed", "contexts": [40]}), a)
+    short, whole = topology.traffic_lengths(settings(program={"shapes": "fixed", "contexts": [40]}), a)
     assert (short.slots, whole.slots) == (40, 64)
     row = 2 * a.graph.kv_heads * a.graph.head_dim  # numbers of a key and a value
     assert whole.kept - short.kept == whole.bytes - short.bytes == len(full) * 24 * row * 2
     assert whole.operations - short.operations == len(full) * 24 * 2 * 2 * a.graph.heads * a.graph.head_dim
-    assert topology.lengths(settings(), a) == ()
+    assert topology.traffic_lengths(settings(), a) == ()
 
 
 def test_operations_are_those_of_every_matrix_once() -> None:
     """An embedding is looked up, and norms are no matrices."""
     a = architecture("llama")
-    (short, _) = topology.lengths(settings(program={"shapes": "fixed", "contexts": [8]}), a)
+    (short, _) = topology.traffic_lengths(settings(program={"shapes": "fixed", "contexts": [8]}), a)
     g = a.graph
     matrices = g.hidden * g.head_dim * (2 * g.heads + 2 * g.kv_heads) + 3 * g.hidden * g.ffn
     attention = 2 * 8 * g.heads * g.head_dim

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from shardmill.decode.drafters.follow import ONCE, Followers
-from shardmill.decode.drafters.learned import FILE, OFTEN, Evidence, LearnedDrafter, situation
+from shardmill.decode.drafters.learned import FILE, OFTEN, FollowerCounts, LearnedDrafter, situation
 from shardmill.decode.drafters.learned import parse as parse_evidence
 from shardmill.decode.verify import agreement
 
@@ -67,7 +67,7 @@ class Batch:
 class Recording(LearnedDrafter):
     """A learned drafter that notes what it knew of each token it drafted: tokens, rows and situation."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: FollowerCounts) -> None:
         super().__init__(evidence=evidence)
         self.noted: list[tuple[list[int], list[Row], int]] = []
 
@@ -120,7 +120,7 @@ def docstrings(source: str) -> str:
     return "\n\n".join(doc for node in nodes if isinstance(node, kinds) if (doc := ast.get_docstring(node)))
 
 
-def collect(found: Sequence[Recorded], evidence: Evidence) -> Iterator[Sample]:
+def collect(found: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sample]:
     """Samples of every text, with a table of the others of its group and without."""
     for start in range(0, len(found), GROUP):
         group = found[start : start + GROUP]
@@ -218,7 +218,7 @@ def content(found: Parameters) -> dict[str, Any]:
     }
 
 
-def evidence(found: Parameters) -> Evidence:
+def evidence(found: Parameters) -> FollowerCounts:
     """The same, as the drafter takes it."""
     return parse_evidence(content(found))
 

@@ -23,7 +23,7 @@ import numpy as np
 from portable_coreml import __version__
 from portable_coreml.errors import InputError, PortableError
 from portable_coreml.files.bundle import compile_model
-from portable_coreml.files.compare import Contents, read
+from portable_coreml.files.compare import Contents, read_contents
 from portable_coreml.files.regular import read_bytes
 from portable_coreml.judge.lint import lint
 from portable_coreml.judge.placement import Target, judge_package
@@ -104,7 +104,7 @@ def _compile(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    contents = read(options.model)
+    contents = read_contents(options.model)
     print(json.dumps(asdict(contents), indent=2) if options.json else "\n".join(map(_printable, _described(contents))))
     return 0
 

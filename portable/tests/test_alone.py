@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import portable_coreml
 import pytest
-from portable_coreml.files.compare import read
+from portable_coreml.files.compare import read_contents
 from portable_coreml.proxy import MLModelProxy
 
 from tests.conftest import GOLDENS, step_inputs
@@ -74,7 +74,7 @@ def inputs_of(package: Path) -> dict[str, np.ndarray]:
     """Random numbers for the inputs of either package."""
     if package != APPLES:
         return step_inputs(32, 8, 0, 2, 0)
-    shapes = {item.name: json.loads(item.shape) for item in read(package).functions[0].inputs}
+    shapes = {item.name: json.loads(item.shape) for item in read_contents(package).functions[0].inputs}
     rng = np.random.default_rng(0)
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 

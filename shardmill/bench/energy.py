@@ -29,7 +29,7 @@ class Meter:
 
 
 @contextmanager
-def meter() -> Iterator[Meter]:
+def start_meter() -> Iterator[Meter]:
     """Yield the machine's meter."""
     if platform.system() != "Darwin":
         yield rapl(POWERCAP)

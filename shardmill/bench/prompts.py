@@ -67,7 +67,7 @@ class Prompt:
     tokens: tuple[int, ...]
 
 
-def tile(tokens: Sequence[int], length: int) -> tuple[int, ...]:
+def tile_text(tokens: Sequence[int], length: int) -> tuple[int, ...]:
     """Return the text repeated and cut to `length` tokens."""
     return tuple((list(tokens) * (length // len(tokens) + 1))[:length])
 
@@ -78,10 +78,10 @@ def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
     Raises:
         ShardmillError: the text can't be read or contains no token.
     """
-    tokens = encode(read(text))
+    tokens = encode(read_prompts(text))
     if not tokens:
         raise ShardmillError(f"{text} holds no token: give a text for the prompts")
-    return [Prompt(length, text.name, tile(tokens, length)) for length in lengths]
+    return [Prompt(length, text.name, tile_text(tokens, length)) for length in lengths]
 
 
 def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> list[Prompt]:
@@ -95,7 +95,7 @@ def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> 
     if empty:
         raise ShardmillError(f"{folder / empty[0]} holds no .txt file: each task is a folder of prompts")
     return [
-        Prompt(task, path.name, tuple(encode(read(path).removesuffix("\n"))))
+        Prompt(task, path.name, tuple(encode(read_prompts(path).removesuffix("\n"))))
         for task, paths in found.items()
         for path in paths
     ]
@@ -106,7 +106,7 @@ def files(folder: Path, task: str) -> list[Path]:
     return sorted((folder / task).glob("*.txt"))
 
 
-def read(path: Path) -> str:
+def read_prompts(path: Path) -> str:
     """Read a text file.
 
     Raises:

@@ -10,12 +10,12 @@ from statistics import median
 from typing import Any
 
 from shardmill import machine
-from shardmill.bench.energy import Meter, meter
-from shardmill.bench.prompts import read
+from shardmill.bench.energy import Meter, start_meter
+from shardmill.bench.prompts import read_prompts
 from shardmill.bench.speed import Say, conditions
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
-from shardmill.models.buckets import packed
+from shardmill.models.buckets import packed_texts
 from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.process import fastest_threads
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 WARM = 3  # passes; the fastest counts, as the first plans the program
 
 
-def benchmark(build: Path, settings: Benchmark, precision: str, say: Say) -> Json:
+def benchmark_encoder(build: Path, settings: Benchmark, precision: str, say: Say) -> Json:
     """Return the content of speed.json.
 
     Args:
@@ -37,17 +37,17 @@ def benchmark(build: Path, settings: Benchmark, precision: str, say: Say) -> Jso
         ShardmillError: the text has no sentence that fits.
     """
     began = time.perf_counter()
-    encoder = runtime.load(build, precision)
+    encoder = runtime.load_encoder(build, precision)
     ready = time.perf_counter() - began
     tokenizer = load_tokenizer(build, encoder.manifest)
-    texts = [tokenizer.encode(line).ids for line in read(Path(settings.text)).splitlines() if line.strip()]
+    texts = [tokenizer.encode(line).ids for line in read_prompts(Path(settings.text)).splitlines() if line.strip()]
     fitting = [text for text in texts if 0 < len(text) <= encoder.longest]
     if not fitting:
         raise ShardmillError(f"{settings.text}: no line fits {encoder.longest} tokens: give a text of sentences")
     shortest = fitting[0]
     fastest_threads(lambda: min(_timed(lambda: encoder.run(shortest)) for _ in range(WARM)))
     say(f"{len(fitting)} sentences, {settings.repetitions} times")
-    with meter() as energy:
+    with start_meter() as energy:
         passes = [_pass_row(encoder, bucket, settings.repetitions) for bucket in sorted(encoder.programs)]
         sentences = _sentence_row(encoder, fitting, settings, energy)
     lost = len(texts) - len(fitting)
@@ -74,7 +74,7 @@ def _pass_row(encoder: runtime.Encoder, bucket: int, repetitions: int) -> Json:
 def _sentence_row(encoder: runtime.Encoder, texts: Sequence[Sequence[int]], settings: Benchmark, energy: Meter) -> Json:
     """Measure the sentences per second, with full passes and with one sentence a pass."""
     lengths = [len(text) for text in texts]
-    passes = [[texts[i] for i in together] for together in packed(lengths, encoder.longest)]
+    passes = [[texts[i] for i in together] for together in packed_texts(lengths, encoder.longest)]
     before = energy.joules() if energy.joules else 0.0
     rates = _rates(lambda: [encoder.run_together(some) for some in passes], len(texts), settings.repetitions)
     used = energy.joules() - before if energy.joules else 0.0

@@ -45,7 +45,7 @@ PATIENCE = 20.0  # seconds to end in order
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """A server that is ready.
 
     Attributes:
@@ -70,7 +70,7 @@ def command(build: Path, draft: Path | None, precision: str, guard_margin: float
 
 
 @contextmanager
-def running(arguments: Sequence[str]) -> Iterator[Server]:
+def running(arguments: Sequence[str]) -> Iterator[ServerProcess]:
     """Run the server that a command starts: ready inside the block, gone after it.
 
     Raises:
@@ -85,7 +85,7 @@ def running(arguments: Sequence[str]) -> Iterator[Server]:
         try:
             greeting = _greeting(process, complaints)
             threads = int(greeting["threads"]) if greeting["threads"] else None
-            server = Server(greeting["model"], greeting["url"], threads, time.perf_counter() - start)
+            server = ServerProcess(greeting["model"], greeting["url"], threads, time.perf_counter() - start)
             try:
                 yield server
             except ShardmillError:
@@ -124,7 +124,7 @@ Joules = Callable[[], float]  # joules used since some moment
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """One answer.
 
     Attributes:
@@ -166,7 +166,7 @@ class Client:
     def __init__(self, model: str, http: httpx2.Client, joules: Joules | None = None) -> None:
         self._model, self._http, self._joules = model, http, joules
 
-    def ask(self, prompt: tuple[int, ...], new_tokens: int, drafter: str) -> Answer:
+    def ask(self, prompt: tuple[int, ...], new_tokens: int, drafter: str) -> TimedAnswer:
         """Request the model's continuation of a prompt.
 
         Raises:
@@ -176,7 +176,7 @@ class Client:
         before, start = self._joules and self._joules(), time.perf_counter()
         content = self._post("/v1/completions", body)
         seconds, after = time.perf_counter() - start, self._joules and self._joules()
-        return answer(content, seconds, None if before is None or after is None else after - before)
+        return _timed_answer(content, seconds, None if before is None or after is None else after - before)
 
     def margin(self, prompt: tuple[int, ...], at: int) -> float | None:
         """Return how close the two best logits are at token `at`, from 0 on, of the answer to `prompt` at T = 1.
@@ -212,10 +212,10 @@ class Client:
         return content
 
 
-def answer(content: dict[str, Any], seconds: float, joules: float | None) -> Answer:
+def _timed_answer(content: dict[str, Any], seconds: float, joules: float | None) -> TimedAnswer:
     """Build an Answer from the server's JSON."""
     figures, usage = content["shardmill"], content["usage"]
-    return Answer(
+    return TimedAnswer(
         tokens=tuple(figures["tokens"]),
         finish_reason=figures["finish_reason"],
         drafted=tuple(figures["drafted"]),
@@ -233,7 +233,7 @@ def answer(content: dict[str, Any], seconds: float, joules: float | None) -> Ans
 
 
 @contextmanager
-def connected(server: Server, joules: Joules | None = None) -> Iterator[Client]:
+def connected(server: ServerProcess, joules: Joules | None = None) -> Iterator[Client]:
     """Yield a client of `server`; it waits for an answer without a timeout, and uses no proxy."""
     with httpx2.Client(base_url=server.url, timeout=None, trust_env=False) as http:
         yield Client(server.model, http, joules)

@@ -17,9 +17,9 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.bench import prompts as asking
-from shardmill.bench.energy import Meter, meter
+from shardmill.bench.energy import Meter, start_meter
 from shardmill.bench.prompts import Prompt, Replay, replay
-from shardmill.bench.server import Answer, Client, command, connected, running
+from shardmill.bench.server import Client, TimedAnswer, command, connected, running
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
 from shardmill.decode.drafters import DRAFT_MODEL
@@ -55,17 +55,17 @@ class Pair:
 
     prompt: Prompt
     drafter: str
-    plain: Answer
-    drafted: Answer
+    plain: TimedAnswer
+    drafted: TimedAnswer
     margin: float | None = None  # between the two best logits at the first different token; None without one
 
 
 @dataclass(frozen=True)
-class Prefill:
+class PrefillSpeed:
     """The answer to a prompt that the server had not cached."""
 
     prompt: Prompt
-    answer: Answer
+    answer: TimedAnswer
 
     @property
     def tokens_per_second(self) -> float:
@@ -111,7 +111,7 @@ def differences(pairs: Sequence[Pair]) -> list[Json]:
     return [{"prompt": name, "token": token, "margin": found[name, token]} for name, token in sorted(found)]
 
 
-def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:
+def acceptance(runs: Sequence[TimedAnswer] | Sequence[Replay]) -> Json:
     """Return the acceptance of drafts: [accepted, drafted] per draft position, their sums, and tokens per pass."""
     passes = list(chain.from_iterable(zip(run.accepted, run.drafted, strict=True) for run in runs))
     accepted, drafted = sum(a for a, _ in passes), sum(d for _, d in passes)
@@ -125,7 +125,7 @@ def acceptance(runs: Sequence[Answer] | Sequence[Replay]) -> Json:
     }
 
 
-def millijoules(answers: Sequence[Answer]) -> float | None:
+def millijoules(answers: Sequence[TimedAnswer]) -> float | None:
     """Return the energy of the whole chip per token; None without a meter, or if the meter did not move."""
     used = [answer.joules for answer in answers if answer.joules is not None]
     return 1e3 * sum(used) / sum(len(answer.tokens) for answer in answers) if sum(used) else None
@@ -179,7 +179,7 @@ def benchmark(
     asked = questions(build, manifest, settings)
     with (
         running(command(build, draft, precision, guard_margin)) as server,
-        meter() as energy,
+        start_meter() as energy,
         connected(server, energy.joules) as client,
     ):
         say(f"the server was ready after {server.ready_seconds:.1f} s")
@@ -187,13 +187,13 @@ def benchmark(
         drafters = (*settings.drafters, *([DRAFT_MODEL] if draft else []))
         pairs, prefills = take(client, [*asked.sweep, *asked.tasks], drafters, settings, say)
     widths = [width for width in manifest["widths"] if width <= verify_width(manifest)]  # of decode passes
-    figures = summary(pairs, prefills, asked, widths, max(manifest["widths"]))
+    figures = speed_summary(pairs, prefills, asked, widths, max(manifest["widths"]))
     return {
         **conditions(precision, server.threads),
         "settings": asdict(settings) | {"drafters": drafters, "widths": manifest["widths"]},
         "start": start,
         **figures,
-        "not_run": [*unseen(figures["pass_seconds"], widths), *not_run(asked, pairs, energy, draft)],
+        "not_run": [*unseen(figures["pass_seconds"], widths), *not_benchmarked(asked, pairs, energy, draft)],
     }
 
 
@@ -234,14 +234,14 @@ def _cold(client: Client, prompt: Prompt) -> float:
 
 def take(
     client: Client, prompts: Sequence[Prompt], drafters: Sequence[str], settings: Benchmark, say: Say
-) -> tuple[list[Pair], list[Prefill]]:
+) -> tuple[list[Pair], list[PrefillSpeed]]:
     """Collect all answers, repetition by repetition, so that a prompt's answers are spread over the whole run."""
     pairs, prefills = [], []
     for repetition in range(settings.repetitions):
         say(f"repetition {repetition + 1} of {settings.repetitions}: {len(prompts)} prompts, {len(drafters)} drafters")
         for prompt in prompts:
             client.forget(prompt.tokens)
-            prefills.append(Prefill(prompt, client.ask(prompt.tokens, 1, "none")))
+            prefills.append(PrefillSpeed(prompt, client.ask(prompt.tokens, 1, "none")))
             for drafter in drafters:
                 plain = client.ask(prompt.tokens, settings.new_tokens, "none")
                 drafted = client.ask(prompt.tokens, settings.new_tokens, drafter)
@@ -249,7 +249,7 @@ def take(
     return pairs, prefills
 
 
-def _margin(client: Client, prompt: Prompt, plain: Answer, drafted: Answer) -> float | None:
+def _margin(client: Client, prompt: Prompt, plain: TimedAnswer, drafted: TimedAnswer) -> float | None:
     """Return how close the two best logits were at the first token that drafting changed; None if it changed none."""
     same = agreement(drafted.tokens, plain.tokens)
     if plain.tokens == drafted.tokens or same == len(plain.tokens):
@@ -257,8 +257,8 @@ def _margin(client: Client, prompt: Prompt, plain: Answer, drafted: Answer) -> f
     return client.margin(prompt.tokens, same)
 
 
-def summary(
-    pairs: Sequence[Pair], prefills: Sequence[Prefill], asked: Questions, widths: Sequence[int], wide: int
+def speed_summary(
+    pairs: Sequence[Pair], prefills: Sequence[PrefillSpeed], asked: Questions, widths: Sequence[int], wide: int
 ) -> Json:
     """Return the figures of all decoded answers; a text that ends with its first token has no decoding.
 
@@ -281,7 +281,7 @@ def summary(
     }
 
 
-def prefill_row(length: int | str, pairs: Sequence[Pair], prefills: Sequence[Prefill], wide: int) -> Json:
+def prefill_row(length: int | str, pairs: Sequence[Pair], prefills: Sequence[PrefillSpeed], wide: int) -> Json:
     """Return the prefill speed of one prompt length in passes of at most `wide` tokens, beside decoding at T = 1."""
     speed = median(prefill.tokens_per_second for prefill in prefills if prefill.prompt.group == length)
     plain = median(pair.plain.seconds_per_token for pair in pairs if pair.prompt.group == length)
@@ -309,7 +309,7 @@ def unseen(seconds: Mapping[str, float], widths: Sequence[int]) -> list[Json]:
     return [{"kind": "width", "what": str(w), "reason": reason} for w in widths if str(w) not in seconds]
 
 
-def not_run(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path | None) -> list[Json]:
+def not_benchmarked(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path | None) -> list[Json]:
     """Return everything that was not measured: its kind, its name and the reason."""
     found = [("prompt", group, reason) for group, reason in asked.refused.items()]
     ended = dict.fromkeys(p.prompt.group for p in pairs if min(p.plain.decoded, p.drafted.decoded) == 0)

@@ -108,7 +108,7 @@ class FileState:
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteSpan:
     """Bytes [start, end) of a file; with a dtype, they were also checked to hold only finite numbers."""
 
     start: int
@@ -133,22 +133,22 @@ class HashCache:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def lookup(self, state: FileState) -> dict[Span, str]:
+    def lookup(self, state: FileState) -> dict[ByteSpan, str]:
         """Every remembered span of the file in exactly this state -> its sha256.
 
         A file whose own sha256 is remembered has the spans of any other file of the same bytes, too.
         """
         spans = self._spans(state.file, state.state)
-        whole = spans.get(Span(0, state.size))
+        whole = spans.get(ByteSpan(0, state.size))
         return (self._spans(CONTENT, whole) if whole else {}) | spans
 
-    def record(self, state: FileState, hashes: Mapping[Span, str], began: int) -> None:
+    def record(self, state: FileState, hashes: Mapping[ByteSpan, str], began: int) -> None:
         """Remembers `hashes` if the file had settled when hashing `began` (ns); forgets its older states."""
         if not hashes or not state.is_settled(began):
             return
         forget = ("DELETE FROM hashes WHERE file = ? AND state <> ?", (state.file, state.state))
         keys = [(state.file, state.state)]
-        whole = hashes.get(Span(0, state.size)) or self.lookup(state).get(Span(0, state.size))
+        whole = hashes.get(ByteSpan(0, state.size)) or self.lookup(state).get(ByteSpan(0, state.size))
         if whole:
             keys.append((CONTENT, whole))
         insert = "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)"
@@ -162,10 +162,10 @@ class HashCache:
             query = "UPDATE OR REPLACE hashes SET state = ? WHERE file = ? AND state = ?"
             self._run([(query, (after.state, after.file, before.state))])
 
-    def _spans(self, file: str, state: str) -> dict[Span, str]:
+    def _spans(self, file: str, state: str) -> dict[ByteSpan, str]:
         query = "SELECT first, last, dtype, sha256 FROM hashes WHERE file = ? AND state = ?"
         rows = self._run([(query, (file, state))])
-        return {Span(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(str(sha))}
+        return {ByteSpan(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(str(sha))}
 
     def _run(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Runs the statements in one transaction; the rows of the last, or none where the cache can't be used."""

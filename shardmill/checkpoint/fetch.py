@@ -49,7 +49,7 @@ def fetch(
     record = {
         "repo": repo,
         "commit": revision if repo else "local",
-        "files": described(folder, hashes),
+        "files": source_description(folder, hashes),
     }
     if not _is_there(dest, record, cache):
         before_change()
@@ -57,7 +57,7 @@ def fetch(
     return record
 
 
-def described(folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
+def source_description(folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
     """source.json's `files`, of names in `folder` with their sha256."""
     return {name: {"sha256": sha, "size": file_state(folder / name).size} for name, sha in sorted(hashes.items())}
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill.checkpoint.cache import HashCache, Span, file_state
+from shardmill.checkpoint.cache import ByteSpan, HashCache, file_state
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.checkpoint.paths import opened
 from shardmill.errors import CheckpointError
@@ -56,7 +56,7 @@ def scan_checkpoint(
     """
     files = sorted({info.file for info in tensors.values()})
     whole = {file: _whole(folder / file) for file in files}
-    spans = {name: Span(info.start, info.end, _checked(info.dtype)) for name, info in sorted(tensors.items())}
+    spans = {name: ByteSpan(info.start, info.end, _checked(info.dtype)) for name, info in sorted(tensors.items())}
     wanted = {folder / file: [whole[file]] for file in files}
     for name, span in spans.items():
         wanted[folder / tensors[name].file].append(span)
@@ -126,8 +126,8 @@ def tree_digest(files: Mapping[str, str], empty: Iterable[tuple[str, str]] = ())
     return hashlib.sha256(json.dumps(sorted((*files.items(), *empty))).encode("ascii")).hexdigest()
 
 
-def _whole(path: Path) -> Span:
-    return Span(0, file_state(path).size)
+def _whole(path: Path) -> ByteSpan:
+    return ByteSpan(0, file_state(path).size)
 
 
 def _checked(dtype: str) -> str:
@@ -135,12 +135,12 @@ def _checked(dtype: str) -> str:
 
 
 def _digest_spans(
-    wanted: Mapping[Path, Collection[Span]], cache: HashCache | None, threads: int
-) -> dict[tuple[Path, Span], _Digest]:
+    wanted: Mapping[Path, Collection[ByteSpan]], cache: HashCache | None, threads: int
+) -> dict[tuple[Path, ByteSpan], _Digest]:
     """The digest of every wanted span, from the cache or from the bytes."""
     began = time.time_ns()
     states = {path: file_state(path) for path in wanted}
-    digests: dict[tuple[Path, Span], _Digest] = {}
+    digests: dict[tuple[Path, ByteSpan], _Digest] = {}
     if cache:
         for path in wanted:
             digests.update({(path, s): _Digest(sha) for s, sha in cache.lookup(states[path]).items()})
@@ -159,7 +159,7 @@ def _digest_spans(
     return digests | fresh
 
 
-def _digest_span(path: Path, span: Span) -> _Digest:
+def _digest_span(path: Path, span: ByteSpan) -> _Digest:
     sha, fault, at = hashlib.sha256(), "", span.start
     buffer = memoryview(bytearray(min(CHUNK_BYTES, span.end - span.start)))
     with opened(path) as stream:

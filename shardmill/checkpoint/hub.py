@@ -30,7 +30,7 @@ from huggingface_hub.file_download import _create_symlink, http_get, repo_folder
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 
-from shardmill.checkpoint.cache import RACY_NS, FileState, HashCache, Span, file_state
+from shardmill.checkpoint.cache import RACY_NS, ByteSpan, FileState, HashCache, file_state
 from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.hub_limits import (
     MOST_FILES,
@@ -38,7 +38,7 @@ from shardmill.checkpoint.hub_limits import (
     SMALL_SECONDS,
     TEXT_BYTES,
     BoundedFile,
-    explained,
+    explain_http,
     understood,
     use_client,
     within,
@@ -187,7 +187,7 @@ def download(
     it anew.
     """
     use_client()
-    with explained(repo, revision, access.endpoint):
+    with explain_http(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / commit
@@ -215,7 +215,7 @@ def _check_small(repo: str, file: RemoteFile) -> None:
 def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
     """config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError."""
     use_client()
-    with explained(repo, revision, access.endpoint):
+    with explain_http(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / commit
@@ -237,7 +237,7 @@ def download_all(
     hub's listing. Raises CheckpointError.
     """
     use_client()
-    with explained(repo, revision, access.endpoint):
+    with explain_http(repo, revision, access.endpoint):
         commit = resolved(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / commit
@@ -415,7 +415,7 @@ def _remember(fresh: Mapping[RemoteFile, FileState | None], cache: HashCache) ->
     if sum(state.size for state in states.values()) >= WORTH_A_WAIT:
         time.sleep(max(0, last + RACY_NS + 1_000_000 - time.time_ns()) / 1e9)
     for file, state in states.items():
-        cache.record(state, {Span(0, state.size): str(file.sha256)}, time.time_ns())
+        cache.record(state, {ByteSpan(0, state.size): str(file.sha256)}, time.time_ns())
 
 
 def _is(file: RemoteFile, path: Path) -> bool:

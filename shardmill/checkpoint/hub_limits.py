@@ -36,7 +36,7 @@ _NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, As
 
 
 @contextlib.contextmanager
-def explained(repo: str, revision: str | None, endpoint: str) -> Iterator[None]:
+def explain_http(repo: str, revision: str | None, endpoint: str) -> Iterator[None]:
     """Raises CheckpointError instead of any error of the hub client, the network or the disk."""
     try:
         yield

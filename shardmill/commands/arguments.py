@@ -20,9 +20,9 @@ def size(count: float) -> str:
 
 def located_build(text: str) -> Path:
     """The folder of a build; a published one is fetched and verified first."""
-    from shardmill.release.pull import located
+    from shardmill.release.pull import local_build
 
-    return located(text)
+    return local_build(text)
 
 
 Build = Annotated[

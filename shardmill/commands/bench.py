@@ -70,7 +70,7 @@ def bench(
 
     say = partial(typer.echo, err=True)
     if encodes:
-        measured = sentences.benchmark(build, settings, precision, say)
+        measured = sentences.benchmark_encoder(build, settings, precision, say)
     else:
         if draft is not None:
             check_draft_build(draft, manifest)
@@ -135,7 +135,7 @@ def show(measured: dict[str, Any]) -> None:
         )
     for name, rows in (("tokens", measured["sweep"]), ("task", measured["tasks"])):
         if rows:
-            console.print(table(name, rows))
+            console.print(_speed_table(name, rows))
         for row in rows:
             if row["verified_again"]:
                 share, group = row["verified_again_share"], row.get("prompt_tokens", row.get("task"))
@@ -144,7 +144,7 @@ def show(measured: dict[str, Any]) -> None:
         console.print(f"not run: {gap['what']}: {gap['reason']}")
 
 
-def table(name: str, rows: list[dict[str, Any]]) -> Table:
+def _speed_table(name: str, rows: list[dict[str, Any]]) -> Table:
     """The sweep's or the tasks' rows."""
     from rich.table import Table
 

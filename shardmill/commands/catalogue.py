@@ -22,7 +22,7 @@ class Family:
     configs: tuple[str, ...]
 
 
-def families(folder: Path = Path("configs")) -> tuple[Family, ...]:
+def list_families(folder: Path = Path("configs")) -> tuple[Family, ...]:
     """Every family that builds, by name, with the configs in a folder."""
     types = {str(file): model_type(file) for file in sorted(folder.glob("*.yaml"))}
     return tuple(

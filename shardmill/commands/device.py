@@ -65,7 +65,7 @@ def rank(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Rank the builds of a checkpoint by the speed that was measured on each chip."""
-    from shardmill.device.rank import rank as ranked
+    from shardmill.device.rank import rank_builds as ranked
 
     rows = ranked(builds or _builds())
     if as_json:

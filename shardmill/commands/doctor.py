@@ -30,7 +30,7 @@ DISK = 2 << 30  # bytes; ample for the demo's artifacts, little for those of a l
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One line of the report. `missing` stops a build, `limited` says what will not be measured or may fail."""
 
     subject: str
@@ -39,13 +39,13 @@ class Finding:
     meaning: str
 
 
-def examine() -> list[Finding]:
+def examine() -> list[DoctorFinding]:
     """All findings."""
     darwin = platform.system() == "Darwin"
     return [
         python(sys.version_info[:2]),
         system(platform.system(), macos(), platform.machine(), darwin and _said(*TRANSLATED) == "1"),
-        *engine(darwin, darwin and _reaches_core_ml(), macos()),
+        *engine_finding(darwin, darwin and _reaches_core_ml(), macos()),
         compiler(darwin, _compiler_path()),
         *packages(metadata.requires(PACKAGE) or []),
         scheduler(darwin, bool(shutil.which("cbc")), _schedulers()),
@@ -56,15 +56,15 @@ def examine() -> list[Finding]:
     ]
 
 
-def python(version: tuple[int, ...]) -> Finding:
+def python(version: tuple[int, ...]) -> DoctorFinding:
     """Whether the pinned packages exist for this Python."""
     value = ".".join(map(str, version))
     if PYTHONS[0] <= version <= PYTHONS[1]:
-        return Finding("Python", value, "ok", "supported")
-    return Finding("Python", value, "missing", "use 3.11, 3.12 or 3.13: the pinned packages have no others")
+        return DoctorFinding("Python", value, "ok", "supported")
+    return DoctorFinding("Python", value, "missing", "use 3.11, 3.12 or 3.13: the pinned packages have no others")
 
 
-def system(name: str, macos: str, machine: str, translated: bool = False) -> Finding:
+def system(name: str, macos: str, machine: str, translated: bool = False) -> DoctorFinding:
     """Judge system and kind of processor: coremltools and torch have packages for two combinations only.
 
     Args:
@@ -75,15 +75,17 @@ def system(name: str, macos: str, machine: str, translated: bool = False) -> Fin
     """
     found = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
     if translated:
-        return Finding("system", found, "missing", "Rosetta runs this Python, which is Intel's: install one for arm64")
+        return DoctorFinding(
+            "system", found, "missing", "Rosetta runs this Python, which is Intel's: install one for arm64"
+        )
     if (name, machine) == ("Darwin", "arm64"):
-        return Finding("system", found, "ok", "Apple silicon")
+        return DoctorFinding("system", found, "ok", "Apple silicon")
     if (name, machine) == ("Linux", "x86_64"):
-        return Finding("system", found, "ok", "builds and gates; measures no Apple hardware")
-    return Finding("system", found, "missing", "use a Mac with Apple silicon, or Linux on x86_64")
+        return DoctorFinding("system", found, "ok", "builds and gates; measures no Apple hardware")
+    return DoctorFinding("system", found, "missing", "use a Mac with Apple silicon, or Linux on x86_64")
 
 
-def engine(darwin: bool, native: bool, macos: str) -> list[Finding]:
+def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding]:
     """What runs programs, and what follows for residency, latency and energy.
 
     Args:
@@ -93,31 +95,33 @@ def engine(darwin: bool, native: bool, macos: str) -> list[Finding]:
     """
     if not darwin:
         return [
-            Finding("engine", "portable", "ok", "programs run on the CPU with torch; parity is checked for real"),
-            Finding("residency", "predicted", "limited", "by rules; only a Mac measures it: docs/on-a-mac.md"),
-            Finding("ANE speed", "not run", "limited", "only a Mac measures it: docs/on-a-mac.md"),
+            DoctorFinding("engine", "portable", "ok", "programs run on the CPU with torch; parity is checked for real"),
+            DoctorFinding("residency", "predicted", "limited", "by rules; only a Mac measures it: docs/on-a-mac.md"),
+            DoctorFinding("ANE speed", "not run", "limited", "only a Mac measures it: docs/on-a-mac.md"),
         ]
     if not native:
-        return [Finding("engine", "none", "missing", NATIVE_MISSING)]
+        return [DoctorFinding("engine", "none", "missing", NATIVE_MISSING)]
     if int(macos.split(".")[0]) < STATES_NEED:
-        return [Finding("engine", f"Core ML of macOS {macos}", "missing", f"states need macOS {STATES_NEED} or newer")]
+        return [
+            DoctorFinding("engine", f"Core ML of macOS {macos}", "missing", f"states need macOS {STATES_NEED} or newer")
+        ]
     return [
-        Finding("engine", "Core ML", "ok", "programs run where they will run"),
-        Finding("residency", "measured", "ok", "by the compute plan"),
-        Finding("ANE speed", "measured", "ok", "snakemake --cores 4 all"),
+        DoctorFinding("engine", "Core ML", "ok", "programs run where they will run"),
+        DoctorFinding("residency", "measured", "ok", "by the compute plan"),
+        DoctorFinding("ANE speed", "measured", "ok", "snakemake --cores 4 all"),
     ]
 
 
-def compiler(darwin: bool, path: str | None) -> Finding:
+def compiler(darwin: bool, path: str | None) -> DoctorFinding:
     """Apple's command line compiler: convenient, not needed, for coremltools has its own way to the compiler."""
     if path:
-        return Finding("coremlcompiler", path, "ok", "compiles from the command line")
+        return DoctorFinding("coremlcompiler", path, "ok", "compiles from the command line")
     if darwin:
-        return Finding("coremlcompiler", "not found", "ok", "not needed; it comes with Xcode")
-    return Finding("coremlcompiler", "not found", "ok", "not needed; it exists on a Mac only")
+        return DoctorFinding("coremlcompiler", "not found", "ok", "not needed; it comes with Xcode")
+    return DoctorFinding("coremlcompiler", "not found", "ok", "not needed; it exists on a Mac only")
 
 
-def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> Finding:
+def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> DoctorFinding:
     """Say which scheduler Snakemake uses: the solver of the usual one, ilp, comes for Intel's processors only.
 
     Args:
@@ -127,16 +131,20 @@ def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> Finding:
     """
     others = [f"{file} asks for {name or 'none'}" for file, name in asked.items() if name != GREEDY]
     if not darwin or solver:
-        return Finding("scheduler", "any", "ok", "Snakemake's solver can be started")
+        return DoctorFinding("scheduler", "any", "ok", "Snakemake's solver can be started")
     if others:
         remedy = f"it has no solver for Apple silicon: write scheduler: {GREEDY}"
-        return Finding("scheduler", GREEDY, "limited", f"{', '.join(others)}; {remedy}")
+        return DoctorFinding("scheduler", GREEDY, "limited", f"{', '.join(others)}; {remedy}")
     if not asked:
-        return Finding("scheduler", GREEDY, "ok", f"Snakemake warns that it finds no solver: --scheduler {GREEDY}")
-    return Finding("scheduler", GREEDY, "ok", "as the profiles here ask; the usual one has no solver for Apple silicon")
+        return DoctorFinding(
+            "scheduler", GREEDY, "ok", f"Snakemake warns that it finds no solver: --scheduler {GREEDY}"
+        )
+    return DoctorFinding(
+        "scheduler", GREEDY, "ok", "as the profiles here ask; the usual one has no solver for Apple silicon"
+    )
 
 
-def mac(rosetta: bool, power: str, source: str) -> list[Finding]:
+def mac(rosetta: bool, power: str, source: str) -> list[DoctorFinding]:
     """Say what a person with a Mac may ask besides, or should know before speed is measured.
 
     Args:
@@ -144,17 +152,17 @@ def mac(rosetta: bool, power: str, source: str) -> list[Finding]:
         power: what `pmset -g` says; "" where it says nothing.
         source: what `pmset -g batt` says.
     """
-    found = [Finding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
+    found = [DoctorFinding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
     slow = ["Low Power Mode"] if re.search(r"^\s*(lowpowermode|powermode)\s+1\b", power, re.MULTILINE) else []
     slow += ["on battery"] if "'Battery Power'" in source else []
     if slow:
-        found.append(Finding("power", ", ".join(slow), "limited", "speeds are lower: plug it in, at full power"))
+        found.append(DoctorFinding("power", ", ".join(slow), "limited", "speeds are lower: plug it in, at full power"))
     elif power and source:
-        found.append(Finding("power", "full", "ok", "plugged in, not in Low Power Mode"))
+        found.append(DoctorFinding("power", "full", "ok", "plugged in, not in Low Power Mode"))
     return found
 
 
-def packages(requirements: list[str]) -> list[Finding]:
+def packages(requirements: list[str]) -> list[DoctorFinding]:
     """The installed versions beside the pinned ones; artifacts are the same bytes only with the same packages."""
     from packaging.requirements import Requirement
 
@@ -165,13 +173,13 @@ def packages(requirements: list[str]) -> list[Finding]:
         try:
             installed = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            findings.append(Finding(requirement.name, "not installed", "missing", REINSTALL))
+            findings.append(DoctorFinding(requirement.name, "not installed", "missing", REINSTALL))
             continue
         if installed.partition("+")[0] not in requirement.specifier:
             meaning = f"built and tested with {requirement.specifier}; {REINSTALL}"
-            findings.append(Finding(requirement.name, installed, "limited", meaning))
+            findings.append(DoctorFinding(requirement.name, installed, "limited", meaning))
         elif requirement.name in SHOWN:
-            findings.append(Finding(requirement.name, installed, "ok", f"as pinned: {requirement.specifier}"))
+            findings.append(DoctorFinding(requirement.name, installed, "ok", f"as pinned: {requirement.specifier}"))
     return findings
 
 
@@ -181,31 +189,35 @@ SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # the others only
 REINSTALL = "pip install -c constraints.txt -e ."
 
 
-def memory(size: int) -> Finding:
+def memory(size: int) -> DoctorFinding:
     """Memory that processes may take here, in bytes."""
     value = f"{size / (1 << 30):.1f} GiB"
     if size >= MEMORY:
-        return Finding("memory", value, "ok", "enough for the demo")
-    return Finding("memory", value, "limited", "build with fewer jobs at once: snakemake --cores 1 all")
+        return DoctorFinding("memory", value, "ok", "enough for the demo")
+    return DoctorFinding("memory", value, "limited", "build with fewer jobs at once: snakemake --cores 1 all")
 
 
-def disk(free: int) -> Finding:
+def disk(free: int) -> DoctorFinding:
     """Free disk space, in bytes."""
     value = f"{free / (1 << 30):.1f} GiB free"
     if free >= DISK:
-        return Finding("disk", value, "ok", "enough for the demo")
-    return Finding("disk", value, "limited", "little; build/.store keeps what was ever made, and may be deleted")
+        return DoctorFinding("disk", value, "ok", "enough for the demo")
+    return DoctorFinding("disk", value, "limited", "little; build/.store keeps what was ever made, and may be deleted")
 
 
-def hub() -> list[Finding]:
+def hub() -> list[DoctorFinding]:
     """Whether checkpoints can be fetched from the hub. The token itself is never shown."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        return [Finding("hub", "offline", "limited", "HF_HUB_OFFLINE is set: only what is cached or in a local folder")]
+        return [
+            DoctorFinding(
+                "hub", "offline", "limited", "HF_HUB_OFFLINE is set: only what is cached or in a local folder"
+            )
+        ]
     if get_token():
-        return [Finding("hub", "token found", "ok", "gated checkpoints can be fetched where access was granted")]
-    return [Finding("hub", "no token", "ok", "public checkpoints only; for gated ones: hf auth login")]
+        return [DoctorFinding("hub", "token found", "ok", "gated checkpoints can be fetched where access was granted")]
+    return [DoctorFinding("hub", "no token", "ok", "public checkpoints only; for gated ones: hf auth login")]
 
 
 def _said(*command: str) -> str:

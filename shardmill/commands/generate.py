@@ -326,7 +326,7 @@ def label(
     else:
         content = _read_stdin() if file == "-" else read_text(Path(file))
     with quiet_coremltools():
-        reader = reading.load(build, precision)
+        reader = reading.load_reader(build, precision)
     if redact and reader.classifies:
         raise ShardmillError(f"{build}: labels whole texts and finds no spans in them; leave out --redact")
     texts = content.splitlines() if lines else [content]

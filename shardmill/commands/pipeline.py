@@ -29,9 +29,9 @@ def plan(
     from rich.console import Console
 
     from shardmill.errors import ConfigError, ShardmillError
-    from shardmill.pipeline.resolve import load
+    from shardmill.pipeline.resolve import load_resolved
 
-    chosen = load(config)
+    chosen = load_resolved(config)
     try:
         with Console(stderr=True).status(f"reading {config}"):
             from shardmill.pipeline.preview import preview
@@ -43,13 +43,13 @@ def plan(
         typer.echo(json.dumps(asdict(found)))
     else:
         console = Console(highlight=False, markup=False)
-        for renderable in render(found):
+        for renderable in _render_plan(found):
             console.print(renderable, soft_wrap=isinstance(renderable, str))
     if found.refused:
         raise ConfigError(f"{config}: {'; '.join(found.refused)}")
 
 
-def render(found: Preview) -> Iterator[str | Table]:
+def _render_plan(found: Preview) -> Iterator[str | Table]:
     """What a person reads, in order."""
     yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
     if found.buckets:
@@ -183,15 +183,15 @@ def why(
     from shardmill.pipeline import resolve, snakefile, why
     from shardmill.pipeline.cache import remote
     from shardmill.pipeline.cache.store import Store
-    from shardmill.pipeline.resolve import settle
+    from shardmill.pipeline.resolve import resolve_config
 
-    file = configfile or config.find(build.name)
-    settings = resolve.load(file)
+    file = configfile or config.find_config(build.name)
+    settings = resolve.load_resolved(file)
     if settings.model != build.name:
         raise ConfigError(f"{configfile}: is the config of {settings.model}, not of {build.name}; name that one's")
     for problem in snakefile.file_problems(settings):
         raise ConfigError(f"{settings.model}: {problem}")
-    settings = settle(settings, str(file), build.parent / ".store")
+    settings = resolve_config(settings, str(file), build.parent / ".store")
     verdicts = why.forecast(settings, build, Store(build.parent / ".store", shared=remote.configured()))
     table = Table(box=None, pad_edge=False)
     for column in ("step", "", "because of"):
@@ -243,7 +243,7 @@ def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSO
 
     from shardmill.commands import catalogue
 
-    found, unknown = catalogue.families(), catalogue.unknown()
+    found, unknown = catalogue.list_families(), catalogue.unknown()
     if as_json:
         typer.echo(json.dumps({"families": [asdict(family) for family in found], "unknown": unknown}))
         return
@@ -299,7 +299,7 @@ def synth_checkpoint(
     from shardmill.config.reading import read_yaml
     from shardmill.errors import ConfigError
     from shardmill.models.hf_config import content_fault
-    from shardmill.models.synthetic import synth_checkpoint as write
+    from shardmill.models.synthetic import write_synthetic_checkpoint as write
     from shardmill.pipeline.resolve import located, workflow_root
 
     content = read_yaml(like)

@@ -17,7 +17,7 @@ from shardmill.files import load_json
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
-    from portable_coreml.files.compare import Contents, Feature, Function, Weights
+    from portable_coreml.files.compare import Contents, ShownFeature, ShownFunction, Weights
     from rich.table import Table
 
 
@@ -31,19 +31,19 @@ def inspect(
     from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.files.compare import read
+        from portable_coreml.files.compare import read_contents
 
         with Console(stderr=True).status(f"reading {package}"):
-            contents = read(package)  # coremltools is imported when the model is read
+            contents = read_contents(package)  # coremltools is imported when the model is read
     if as_json:
         typer.echo(json.dumps(asdict(contents)))
         return
     console = Console(highlight=False, markup=False)
-    for renderable in render(contents):
+    for renderable in _render_inspection(contents):
         console.print(renderable, soft_wrap=isinstance(renderable, str))
 
 
-def render(contents: Contents) -> Iterable[str | Table]:
+def _render_inspection(contents: Contents) -> Iterable[str | Table]:
     """What a person reads, in order."""
     yield f"{contents.path}: ML Program, specification {contents.specification}, {size(contents.bytes)}"
     for function in contents.functions:
@@ -54,9 +54,9 @@ def render(contents: Contents) -> Iterable[str | Table]:
     yield _weights(contents.weights) if contents.weights else "no weight files"
 
 
-def _features(function: Function) -> Table:
+def _features(function: ShownFunction) -> Table:
     table = _table("", "name", "dtype", "shape")
-    groups: tuple[tuple[str, tuple[Feature, ...]], ...] = (
+    groups: tuple[tuple[str, tuple[ShownFeature, ...]], ...] = (
         ("input", function.inputs),
         ("output", function.outputs),
         ("state", function.states),
@@ -67,7 +67,7 @@ def _features(function: Function) -> Table:
     return table
 
 
-def _operations(function: Function) -> Table:
+def _operations(function: ShownFunction) -> Table:
     table = _table("operation", "count")
     for name, count in function.operations:
         table.add_row(one_line(name), str(count))
@@ -200,7 +200,7 @@ def _of_a_device(predicted: Path, result: Path) -> list[dict[str, Any]]:
 def warm(build: Build, precision: Precision = "fp32") -> None:
     """Load a build's programs one after the other, and say how long each took, beside its first time on this system."""
     from shardmill.imports import quiet_coremltools
-    from shardmill.runtime.warm import warm as warmed
+    from shardmill.runtime.warm import warm_programs as warmed
 
     with quiet_coremltools():
         for program in warmed(build, precision):

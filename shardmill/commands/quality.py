@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from shardmill.gates.nonfinite import Row
+    from shardmill.gates.nonfinite import LayerRangeRow
     from shardmill.plan import Part
 
 WIDE = 200  # columns where nobody looks at a terminal, so that no name is broken
@@ -80,7 +80,7 @@ def _is_past(search: Mapping[str, Any], build: Path) -> bool:
     file = build / "precision.json"
     if not file.is_file():
         return False
-    now = recipe.read(read_json(file), file.name)
+    now = recipe.read_recipe(read_json(file), file.name)
     return any(now.form(path) != form for path, form in search["forms"].items())
 
 
@@ -108,7 +108,7 @@ def _rounded(build: Path) -> Table:
     needed = [package for name, package in packages.items() if name != "embedding"]
     if gone := [path for path in (source / "config.json", *needed) if not path.exists()]:
         raise ShardmillError(f"{gone[0]}: is not there (yet); build it first, whether its gate passes or not")
-    chosen = recipe.read(read_json(build / "precision.json"), "precision.json")
+    chosen = recipe.read_recipe(read_json(build / "precision.json"), "precision.json")
     kept: dict[str, tuple[float, str]] = {}  # of a matrix in several programs, the one that lost most
     for row in content["parts"]:
         part = load_part(build / f"parts/{row['name']}.json")
@@ -165,19 +165,19 @@ def audit_range(
         loaded = engine.load(build, "fp16")
         from shardmill.gates import nonfinite
     tokens = ids[: loaded.slots]
-    rows = nonfinite.audit(loaded, tokens)
+    rows = nonfinite.audit_values(loaded, tokens)
     if as_json:
         typer.echo(json.dumps(nonfinite.as_json(rows)))
     else:
         console = Console(markup=False, highlight=False)
-        show(console, "Each layer's largest value", nonfinite.by_layer(rows))
+        show(console, "Each layer's largest value", nonfinite.ranges_by_layer(rows))
         show(console, "The operations nearest to the end of fp16", nonfinite.worst(rows)[:operations])
         console.print(summary(rows, len(tokens), nonfinite.first_to_leave(rows)))
     if any(row.leaves for row in rows):
         raise typer.Exit(1)
 
 
-def show(console: Console, title: str, rows: Sequence[Row]) -> None:
+def show(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
     """One table of operations."""
     from rich.table import Table
 
@@ -190,7 +190,7 @@ def show(console: Console, title: str, rows: Sequence[Row]) -> None:
     console.print(table)
 
 
-def summary(rows: Sequence[Row], tokens: int, first: Row | None) -> str:
+def summary(rows: Sequence[LayerRangeRow], tokens: int, first: LayerRangeRow | None) -> str:
     """One line for the end: how much was run, and what left fp16 first."""
     text = f"{len(rows)} operations, {tokens} tokens: "
     if first is None:
@@ -252,7 +252,7 @@ def _verdict(
     from shardmill.errors import ShardmillError
     from shardmill.gates.weights import PackageWeights
     from shardmill.pipeline.task import source_folder
-    from shardmill.witness.part import Stopwatch, measure, verdict
+    from shardmill.witness.part import Stopwatch, witness_measurements, witness_verdict
 
     package, bundle = build / f"packages/{part.name}.mlpackage", build / f"compiled/{part.name}.mlmodelc"
     source, states = source_folder(build / "source.receipt.json"), build / "reference.safetensors"
@@ -260,8 +260,8 @@ def _verdict(
         raise ShardmillError(f"{gone[0]}: is not there; the witness needs a build folder as the pipeline made it")
     watch = Stopwatch()
     stored = PackageWeights(package, part, plan["prefix"])
-    found = measure(part, bundle, plan, load_file(states), source, stored)
-    return verdict(part.name, engine, runtime, found) | {"cost": watch.cost()}
+    found = witness_measurements(part, bundle, plan, load_file(states), source, stored)
+    return witness_verdict(part.name, engine, runtime, found) | {"cost": watch.cost()}
 
 
 def _line(one: Mapping[str, Any]) -> str:

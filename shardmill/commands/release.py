@@ -16,7 +16,7 @@ from shardmill.printable import one_line
 
 if TYPE_CHECKING:
     from shardmill.release.compare import Difference
-    from shardmill.release.verify import Proof
+    from shardmill.release.verify import VerificationReport
 
 
 def sign(
@@ -27,7 +27,7 @@ def sign(
 
     Works without a network. Verify with `shardmill verify BUILD --key PUBLIC`, or with other tools: docs/signing.md.
     """
-    from shardmill.release.sign import sign as sign_build
+    from shardmill.release.sign import sign_build as sign_build
 
     for name in sign_build(build, key):
         typer.echo(build / name)
@@ -71,7 +71,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _tell(proof: Proof) -> None:
+def _tell(proof: VerificationReport) -> None:
     """The table of what is proved by whom."""
     lines = [("what", "proved by", "result"), *((row.what, row.by, row.result) for row in proof.rows)]
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
@@ -109,10 +109,10 @@ def publish(
 
     Refuses a build whose files or verdicts are wrong, whose license does not allow it, or that names your machine.
     """
-    from shardmill.release.publish import Wish, prepare, upload
+    from shardmill.release.publish import PublishOptions, prepare_upload, upload
 
-    wish = Wish(repo, private, include.value if include else None, license, may, key)
-    files = prepare(build, wish)
+    wish = PublishOptions(repo, private, include.value if include else None, license, may, key)
+    files = prepare_upload(build, wish)
     size = sum((build / name).stat().st_size for name in files)
     if dry_run:
         for name in files:
@@ -157,12 +157,19 @@ def rebuild(
     Exit code 1 if a byte differs, with the step and the ingredient that explain it. For a build with a calibration text
     it says how many codes differ. If packages have other versions, or shardmill has other code, nothing is built.
     """
-    from shardmill.release.rebuild import build_again, check_tools, codes_compared, compare, read_original, state
+    from shardmill.release.rebuild import (
+        build_again,
+        check_tools,
+        codes_compared,
+        compare_rebuilt,
+        read_original,
+        state,
+    )
 
     original = read_original(build)
     check_tools(original)
     again = build_again(original, out, cores, source)
-    told = compare(original, again)
+    told = compare_rebuilt(original, again)
     for line in (*told, *codes_compared(original, again)):
         typer.echo(line, err=bool(told))
     count = len(original.statement["subject"])
@@ -199,10 +206,10 @@ def diff(
 
     Exit code 0 whether or not something differs.
     """
-    from shardmill.release.compare import Side, compare, reasons
+    from shardmill.release.compare import Side, compare_builds, reasons
 
     sides = Side(before), Side(after)
-    found, why = compare(*sides), reasons(*sides)
+    found, why = compare_builds(*sides), reasons(*sides)
     if as_json:
         content = {"differences": [asdict(each) for each in found], "reasons": why}
         typer.echo(json.dumps(content))
@@ -245,7 +252,7 @@ def rotate(
     from shardmill.imports import quiet_coremltools, quiet_transformers
 
     with quiet_coremltools(), quiet_transformers():
-        from shardmill.precision.rotate import rotate as write
+        from shardmill.precision.rotate import rotate_checkpoint as write
 
         difference = write(checkpoint, folder)
     size = sum(file.stat().st_size for file in folder.iterdir())

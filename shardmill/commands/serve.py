@@ -147,7 +147,7 @@ def _run(
     from shardmill.serve.server import serve, serve_encoder
 
     if holds_encoder(build):
-        serve_encoder(lambda: label.load(build, precision), settings, typer.echo, warming)
+        serve_encoder(lambda: label.load_reader(build, precision), settings, typer.echo, warming)
         return
     model = partial(loading.load_model, build, draft_build, precision, settings.context_policy, template)
     serve(model, settings, typer.echo, warming)

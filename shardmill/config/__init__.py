@@ -17,7 +17,7 @@ from shardmill.config.model import (
     Source,
     Tokens,
 )
-from shardmill.config.problems import checked, find, load, parse, schema
+from shardmill.config.problems import checked, find_config, load, parse, schema
 
 __all__ = [
     "DRAFTERS",
@@ -32,7 +32,7 @@ __all__ = [
     "Source",
     "Tokens",
     "checked",
-    "find",
+    "find_config",
     "load",
     "parse",
     "schema",

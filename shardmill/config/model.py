@@ -12,7 +12,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
-from shardmill.models.interface import Calls, calls
+from shardmill.models.interface import EntryPoints, calls
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
@@ -356,6 +356,6 @@ class Config:
         return tuple(sorted({1, self.verify, self.tokens.max}))
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> EntryPoints:
         """How a decoder's programs take passes."""
         return calls(self.program.shapes, self.program.state, self.widths, self.program.contexts)

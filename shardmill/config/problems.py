@@ -41,7 +41,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
-        yield from hf_config.problems(config.source.path, root, config.length, config.kind)
+        yield from hf_config.config_problems(config.source.path, root, config.length, config.kind)
 
 
 def _name_problems(name: str) -> list[str]:
@@ -198,7 +198,7 @@ def load(path: Path, root: Path = Path(".")) -> Config:
     return parse(read_yaml(path), str(path), root)
 
 
-def find(model: str, folder: Path = Path("configs")) -> Path:
+def find_config(model: str, folder: Path = Path("configs")) -> Path:
     """The config in `folder` that names a model; raises ConfigError where none or more than one does."""
     named = [file for file in sorted(folder.glob("*.yaml")) if _model_of(file) == model]
     if len(named) != 1:

@@ -27,7 +27,7 @@ BITS = {FP16: 16, UINT8: 8, INT8: 8, INT4: 4, UINT4: 4, UINT6: 6}
 
 
 @dataclass(frozen=True)
-class Blob:
+class WeightBlob:
     """One blob: `offset` is that of its record, which a program names, `data` that of its first byte."""
 
     kind: int  # a key of BITS
@@ -55,16 +55,16 @@ class Blob:
         return self.data + self.size
 
 
-def lay_out(contents: Iterable[tuple[int, int]]) -> list[Blob]:
+def place_blobs(contents: Iterable[tuple[int, int]]) -> list[WeightBlob]:
     """Places blobs of (kind, count of numbers) one after the other."""
-    blobs: list[Blob] = []
+    blobs: list[WeightBlob] = []
     for kind, count in contents:
         after = blobs[-1].end if blobs else ALIGNMENT
-        blobs.append(Blob(kind, count, -(-after // ALIGNMENT) * ALIGNMENT))
+        blobs.append(WeightBlob(kind, count, -(-after // ALIGNMENT) * ALIGNMENT))
     return blobs
 
 
-def write_records(file: int, blobs: list[Blob]) -> None:
+def write_records(file: int, blobs: list[WeightBlob]) -> None:
     """Writes the header and every record to an empty file, given as a descriptor; what lies between stays zero."""
     os.ftruncate(file, blobs[-1].end if blobs else ALIGNMENT)
     write_at(file, struct.pack("<II", len(blobs), VERSION), 0)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.checkpoint.headers import TensorInfo, read_header
-from shardmill.convert.stream import Made
+from shardmill.convert.stream import PrequantizedWeight
 from shardmill.errors import ShardmillError
 from shardmill.forms.form import FP16, MATRIX, Shape, form, is_form
 from shardmill.plan import Part
@@ -76,7 +76,7 @@ class Codes:
         path, _, other = stem.rpartition(".")
         return what in (CODES, SCALE, LUT) and path in self.forms and is_form(other) and other != self.forms[path]
 
-    def contents(self, path: str, name: str, shape: Shape, places: list[int]) -> list[Made]:
+    def contents(self, path: str, name: str, shape: Shape, places: list[int]) -> list[PrequantizedWeight]:
         """What goes into a constant's places; nothing if the file does not name it.
 
         Args:
@@ -89,14 +89,16 @@ class Codes:
         if path in self.tensors:
             if wanted.kind != "fp16":
                 raise ShardmillError(f"{self.name}: {path} is stored in {name}; give codes, not values")
-            return [Made(self.tensors[path], self.folder, places[0], wanted.bits)]
+            return [PrequantizedWeight(self.tensors[path], self.folder, places[0], wanted.bits)]
         if not self.names(path):
             return []
         least, most = (-wanted.levels - 1, wanted.levels) if wanted.kind == "int" else (0, 2**wanted.bits - 1)
         beside = self.tensors[f"{self._stem(path)}.{SCALE if wanted.kind == 'int' else LUT}"]
         return [
-            Made(self.tensors[f"{self._stem(path)}.{CODES}"], self.folder, places[0], wanted.bits, least, most),
-            Made(beside, self.folder, places[1], 16),
+            PrequantizedWeight(
+                self.tensors[f"{self._stem(path)}.{CODES}"], self.folder, places[0], wanted.bits, least, most
+            ),
+            PrequantizedWeight(beside, self.folder, places[1], 16),
         ]
 
     def values(self, path: str) -> NDArray[np.float16] | NDArray[np.int8] | NDArray[np.uint8] | None:

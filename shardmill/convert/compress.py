@@ -9,7 +9,7 @@ import coremltools.optimize.coreml as cto
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.convert.palette import histogram, indices, table
+from shardmill.convert.palette import histogram, indices, palette_table
 from shardmill.forms.form import Form, form
 from shardmill.models.contract import stem
 
@@ -45,7 +45,7 @@ def _palettizer(wanted: Form) -> Any:
     """Palettes with our tables, which coremltools stores."""
 
     def look_up(values: NDArray[np.float16]) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-        entries = table(histogram(values), 2**wanted.bits)
+        entries = palette_table(histogram(values), 2**wanted.bits)
         return entries, indices(entries, values.ravel())
 
     size = {"granularity": "per_grouped_channel", "group_size": wanted.group, "channel_axis": 0} if wanted.group else {}

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardmill.convert.template.pattern import REMEDY, StampError, main_block, main_function
-from shardmill.models.architecture import Kind
+from shardmill.models.architecture import LayerSpec
 from shardmill.plan import Part
 
 STREAM = "x"  # the input that the first layer reads
@@ -31,7 +31,9 @@ def reads(operation: Any) -> list[str]:
     return [argument.name for argument in arguments if argument.WhichOneof("binding") == "name"]
 
 
-def by_layer(steps: Sequence[Any], weights: Collection[str], states: Collection[str]) -> dict[int, Sequence[Any]]:
+def constants_by_layer(
+    steps: Sequence[Any], weights: Collection[str], states: Collection[str]
+) -> dict[int, Sequence[Any]]:
     """The operations of each layer by its index in the model.
 
     Args:
@@ -78,7 +80,7 @@ Named = Mapping[str, Any]  # operations by the name of their first result
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedConstants:
     """An operation that depends on the program's inputs only, after its constants."""
 
     depth: int  # operations on the longest way from an input
@@ -89,7 +91,7 @@ class Shared:
 class Normal:
     """A program's operations. Layer I reads the stream as layer_I_in and leaves it as layer_I_out."""
 
-    shared: Mapping[str, Shared]  # by name, which follows from what is computed
+    shared: Mapping[str, SharedConstants]  # by name, which follows from what is computed
     weights: Named  # those of no layer
     layers: Mapping[int, tuple[Any, ...]]
 
@@ -122,7 +124,7 @@ def has_normal_form(part: Part) -> bool:
 
     Those, unless the host keeps their caches, keep coremltools' names, by which their packages were published.
     """
-    return part.kind == "layers" and (set(part.kinds) != {Kind()} or part.blueprint.hosted)
+    return part.kind == "layers" and (set(part.kinds) != {LayerSpec()} or part.blueprint.hosted)
 
 
 def normalise(spec: Any, inline: Collection[str] = ()) -> None:
@@ -153,7 +155,7 @@ def normal_form(spec: Any, inline: Collection[str] = ()) -> Normal:
     layers: dict[int, tuple[Any, ...]] = {}
     kept = set(main_block(spec).outputs[1:])
     left, stream = {name: op for name, op in weights.items() if WEIGHT.match(name)}, STREAM
-    for index, layer in by_layer(_with_rows_early(moving, kept), weights, states).items():
+    for index, layer in constants_by_layer(_with_rows_early(moving, kept), weights, states).items():
         names[stream] = layer_in(index)
         layers[index] = tuple(_layer(index, layer, constants, left, names, kept))
         stream = layer[-1].outputs[0].name
@@ -191,9 +193,9 @@ def _holds_weight(operation: Any, inline: Collection[str]) -> bool:
 
 def _shared(
     steps: list[Any], constants: Named, fixed: Collection[str]
-) -> tuple[dict[str, Shared], dict[str, str], list[Any]]:
+) -> tuple[dict[str, SharedConstants], dict[str, str], list[Any]]:
     """The operations that depend on `fixed` values only, the new names of their results, and the other operations."""
-    shared: dict[str, Shared] = {}
+    shared: dict[str, SharedConstants] = {}
     names: dict[str, str] = {}
     depths, moving = dict.fromkeys(fixed, 0), list[Any]()
     for step in steps:
@@ -204,7 +206,7 @@ def _shared(
         depth, name = 1 + max(depths[name] for name in read), f"shared_{step.type}_{_digest(step, constants, names)}"
         depths |= {output.name: depth for output in step.outputs}
         names |= _results(step, name)
-        shared[name] = Shared(depth, tuple(_written(step, name, constants, names)))
+        shared[name] = SharedConstants(depth, tuple(_written(step, name, constants, names)))
     return shared, names, moving
 
 

@@ -18,7 +18,7 @@ from coremltools.proto import Model_pb2
 from shardmill.convert.placing import weight_sites
 from shardmill.convert.template.pattern import StampError, main_block, main_function
 from shardmill.files import load_json
-from shardmill.models.interface import FIXED, Calls
+from shardmill.models.interface import FIXED, EntryPoints
 from shardmill.plan import Part
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
@@ -63,7 +63,7 @@ def by_function(part: Part) -> Iterator[tuple[str, Part]]:
         return
     for slots, names in {part.slots: part.calls.functions, **part.calls.shorter}.items():
         for width, name in names.items():
-            yield name, replace(part, slots=slots, tokens=width, calls=Calls(FIXED, (width,), part.calls.state))
+            yield name, replace(part, slots=slots, tokens=width, calls=EntryPoints(FIXED, (width,), part.calls.state))
 
 
 def share_places(placed: Any, others: Iterable[Any]) -> None:

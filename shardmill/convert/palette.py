@@ -65,7 +65,7 @@ def histogram(values: NDArray[np.float16]) -> Histogram:
     return np.bincount(values.view(np.uint16).ravel(), minlength=PATTERNS)
 
 
-def table(counts: Histogram, entries: int) -> NDArray[np.float16]:
+def palette_table(counts: Histogram, entries: int) -> NDArray[np.float16]:
     """The entries [entries] of a palette, ascending, for the finite numbers that a histogram counts.
 
     A number of entries of at least as many different numbers holds these, and the last of them once more.

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardmill.convert import blob
 from shardmill.convert.codes import Codes
-from shardmill.convert.stream import Content, Given, Palette, Weight, bands
+from shardmill.convert.stream import Content, LiteralWeight, Palette, Weight, bands
 from shardmill.convert.template.pattern import StampError, main_block
 from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import FP16, form
@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-def inline(part: Part) -> dict[str, str]:
+def inline_constants(part: Part) -> dict[str, str]:
     """Return the paths of the weights that the program itself holds, by the constants' names in it."""
     lengths = {path: math.prod(shape) for path, shape in part.shapes.items()}
     lengths |= {path: len(values) for path, values in computed(part.blueprint).items()}
@@ -42,7 +42,7 @@ def clear_inline(spec: Any, part: Part) -> None:
 
     Two samples then have equal operations there, and code that finds weights by such references finds these too.
     """
-    names = inline(part)
+    names = inline_constants(part)
     for operation in main_block(spec).operations:
         if operation.type == "const" and operation.outputs[0].name in names:
             operation.attributes["val"].blobFileValue.SetInParent()
@@ -61,7 +61,7 @@ def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None)
         CheckpointError: for a weight that fp16 can't hold.
         StampError: if the program lacks one of the short weights.
     """
-    left, weights, given = inline(part), PartWeights(part, source), computed(part.blueprint)
+    left, weights, given = inline_constants(part), PartWeights(part, source), computed(part.blueprint)
     for operation in main_block(spec).operations:
         path = left.pop(operation.outputs[0].name, None) if operation.type == "const" else None
         if path is not None:
@@ -75,7 +75,7 @@ def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None)
 
 def place(
     spec: Any, part: Part, forms: Mapping[str, str], codes: Codes | None = None
-) -> tuple[list[blob.Blob], list[Content]]:
+) -> tuple[list[blob.WeightBlob], list[Content]]:
     """Gives every weight of the program its place in the weight file, in the order of use, and says what goes there.
 
     Args:
@@ -89,8 +89,8 @@ def place(
         ShardmillError: where the codes do not fit them.
     """
     sites = list(weight_sites(spec))
-    blobs = blob.lay_out([_kind_and_count(value) for _, values in sites for value in values])
-    elsewhere = inline(part).values()
+    blobs = blob.place_blobs([_kind_and_count(value) for _, values in sites for value in values])
+    elsewhere = inline_constants(part).values()
     shapes = {stem(path): path for path in part.shapes if path not in elsewhere}
     given = {stem(path): values for path, values in computed(part.blueprint).items()}
     left, contents = iter(blobs), list[Content]()
@@ -99,7 +99,7 @@ def place(
         for value, where in zip(values, offsets, strict=True):
             value.blobFileValue.offset = where.offset
         if name in given:
-            contents.append(Given(given[name], offsets[0].data))
+            contents.append(LiteralWeight(given[name], offsets[0].data))
             continue
         if name not in shapes or math.prod(extents(values[0])) != math.prod(part.shapes[shapes[name]]):
             raise StampError(f"{name}: the program's weight of {extents(values[0])} is no tensor of {part.name}")

@@ -12,7 +12,7 @@ from shardmill.convert import blob, package, trace
 from shardmill.convert.codes import Codes
 from shardmill.convert.package import WEIGHT_FILE, by_function, save_combined
 from shardmill.convert.placing import weight_sites
-from shardmill.convert.stream import Made, stream
+from shardmill.convert.stream import PrequantizedWeight, stream
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ShardmillError
 from shardmill.forms.form import FP16, spread
@@ -70,7 +70,7 @@ def _places(path: Path, part: Part) -> dict[str, list[int]]:
 
 def _impose(path: Path, part: Part, forms: Mapping[str, str], codes: Codes, places: Mapping[str, list[int]]) -> None:
     """Writes codes over what a package has in their places."""
-    contents: list[Made] = []
+    contents: list[PrequantizedWeight] = []
     for constant, shape in part.shapes.items():
         contents += codes.contents(constant, forms.get(constant, FP16), shape, places.get(stem(constant), []))
     descriptor = os.open(path / WEIGHT_FILE, os.O_RDWR)

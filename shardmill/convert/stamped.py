@@ -145,5 +145,5 @@ def convert_stamped(
         enumerate_shapes(spec, part.calls.widths)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)
-    stream.write(path / WEIGHT_FILE, blobs, contents, source, threads)
+    stream.write_weights(path / WEIGHT_FILE, blobs, contents, source, threads)
     package.canonicalize(path)

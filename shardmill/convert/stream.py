@@ -32,7 +32,7 @@ EIGHT = 8  # rows that end on a whole byte, whatever their numbers' bits and how
 
 
 @dataclass(frozen=True)
-class Band:
+class RowRange:
     """Blocks of a constant that lie side by side: all of its rows from `row` on, up to the next band."""
 
     tensors: tuple[Constant, ...]
@@ -76,15 +76,17 @@ class Band:
         return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).reshape(count, columns).contiguous()
 
 
-def bands(tensors: Sequence[Constant]) -> list[Band]:
+def bands(tensors: Sequence[Constant]) -> list[RowRange]:
     """The bands of one constant's blocks, from the first row on."""
     found: dict[int, list[Constant]] = {}
     for tensor in tensors:
         found.setdefault(tensor.at[0], []).append(tensor)
-    return [Band(tuple(band), row) for row, band in sorted(found.items())]
+    return [RowRange(tuple(band), row) for row, band in sorted(found.items())]
 
 
-def _in_groups(found: Sequence[Band], unit: int, size: int, source: Path) -> Iterator[tuple[Band, torch.Tensor]]:
+def _in_groups(
+    found: Sequence[RowRange], unit: int, size: int, source: Path
+) -> Iterator[tuple[RowRange, torch.Tensor]]:
     """All rows of a constant in order, in fp32, each time with the band that the last of them is from.
 
     Args:
@@ -143,7 +145,7 @@ NUMPY = {"I8": np.int8, "U8": np.uint8, "F16": np.float16}
 class Weight:
     """Rows of a constant and the offsets at which they go into a file, the second for one fp16 scale per row."""
 
-    band: Band
+    band: RowRange
     data: int
     scale: int | None = None
     form: Form = HALF
@@ -153,14 +155,14 @@ class Weight:
 class Palette:
     """A matrix of palettes, and the offsets at which its indices and tables go into a file."""
 
-    bands: tuple[Band, ...]
+    bands: tuple[RowRange, ...]
     data: int
     tables: int
     form: Form
 
 
 @dataclass(frozen=True)
-class Given:
+class LiteralWeight:
     """A constant that no checkpoint decides, in fp16."""
 
     values: tuple[float, ...]
@@ -168,7 +170,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Made:
+class PrequantizedWeight:
     """Numbers that a file holds as they are to be stored, but for their packing into so many bits.
 
     Attributes:
@@ -185,11 +187,13 @@ class Made:
     most: int = 0
 
 
-Content = Weight | Palette | Given | Made
+Content = Weight | Palette | LiteralWeight | PrequantizedWeight
 Job = Callable[[], None]
 
 
-def write(file: Path, blobs: list[blob.Blob], contents: Sequence[Content], source: Path, threads: int) -> None:
+def write_weights(
+    file: Path, blobs: list[blob.WeightBlob], contents: Sequence[Content], source: Path, threads: int
+) -> None:
     """Writes the weight file. Raises CheckpointError for a weight that fp16 can't hold, or a file that is too short."""
     with created(file) as descriptor:
         blob.write_records(descriptor, blobs)
@@ -222,10 +226,10 @@ def _jobs(descriptor: int, content: Content, source: Path) -> Iterator[Job]:
                 yield partial(_write_block, descriptor, content, row, source)
         case Palette():
             yield partial(_write_palette, descriptor, content, source)
-        case Given():
+        case LiteralWeight():
             values = np.asarray(content.values, np.float16)
             yield partial(blob.write_at, descriptor, values.data, content.data)
-        case Made():
+        case PrequantizedWeight():
             for start in range(content.info.start, content.info.end, BLOCK):
                 yield partial(_write_made, descriptor, content, start)
 
@@ -260,7 +264,7 @@ def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> Non
     blob.write_at(descriptor, made.data, weight.data + row * weight.band.shape[1] * bits // 8)
 
 
-def _demand_fp16(magnitude: float, band: Band) -> None:
+def _demand_fp16(magnitude: float, band: RowRange) -> None:
     if not palette.fits_fp16(magnitude):
         raise CheckpointError(f"{band.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
 
@@ -268,11 +272,13 @@ def _demand_fp16(magnitude: float, band: Band) -> None:
 def _write_palette(descriptor: int, matrix: Palette, source: Path) -> None:
     """Finds the tables of a matrix, and writes them and the indices into them."""
     bits, group = matrix.form.bits, matrix.form.group
-    shared = None if group else palette.table(_histogram(matrix, source), 2**bits)
+    shared = None if group else palette.palette_table(_histogram(matrix, source), 2**bits)
     data, tables = matrix.data, matrix.tables
     for values in _halves(matrix, source):
         groups = values.reshape(-1, group * values.shape[1]) if group else values.reshape(1, -1)
-        found = [palette.table(palette.histogram(each), 2**bits) if shared is None else shared for each in groups]
+        found = [
+            palette.palette_table(palette.histogram(each), 2**bits) if shared is None else shared for each in groups
+        ]
         codes = [palette.indices(entries, each) for entries, each in zip(found, groups, strict=True)]
         made = blob.packed(np.concatenate(codes), bits)
         blob.write_at(descriptor, made.data, data)
@@ -294,7 +300,7 @@ def _halves(matrix: Palette, source: Path) -> Iterator[NDArray[np.float16]]:
         yield half.numpy()
 
 
-def _write_made(descriptor: int, made: Made, start: int) -> None:
+def _write_made(descriptor: int, made: PrequantizedWeight, start: int) -> None:
     """Checks, packs and writes the bytes of a block that starts at `start`. Raises ShardmillError."""
     info = made.info
     with (made.folder / info.file).open("rb", buffering=0) as file:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardmill.checkpoint.headers import ITEM_BYTES, header_bytes
 from shardmill.convert import blob
-from shardmill.convert.stream import Band, Weight, created, stream
+from shardmill.convert.stream import RowRange, Weight, created, stream
 from shardmill.forms.form import FP16, Shape, form
 from shardmill.plan import Part
 
@@ -41,7 +41,8 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
         blob.write_at(descriptor, prefix, 0)
         places = {path: len(prefix) + entry["data_offsets"][0] for path, entry in entries.items()}
         weights = [
-            Weight(Band((t,)), places[t.path], places.get(f"{t.path}.scale"), form(forms[t.path])) for t in part.tensors
+            Weight(RowRange((t,)), places[t.path], places.get(f"{t.path}.scale"), form(forms[t.path]))
+            for t in part.tensors
         ]
         stream(descriptor, weights, source, threads)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardmill.convert.compress import compressed, every_projection
 from shardmill.convert.normal import has_normal_form, normalise
-from shardmill.convert.placing import inline
+from shardmill.convert.placing import inline_constants
 from shardmill.forms.form import FP16, INT8, spread
 from shardmill.models.blocks import build
 from shardmill.models.contract import T, inputs, new_rows, output, states
@@ -108,7 +108,7 @@ def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str,
         return model
     spec = model.get_spec()
     if has_normal_form(part):
-        normalise(spec, inline(part))
+        normalise(spec, inline_constants(part))
     if part.calls.shapes == ENUMERATED:
         enumerate_shapes(spec, part.calls.widths)
     return ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)

@@ -18,7 +18,7 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 FP16_MAX = float(torch.finfo(torch.float16).max)
 
 
-def read(tensor: Constant, source: Path) -> Tensor:
+def read_tensor(tensor: Constant, source: Path) -> Tensor:
     """The bytes of a constant as they lie in the checkpoint, in their own dtype and shape.
 
     They are mapped, so nothing is copied until it is used.
@@ -34,12 +34,12 @@ def read_info(info: TensorInfo, source: Path) -> Tensor:
 
 def block(tensor: Constant, source: Path) -> Tensor:
     """A whole block of a constant, in the checkpoint's dtype or fp32."""
-    return turned(read(tensor, source), tensor.source, beside(tensor, source))
+    return turned(read_tensor(tensor, source), tensor.source, beside(tensor, source))
 
 
 def beside(tensor: Constant, source: Path) -> list[Tensor]:
     """The vectors that the block's source names."""
-    return [read(vector, source) for vector in tensor.beside]
+    return [read_tensor(vector, source) for vector in tensor.beside]
 
 
 class PartWeights(Mapping[str, Tensor]):

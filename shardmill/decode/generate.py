@@ -13,13 +13,13 @@ from typing import Literal
 
 from shardmill.decode.constraint import Constraint
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
-from shardmill.decode.drafters.base import NoDrafter, cut, usable
+from shardmill.decode.drafters.base import NoDrafter, shorten, usable
 from shardmill.decode.engine import DecodeError
 from shardmill.decode.policies import UNSTATED, DraftPolicy, PassReport, create_policy, worth_drafting
 from shardmill.decode.sampler import Sampler, Sampling, log_probabilities
 from shardmill.decode.session import Prefill, Session
 from shardmill.decode.text import Detokenize, TextStream
-from shardmill.decode.verify import Verified, agreement, verify
+from shardmill.decode.verify import Verified, agreement, verify_draft
 
 
 @dataclass(frozen=True)
@@ -269,9 +269,9 @@ def _decode_pass(request: _Request) -> Verified:
     session, context = request.session, request.context
     start = time.perf_counter()
     proposed, asked = _propose(request, min(session.room(), request.end - len(context)) - 1)
-    draft = cut(proposed, request.policy.length(proposed))
+    draft = shorten(proposed, request.policy.length(proposed))
     proposing = time.perf_counter() - start
-    verified = verify(
+    verified = verify_draft(
         session, context[-1], draft, request.sampler, eos=request.eos, guard_margin=request.options.guard_margin
     )
     answered = time.perf_counter()
@@ -312,7 +312,7 @@ def _propose(request: _Request, most: int) -> tuple[Draft, bool]:
         return EMPTY, False
     draft = usable(request.drafter.propose(request.context, limit), limit, request.session.engine.vocab)
     if draft.tokens and draft.distributions is None:  # a drawn token must be rejected, not left out: see `Draft`
-        draft = cut(draft, request.sampler.valid_prefix(draft.tokens))
+        draft = shorten(draft, request.sampler.valid_prefix(draft.tokens))
     return draft, True
 
 

@@ -102,7 +102,7 @@ _GRANT = 0.007  # per pass
 _BOUND = 8.0
 
 
-class Ledger:
+class DraftBudget:
     """The account of drafting's gains and losses."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ _USUAL = 8.0  # weight, in right tokens, of the assumption that a request is as 
 _EASIEST = 1.25  # upper bound of a request's ease: rates near 1 leave no room for more
 
 
-class Calibration:
+class WidthCalibration:
     """A map from stated confidence to the observed acceptance rate, or to itself if nothing is observed."""
 
     def __init__(self) -> None:
@@ -284,8 +284,8 @@ class CostModel:
         self, widths: Sequence[int], *, costs: Mapping[int, float] | None = None, floor: float = FLOOR
     ) -> None:
         self._costs = WidthCosts(widths, costs)
-        self._calibration = Calibration()
-        self._ledger = Ledger()
+        self._calibration = WidthCalibration()
+        self._ledger = DraftBudget()
         self._floor = floor
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT)  # drafted, accepted
         self._guard: deque[float] = deque([0.0], maxlen=_RECENT)  # seconds of re-verification per drafting pass

@@ -77,7 +77,7 @@ class Verified:
     guard_seconds: float = 0.0
 
 
-def verify(
+def verify_draft(
     session: Session,
     pending: int,
     draft: Draft,

@@ -45,7 +45,7 @@ class Standing:
     trouble: str
 
 
-def rank(builds: Sequence[Path]) -> list[dict[str, Any]]:
+def rank_builds(builds: Sequence[Path]) -> list[dict[str, Any]]:
     """Return a row for each build on each system on which it was measured.
 
     A build's place depends on its narrowest pass, which decodes one token. A build with any failure has no place.

@@ -54,7 +54,7 @@ class Described:
 
 
 @checked_dataclass(frozen=True)
-class Row:
+class EvidenceRow:
     """An operation of a compute plan."""
 
     output: str
@@ -63,12 +63,12 @@ class Row:
 
 
 @checked_dataclass(frozen=True)
-class Value:
+class EvidenceValue:
     """What a measurement found, as far as it is read."""
 
     evidence: Literal["measured", "predicted"] | None = None
     counts: dict[str, Size] | None = None
-    rows: list[Row] | None = None
+    rows: list[EvidenceRow] | None = None
     tokens: Size | None = None
     agree: Size | None = None
     programs: Size | None = None
@@ -79,7 +79,7 @@ class Line:
     """A measurement."""
 
     status: Annotated[str, Field(pattern=f"^({'|'.join(STATUSES)})$")]
-    value: Value
+    value: EvidenceValue
     timing: dict[str, Figure | None]
     detail: str
 
@@ -96,7 +96,7 @@ class Variant:
 
 
 @checked_dataclass(frozen=True)
-class Engine:
+class DeviceEngine:
     """What ran the programs."""
 
     name: str
@@ -110,11 +110,11 @@ class Result:
     kind: Literal[KIND]  # type: ignore[valid-type]
     kit: str
     machine: Machine
-    engine: Engine
+    engine: DeviceEngine
     variants: dict[str, Variant]
 
 
-def faults(content: Any) -> Iterator[str]:
+def _evidence_faults(content: Any) -> Iterator[str]:
     """What keeps JSON from being a result, the first of it."""
     try:
         found = TypeAdapter(Result).validate_python(content)
@@ -236,7 +236,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise ShardmillError(
             f"{path}: no result.json of measure.py, or not as that wrote it{why}; take the one that it wrote, again"
         ) from error
-    for problem in faults(content):
+    for problem in _evidence_faults(content):
         raise ShardmillError(f"{path}: no result.json of measure.py that this shardmill reads: {problem}")
     return content
 

@@ -156,10 +156,10 @@ def recipe(precision: str) -> Recipe:
         content = load_json(file, unique=True)
     except ValueError as error:
         raise ConfigError(f"{file}: no JSON: {printable(str(error))}") from error
-    return read(content, str(file))
+    return read_recipe(content, str(file))
 
 
-def read(content: Any, name: str) -> Recipe:
+def read_recipe(content: Any, name: str) -> Recipe:
     """A recipe file's content, checked. Raises ConfigError with `name` in front."""
     if not isinstance(content, Mapping) or content.keys() != KEYS or not isinstance(content["matrices"], Mapping):
         raise ConfigError(f"{name}: no recipe; it has the keys schema, default and matrices, see docs/precision.md")
@@ -188,7 +188,7 @@ def unfit(forms: Sequence[str], constants: Mapping[str, Shape]) -> Iterator[str]
             yield f"convert.search.forms: {', '.join(forms)}: none of them fits {path}, {list(shape)}; add int8"
 
 
-def misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[str]:
+def recipe_misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[str]:
     """How a recipe contradicts a model, given the constants of all programs; of a slice of the head, its rows."""
     known = matrices(constants)
     if chosen.strict:

@@ -29,10 +29,10 @@ from shardmill.models.host import Floats
 from shardmill.plan import Part
 from shardmill.runtime.encoder import Encoder
 from shardmill.runtime.program import Program, reused
-from shardmill.runtime.spans import Span, grouped
+from shardmill.runtime.spans import Span, grouped_spans
 
 
-class Runner:
+class EncoderRunner:
     """An encoder's program, run by hand through MLModel.predict."""
 
     def __init__(self, program: Path, part: Part, plan: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Runner:
 
 
 def encoder_parity(
-    runner: Runner,
+    runner: EncoderRunner,
     reference: EncoderReference,
     tokens: Sequence[int],
     known: Tensor,
@@ -145,7 +145,7 @@ class Tables:
         return lambda name: self.weights(name) if name in self.named.values() else stored(name)
 
 
-def stack_parity(
+def encoder_stack_parity(
     load: Callable[[], Encoder],
     reference: EncoderReference,
     stored: Callable[[str], Tensor],
@@ -167,7 +167,7 @@ def stack_parity(
         encoder = load()
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
-        plain = run(encoder, texts, plan, bucket)
+        plain = _run_texts(encoder, texts, plan, bucket)
         weights = _with_tables(encoder, plan["tables"], stored)
         truth = partial(_expected, reference, texts, weights, plan["tables"]["embedding"])
         expected = truth()
@@ -179,11 +179,11 @@ def stack_parity(
         larger = [size for size in plan["buckets"] if size > bucket]
         within = probe(reference.model, truth, expected).allowed if larger else None
         for other in larger:
-            error = relative_error(run(encoder, texts, plan, other), plain)
+            error = relative_error(_run_texts(encoder, texts, plan, other), plain)
             name = "bucket_error" if is_portable() else "bucket_error_fp16"
             yield Measurement(name, error, f"{bucket}, {other}", within)
     del encoder
-    yield from cost(load, plan, known)
+    yield from _encoder_cost(load, plan, known)
 
 
 def _with_tables(encoder: Encoder, names: Mapping[str, str], stored: Callable[[str], Tensor]) -> Weights:
@@ -201,13 +201,13 @@ def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda ids: table[ids].float()
 
 
-def run(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[str, Any], bucket: int) -> Floats:
+def _run_texts(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[str, Any], bucket: int) -> Floats:
     """Return the outputs for all texts, concatenated."""
     outputs = [encoder.run(text, bucket) for text in texts]
     return np.concatenate([out[:1] if plan["task"] == CLASSIFY else out for out in outputs])
 
 
-def cost(
+def _encoder_cost(
     load: Callable[[], Encoder], plan: Mapping[str, Any], known: Mapping[str, Tensor]
 ) -> Iterator[Measurement | NotRun]:
     """Measure question 3: the shipped precision against the original weights in fp32, bucket by bucket."""
@@ -215,7 +215,7 @@ def cost(
         encoder = load()
     for bucket in plan["buckets"]:
         texts = passages(known["tokens"].tolist(), bucket, plan["task"])
-        shipped = torch.from_numpy(run(encoder, texts, plan, bucket))
+        shipped = torch.from_numpy(_run_texts(encoder, texts, plan, bucket))
         original, detail = known[f"output_{bucket}"], f"bucket {bucket}"
         if plan["task"] == EMBED:
             likeness = cosine_similarity(original, shipped, dim=-1)
@@ -261,6 +261,6 @@ def _spans_compared(
 def spans(logits: Tensor, labels: Sequence[str], clear: Tensor) -> Iterator[tuple[int, int, str]]:
     """Yield the first and last token and the type of every span whose tokens and neighbours are all clear."""
     rows = [Span(i, i + 1, labels[row], 1.0) for i, row in enumerate(logits.argmax(-1).tolist())]
-    for span in grouped(rows):
+    for span in grouped_spans(rows):
         if bool(clear[max(span.start - 1, 0) : span.end + 1].all()):
             yield span.start, span.end, span.type

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.gates.naming import Weights, loaded, origins
-from shardmill.gates.reference import give_back, replaced, without_weights
+from shardmill.gates.reference import replaced, return_heap, without_weights
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.hf_config import load_hf_config
 
@@ -84,7 +84,7 @@ class EncoderReference:
         finally:
             for hook in hooks:
                 hook.remove()
-        give_back()
+        return_heap()
         return found
 
     def _load_around(self, embed: nn.Module, weights: Weights) -> None:

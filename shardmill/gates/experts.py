@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement
-from shardmill.runtime.functions import located
+from shardmill.runtime.functions import function_location
 
 # An engine that rounds like this cannot tell scores apart whose difference is below this share of the largest score.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}
@@ -65,7 +65,7 @@ def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
     A round subtracts scores from their maximum and multiplies the result with the experts' order. It subtracts the
     product from its maximum, and subtracts a last result from 1: this is the choice.
     """
-    path, wanted = located(program, called)
+    path, wanted = function_location(program, called)
     function, _ = pick_function(load_model(path), wanted)
     made: dict[str, Op] = {}
     found: list[tuple[str, str]] = []
@@ -92,7 +92,7 @@ def _maker(op: Op, side: str, made: Mapping[str, Op]) -> Op | None:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ChoiceComparison:
     """A program's choices beside transformers' choices, each field [layers, n]."""
 
     same: Tensor  # True if the sets of experts are equal
@@ -127,12 +127,12 @@ class Compared:
             )
         return count
 
-    def before(self, count: int) -> Compared:
+    def before(self, count: int) -> ChoiceComparison:
         """Return the choices of the first `count` tokens."""
-        return Compared(self.same[:, :count], self.close[:, :count], self.edge[:, :count])
+        return ChoiceComparison(self.same[:, :count], self.close[:, :count], self.edge[:, :count])
 
 
-def compared(found: Choices, indices: list[Tensor], precision: str, jitter: float = 0.0) -> Compared:
+def compare_choices(found: Choices, indices: list[Tensor], precision: str, jitter: float = 0.0) -> ChoiceComparison:
     """Compare a program's choices with transformers' choices.
 
     Args:
@@ -149,7 +149,7 @@ def compared(found: Choices, indices: list[Tensor], precision: str, jitter: floa
     if chosen < count:  # otherwise there is nothing to choose; NaN is no close call
         close = (ordered[..., chosen - 1] - ordered[..., chosen]) <= RESOLUTION[precision] * size
     edge = _on_edge(found.scores, jitter, RESOLUTION[precision]) if jitter else torch.zeros_like(close)
-    return Compared((truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2), close, edge)
+    return ChoiceComparison((truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2), close, edge)
 
 
 def _on_edge(scores: Tensor, jitter: float, resolution: float) -> Tensor:
@@ -167,7 +167,7 @@ def _on_edge(scores: Tensor, jitter: float, resolution: float) -> Tensor:
     return found
 
 
-def agreement(name: str, found: Compared) -> Measurement:
+def choice_agreement(name: str, found: ChoiceComparison) -> Measurement:
     """Measure the share of tokens and layers with the same set of experts as transformers, if the scores decide it."""
     same, close = found.same, found.close
     apart = close | _after(found.fell)

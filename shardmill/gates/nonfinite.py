@@ -24,19 +24,19 @@ from torch import Tensor
 
 from shardmill.convert.normal import WEIGHT
 from shardmill.gates.measurement import Measurement
-from shardmill.gates.passes import cut
+from shardmill.gates.passes import in_passes
 from shardmill.machine import is_portable
 from shardmill.models.architecture import MASK, SLIDING_MASK
 from shardmill.models.interface import BUNDLE
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.functions import located
+from shardmill.runtime.functions import function_location
 from shardmill.runtime.program import Program
 
 MASKS = (MASK, SLIDING_MASK)
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRangeRow:
     """One operation of one program.
 
     Attributes:
@@ -63,7 +63,7 @@ class Row:
         return bool(self.overflows or self.nans)
 
 
-def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
+def audit_values(engine: Engine, tokens: Sequence[int]) -> list[LayerRangeRow]:
     """Return one row for each operation of every program, in the order of a pass, from passes of the widest width.
 
     A program with one function per width is run only at the widest width that the text fills, in its whole context.
@@ -72,10 +72,10 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     engine.reset()
     engine.fit(engine.slots)
     programs, width = engine.programs, max(engine.widths)
-    steps = cut(len(tokens), [width])
+    steps = in_passes(len(tokens), [width])
     if any(program.functions for program in programs):
         width = max(each for each in engine.widths if each <= len(tokens))
-        steps = cut(len(tokens) - len(tokens) % width, [width])
+        steps = in_passes(len(tokens) - len(tokens) % width, [width])
     functions = [_function(program, width) for program in programs]
     audits = [RangeAudit(function, MASKS) for function in functions]
     starts = []
@@ -91,7 +91,7 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
     finally:
         for program in programs:
             program.around = nullcontext
-    found: list[Row] = []
+    found: list[LayerRangeRow] = []
     for program, function, seen in zip(programs, functions, audits, strict=True):
         layers = layer_of(function)
         found += [_row(program.name, layers.get(row.output), row, starts) for row in seen.rows()]
@@ -100,15 +100,15 @@ def audit(engine: Engine, tokens: Sequence[int]) -> list[Row]:
 
 def _function(program: Program, width: int) -> Function:
     """Return the function that runs passes of a width."""
-    path, name = located(program.path, program.function(width))
+    path, name = function_location(program.path, program.function(width))
     function, _ = pick_function(load_model(path), name)
     return function
 
 
-def _row(program: str, layer: int | None, row: RangeRow, starts: Sequence[int]) -> Row:
+def _row(program: str, layer: int | None, row: RangeRow, starts: Sequence[int]) -> LayerRangeRow:
     content = asdict(row)
     content["first"] = None if row.first is None else starts[row.first]
-    return Row(program=program, layer=layer, **content)
+    return LayerRangeRow(program=program, layer=layer, **content)
 
 
 def layer_of(function: Function) -> dict[str, int]:
@@ -132,26 +132,26 @@ def layer_of(function: Function) -> dict[str, int]:
     return found
 
 
-def worst(rows: Iterable[Row]) -> list[Row]:
+def worst(rows: Iterable[LayerRangeRow]) -> list[LayerRangeRow]:
     """Sort rows by how near they are to leaving fp16: NaN first, then overflows, then by headroom."""
     return sorted(rows, key=lambda row: (not row.nans, not row.overflows, row.headroom))
 
 
-def by_layer(rows: Iterable[Row]) -> list[Row]:
+def ranges_by_layer(rows: Iterable[LayerRangeRow]) -> list[LayerRangeRow]:
     """Return the worst row of each layer, and of each program's operations outside layers, in the order of a pass."""
-    groups: dict[tuple[str, int | None], list[Row]] = {}
+    groups: dict[tuple[str, int | None], list[LayerRangeRow]] = {}
     for row in rows:
         groups.setdefault((row.program, row.layer), []).append(row)
     return [worst(group)[0] for group in groups.values()]
 
 
-def first_to_leave(rows: Sequence[Row]) -> Row | None:
+def first_to_leave(rows: Sequence[LayerRangeRow]) -> LayerRangeRow | None:
     """Return the operation that left fp16 first: the first such operation of the earliest such pass."""
     left = [row for row in rows if row.first is not None]
     return min(left, key=lambda row: (row.first, rows.index(row)), default=None)
 
 
-def as_json(rows: Iterable[Row]) -> list[Mapping[str, Any]]:
+def as_json(rows: Iterable[LayerRangeRow]) -> list[Mapping[str, Any]]:
     """Return rows as plain data."""
     return [asdict(row) for row in rows]
 

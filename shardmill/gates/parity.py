@@ -16,7 +16,7 @@ from shardmill.gates import disturbed, experts, routed
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, cut, filled_up, schedules
+from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, filled_up, in_passes, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import choosing, none_taken
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
@@ -25,7 +25,7 @@ from shardmill.lane.figures import psnr
 from shardmill.lane.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
-from shardmill.models.host import Floats, Host
+from shardmill.models.host import Floats, KVLayout
 from shardmill.plan import Part
 from shardmill.runtime.functions import held_by_blueprint, lengths_by_blueprint, of_blueprint
 from shardmill.runtime.program import Program, reused
@@ -61,7 +61,7 @@ def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
     return () if is_portable() or part.calls.functions else (verify, part.tokens)
 
 
-class Runner:
+class LayersRunner:
     """A layers part, run by hand through MLModel.predict, with the host's arrays computed by the contract's Host."""
 
     def __init__(self, program: Path, part: Part, runtime: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ class Runner:
         Returns:
             Outputs [n, channels] for inputs [n, d], and by name the states' contents for the tokens.
         """
-        program, host, passes = self.loaded(), Host(self.runtime), list(passes)
+        program, host, passes = self.loaded(), KVLayout(self.runtime), list(passes)
         program.move(passes[0].slots or self.part.slots, keep=False)
         program.renew()
         scale = np.float32(self.part.graph.stream_scale)
@@ -130,7 +130,7 @@ class Runner:
 
 
 def layers_parity(
-    runner: Runner, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+    runner: LayersRunner, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> Iterator[Measurement | NotRun]:
     """Yield all measurements of a layers part; rounding.py measures its weights.
 
@@ -147,7 +147,7 @@ def layers_parity(
     original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
     held = stored.over(original) if split else stored
     with load_programs_as("fp32"):
-        plain, states = runner.run(x.numpy(), cut(len(x), [1]))
+        plain, states = runner.run(x.numpy(), in_passes(len(x), [1]))
         with routed.observed(reference.model) as chosen:
             expected = at_end(reference, part, x, held)
         if is_portable():
@@ -156,9 +156,9 @@ def layers_parity(
             before = "" if count == len(x) else f"of {count} tokens, before a close call of experts that fell otherwise"
             worst = _worst(np.max, relative_error, plain[:count], [piece[:count] for piece in expected])
             error = Measurement("program_error", worst, before)
-            yield explained(error, lambda: runner.run(x.numpy(), cut(len(x), [1])), runner.program)
+            yield explained(error, lambda: runner.run(x.numpy(), in_passes(len(x), [1])), runner.program)
             if choices:
-                yield experts.agreement("experts_agreement", choices.before(count))
+                yield experts.choice_agreement("experts_agreement", choices.before(count))
         again = partial(at_end, reference, part, x, held)
         probed = disturbed.probe(reference.model, lambda: torch.cat(again(), 1), torch.cat(expected, 1))
         if probed.hopeless:
@@ -166,17 +166,17 @@ def layers_parity(
         else:
             yield from width_measurements(runner, x.numpy(), plain, states, probed.allowed)
     with load_programs_as("fp16"):
-        shipped, _ = runner.run(x.numpy(), cut(len(x), [part.tokens]))
+        shipped, _ = runner.run(x.numpy(), in_passes(len(x), [part.tokens]))
         # The exact weights of the experts are left out: if a choice differs, they differ entirely; choices are counted
         # below.
         exact = at_end(reference, part, x, original)[:-1] if split else [boundaries[part.end]]
         ratio = Measurement("psnr", _worst(np.min, psnr, shipped, exact))
-        yield explained(ratio, lambda: runner.run(x.numpy(), cut(len(x), [part.tokens])), runner.program)
+        yield explained(ratio, lambda: runner.run(x.numpy(), in_passes(len(x), [part.tokens])), runner.program)
         if is_portable() and "experts" in known:
             rows = dict(zip(indices, known["experts"][part.start : part.end], strict=True))
             choices = _choices(runner, x.numpy(), part.tokens, rows, "fp16")
             if choices:
-                yield experts.agreement("experts_agreement_fp16", choices)
+                yield experts.choice_agreement("experts_agreement_fp16", choices)
 
 
 def _wrong(rows: Floats, expected: Sequence[Tensor]) -> Tensor:
@@ -204,8 +204,8 @@ def _worst(
 
 
 def _choices(
-    runner: Runner, x: Floats, width: int, truth: Mapping[int, Tensor], precision: str
-) -> experts.Compared | None:
+    runner: LayersRunner, x: Floats, width: int, truth: Mapping[int, Tensor], precision: str
+) -> experts.ChoiceComparison | None:
     """Compare the experts that the part's layers choose with transformers'; None if no layer has experts.
 
     Args:
@@ -221,14 +221,14 @@ def _choices(
     function = runner.part.calls.functions.get(width, "")
     # If a pass is run by another function, or padded, its choices can't be found by their names.
     count = len(x) - (len(x) % width if runner.part.calls.functions else 0)
-    run = partial(runner.run, x[:count], list(cut(count, [width])))
+    run = partial(runner.run, x[:count], list(in_passes(count, [width])))
     found = experts.chosen_by(runner.program, function, len(mixtures), run)
     jitter = options.jitter if (options := runner.part.graph.experts) else 0.0
-    return experts.compared(found, [truth[i][:count] for i in mixtures], precision, jitter)
+    return experts.compare_choices(found, [truth[i][:count] for i in mixtures], precision, jitter)
 
 
 def width_measurements(
-    runner: Runner, x: Floats, plain: Floats, states: Mapping[str, Floats], within: Allowed
+    runner: LayersRunner, x: Floats, plain: Floats, states: Mapping[str, Floats], within: Allowed
 ) -> Iterator[Measurement]:
     """Measure question 2: compare every other way to split the sequence with one token a pass.
 

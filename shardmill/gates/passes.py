@@ -25,7 +25,7 @@ class Pass:
         return tuple(position + self.offset for position in self.positions)
 
 
-def cut(length: int, widths: Sequence[int]) -> Iterator[Pass]:
+def in_passes(length: int, widths: Sequence[int]) -> Iterator[Pass]:
     """Cover `length` tokens with passes of the given widths in rotation; the last one may be narrower."""
     start = turn = 0
     while start < length:
@@ -94,7 +94,7 @@ def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence
     if len(lengths) < 2:
         return {}
     ways = {
-        f"context of {slots}": [replace(p, slots=slots) for p in cut(min(count, slots), widths)]
+        f"context of {slots}": [replace(p, slots=slots) for p in in_passes(min(count, slots), widths)]
         for slots in lengths[:-1]
     }
     ends = {f"over the end of {a} slots": _over_the_end(count, widths, a, b) for a, b in pairwise(lengths)}
@@ -109,8 +109,8 @@ def _over_the_end(count: int, widths: Sequence[int], slots: int, following: int)
     """
     before = min(slots, (count + 1) // 2)
     after = min(count - before, following - slots)
-    filling = [replace(p, slots=slots) for p in cut(before, widths)]
-    behind = [_later(replace(p, slots=following), before) for p in cut(after, widths)]
+    filling = [replace(p, slots=slots) for p in in_passes(before, widths)]
+    behind = [_later(replace(p, slots=following), before) for p in in_passes(after, widths)]
     return [replace(p, offset=slots - before) for p in (*filling, *behind)]
 
 
@@ -147,10 +147,10 @@ def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
         verify: the most tokens of a decode pass.
         upper: the most tokens of any pass.
     """
-    ways = {f"T={t}": list(cut(length, [t])) for t in compared_widths(verify, upper)}
+    ways = {f"T={t}": list(in_passes(length, [t])) for t in compared_widths(verify, upper)}
     if upper > 1:
         narrow = (verify,) if 1 < verify < upper else ()
-        ways["mixed"] = list(cut(length, [1, *narrow, upper, 2, upper - 1 or 1, 1, 1, upper]))
+        ways["mixed"] = list(in_passes(length, [1, *narrow, upper, 2, upper - 1 or 1, 1, 1, upper]))
     if verify > 1:
         ways[REJECTED] = list(with_rejected_drafts(length, verify))
     if verify < upper:

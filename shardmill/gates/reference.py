@@ -22,11 +22,11 @@ from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import routed
 from shardmill.gates.naming import Origin, Weights, loaded, origin_of, origins
-from shardmill.gates.stored import HeldWeights, rows_at_once
+from shardmill.gates.stored import StoredWeights, rows_at_once
 from shardmill.models.hf_config import load_hf_config
 
 
-def give_back() -> None:
+def return_heap() -> None:
     """Return freed memory to the system."""
     trim = _trim()
     if trim is not None:
@@ -77,7 +77,7 @@ def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
 
     Allocating new memory for each block would fragment the heap.
     """
-    if isinstance(weights, HeldWeights):
+    if isinstance(weights, StoredWeights):
         yield from weights.matrix_rows(name)
         return
     matrix = weights(name)
@@ -278,7 +278,7 @@ class Reference:
             routed.observed(self.model) as chosen,
         ):
             logits = self.model(input_ids=places, use_cache=False).logits[0]
-        give_back()
+        return_heap()
         found = {"hidden": torch.stack(outputs), "logits": logits}
         return found | routed.by_layer(chosen, len(every))
 
@@ -336,7 +336,7 @@ class Reference:
     def _give_back(self) -> None:
         """Return freed memory to the system, unless layers run too often for that."""
         if not self.often:
-            give_back()
+            return_heap()
 
     def _parted(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return a layer's first arguments, each with a batch axis, from [n, d]."""

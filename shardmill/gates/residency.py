@@ -45,7 +45,7 @@ class Row:
     rules: tuple[str, ...] = ()
 
 
-def inspect(
+def inspect_placement(
     package: Path, bundle: Path, tokens: int, fixed: bool = False, functions: Mapping[str, int] = NONE
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Return a row for each operation at each inspected shape, and findings on the program as a whole.
@@ -63,7 +63,7 @@ def inspect(
     if functions:
         rows = list(measure_functions(package, functions))
     else:
-        rows = list(measure(bundle, f"T={tokens}" if fixed else "T=1"))
+        rows = list(measure_placement(bundle, f"T={tokens}" if fixed else "T=1"))
         if tokens > 1 and not fixed:
             rows += _measured_copy(package, partial(with_default_tokens, tokens=tokens), f"T={tokens}")
     return rows, [finding for finding in findings if finding["rule"] == SMALL]  # the size is a fact
@@ -84,7 +84,7 @@ def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row],
     return rows, [asdict(finding) for finding in verdicts.findings]
 
 
-def measure(bundle: Path, shape: str) -> Iterator[Row]:
+def measure_placement(bundle: Path, shape: str) -> Iterator[Row]:
     """Yield rows according to Core ML's own plan for a compiled bundle."""
     with native_call():
         rows = list(planned(bundle))
@@ -108,10 +108,10 @@ def _measured_copy(package: Path, copied: Callable[[Path, Path], None], shape: s
         bundle = Path(folder) / "copy.mlmodelc"  # without a path, coremltools leaves the bundle in the temporary folder
         with native_call():
             ct.models.utils.compile_model(str(copy), str(bundle))
-        return list(measure(bundle, shape))
+        return list(measure_placement(bundle, shape))
 
 
-def measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:
+def placement_measurements(rows: Iterable[Row], findings: Iterable[dict[str, Any]]) -> list[Measurement]:
     """Return the gate's numbers.
 
     `not_chosen` is included only if a plan was read and the program is large enough for the Neural Engine.

@@ -16,7 +16,7 @@ from shardmill.convert.weights import DTYPES, PartWeights, beside, block
 from shardmill.errors import GateError
 from shardmill.forms.form import FP16, form, matrices
 from shardmill.gates.measurement import Measurement
-from shardmill.gates.reference import give_back
+from shardmill.gates.reference import return_heap
 from shardmill.gates.stored import Stored, fp16_step, rows_at_once
 from shardmill.gates.thresholds import COST
 from shardmill.gates.weights import Chosen, PackageWeights
@@ -58,7 +58,7 @@ def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Wors
     for path in paths:
         for rows, expected, step in _blocks(stored.stored(path), weights, path, source):
             worst = further(worst, _steps(rows, expected, step), weights.tensors[path][0].label)
-        give_back()
+        return_heap()
     return worst
 
 
@@ -77,7 +77,7 @@ def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapp
             for name, steps in distances(_steps(rows, expected, step), scale, expected, wanted.levels).items():
                 worst[name] = further(worst[name], steps, label)
             first += len(rows)
-        give_back()
+        return_heap()
         value, where = worst["subnormal_steps"]
         if where == label and value > 1 and kept.scale is not None and not bool(kept.scale.all()):
             worst["subnormal_steps"] = value, label + TOO_SMALL

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from shardmill.convert.weights import read
+from shardmill.convert.weights import read_tensor
 from shardmill.decode import Session, run
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 from shardmill.decode.policies import AlwaysDraft
@@ -21,7 +21,7 @@ from shardmill.gates.measurement import Margin, Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import Pass, at_lengths, cut, filled_up, schedules
+from shardmill.gates.passes import Pass, at_lengths, filled_up, in_passes, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.stored import held_weights, transformers_name
 from shardmill.gates.thresholds import CLEAR_MARGIN
@@ -74,7 +74,7 @@ class TurningDrafter:
         """Do nothing: there is nothing to release."""
 
 
-def one_by_one(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
+def decode_one_by_one(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
     """Generate `count` tokens greedily, one token a pass."""
     engine.reset()
     tokens = list(prompt)
@@ -91,7 +91,7 @@ def mismatches(engine: Engine, prompt: Sequence[int]) -> tuple[int, str]:
     The second result is a text with the number of accepted drafts.
     """
     count = min(NEW_TOKENS, engine.slots - len(prompt))
-    truth = one_by_one(engine, prompt, count)
+    truth = decode_one_by_one(engine, prompt, count)
     drafter = TurningDrafter(len(prompt), truth, engine.vocab)
     engine.reset()
     found = run(Session(engine), prompt, max_new_tokens=count, drafter=drafter, policy=AlwaysDraft())
@@ -169,10 +169,10 @@ def program_and_widths(
     expected = truth()
     probed = probe(stored.reference.model, truth, expected)
     margin = probed.margin
-    plain = feed(engine, tokens, cut(len(tokens), [1]))
+    plain = feed(engine, tokens, in_passes(len(tokens), [1]))
     if is_portable():
         error = Measurement("program_error", relative_error(plain, expected))
-        yield explained(error, lambda: feed(engine, tokens, cut(len(tokens), [1])), engine)
+        yield explained(error, lambda: feed(engine, tokens, in_passes(len(tokens), [1])), engine)
         yield Measurement("argmax_mismatches", int((plain.argmax(-1) != expected.numpy().argmax(-1)).sum()))
     if probed.hopeless:
         yield NotRun("width_error_fp16", probed.hopeless)
@@ -206,9 +206,11 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
         engine = load()
 
     def fed() -> Floats:
-        return feed(engine, tokens, cut(len(tokens), [engine.tokens_max]))
+        return feed(engine, tokens, in_passes(len(tokens), [engine.tokens_max]))
 
-    found = compared(original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0]))  # nothing follows the last
+    found = compare_distributions(
+        original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0])
+    )  # nothing follows the last
     yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)
     # Unlike math.exp, torch's returns inf for a badly broken program.
     before, after = (float(loss[:-1].double().mean().exp()) for loss in (found.loss, found.shipped_loss))
@@ -223,7 +225,7 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
 
 
 @dataclass(frozen=True)
-class Compared:
+class DistributionComparison:
     """Two models' distributions of the next token, position by position, each field [n]."""
 
     divergence: Tensor  # of the shipped distribution from the original's, in nats
@@ -233,7 +235,7 @@ class Compared:
     shipped_loss: Tensor
 
 
-def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
+def compare_distributions(original: Tensor, shipped: Tensor, following: Tensor) -> DistributionComparison:
     """Compare logits [n, vocab] position by position.
 
     The results are allocated first: if they were allocated between blocks that come and go, the heap would fragment by
@@ -245,7 +247,9 @@ def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
         following: the token after each position, [n].
     """
     n = len(following)
-    found = Compared(torch.empty(n), torch.empty(n), torch.empty(n, dtype=torch.bool), torch.empty(n), torch.empty(n))
+    found = DistributionComparison(
+        torch.empty(n), torch.empty(n), torch.empty(n, dtype=torch.bool), torch.empty(n), torch.empty(n)
+    )
     for first in range(0, n, POSITIONS):
         rows = slice(first, first + POSITIONS)
         p, q = log_softmax(original[rows], -1), log_softmax(shipped[rows], -1)
@@ -257,7 +261,7 @@ def compared(original: Tensor, shipped: Tensor, following: Tensor) -> Compared:
     return found
 
 
-def top1(found: Compared) -> Measurement | NotRun:
+def top1(found: DistributionComparison) -> Measurement | NotRun:
     """Return the agreement on the most likely token at positions where the original's margin is clear."""
     clear = found.margin >= CLEAR_MARGIN
     if not bool(clear.any()):
@@ -283,7 +287,7 @@ def stored_model(
     held = [PackageWeights(path, part, prefix) for part, path in packages.values()]
     weights, _ = held_weights(held)
     (table,) = embedding.tensors
-    vectors = {transformers_name(one, prefix): read(one, source) for one in table.beside}
+    vectors = {transformers_name(one, prefix): read_tensor(one, source) for one in table.beside}
 
     def original(rows: Tensor) -> Tensor:
         return undone(rows, table.source, list(vectors.values()))

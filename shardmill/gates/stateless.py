@@ -14,7 +14,7 @@ from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import gate_widths, relative_error, width_measure
-from shardmill.gates.passes import compared_widths, cut, filled_up
+from shardmill.gates.passes import compared_widths, filled_up, in_passes
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.weights import PackageWeights
@@ -53,7 +53,7 @@ def _stateless_parity(
 
     def run(width: int) -> Floats:
         """Feed all rows in passes of a width and return the outputs [n, channels]."""
-        passes = filled_up(cut(count, [width]), widths, slots=count + max(widths, default=0))
+        passes = filled_up(in_passes(count, [width]), widths, slots=count + max(widths, default=0))
         return np.concatenate([load()(inputs(list(p.tokens)))[0, :, :, 0].T[: p.kept] for p in passes])
 
     with load_programs_as("fp32"):
@@ -105,7 +105,7 @@ def head_parity(
     yield from _stateless_parity(inputs, program, part, expected, original, verify, reference.model)
 
 
-def added(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
+def experts_contribution(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
     """Return the call of the layer's experts, and the contribution of the group's experts to the layer's output [n, d].
 
     The contribution is a difference of two outputs, because only the layer knows its branch multiplier.
@@ -148,7 +148,7 @@ def group_parity(
         verify: the most tokens of a decode pass.
     """
     original = checkpoint_weights(source, stored.prefix)
-    call, exact = added(reference, part, known["hidden"][part.layer], original)
+    call, exact = experts_contribution(reference, part, known["hidden"][part.layer], original)
     index, values = taken_in_turn(part.start, part.end)(call)
     z, shares = call.hidden.numpy(), Call(call.hidden, index, values).share(part.start, part.end).numpy()
 
@@ -156,7 +156,7 @@ def group_parity(
         return {"x": _columns(z[numbers]), "weights": _columns(shares[numbers])}
 
     def expected() -> Tensor:
-        return added(reference, part, known["hidden"][part.layer], stored.over(original))[1]
+        return experts_contribution(reference, part, known["hidden"][part.layer], stored.over(original))[1]
 
     yield from _stateless_parity(inputs, program, part, expected, exact, verify, reference.model)
 

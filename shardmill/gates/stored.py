@@ -14,7 +14,7 @@ from torch import Tensor
 from shardmill.errors import GateError
 from shardmill.forms.form import Form
 from shardmill.gates.naming import Weights
-from shardmill.models.architecture import Source
+from shardmill.models.architecture import TensorSource
 from shardmill.models.sources import MATRIX, put_back, undone
 from shardmill.plan import Constant, Part
 
@@ -117,7 +117,7 @@ def fp16_step(values: Tensor) -> Tensor:
     return (values.abs() * 2**-10).clamp(min=FP16_STEP)
 
 
-class HeldWeights(ABC):
+class StoredWeights(ABC):
     """The constants that contain a part's tensors."""
 
     def __init__(self, part: Part, name: str, prefix: str = "model.") -> None:
@@ -241,7 +241,7 @@ class HeldWeights(ABC):
 def _keeps_rows(tensor: Constant) -> bool:
     """Return whether a block's rows are rows of its tensor, with each number at most multiplied and moved."""
     source, pace = tensor.source, tensor.source.rows[2] if tensor.source.rows else 1
-    plain = replace(source, tensor="", rows=None, add=0.0, times=1.0) == Source("")
+    plain = replace(source, tensor="", rows=None, add=0.0, times=1.0) == TensorSource("")
     return plain and pace == 1 and tensor.rows is None and len(tensor.stored) == len(tensor.shape) == MATRIX
 
 
@@ -250,9 +250,9 @@ def _first_row(tensor: Constant) -> int:
     return tensor.source.rows[0] if tensor.source.rows else 0
 
 
-def held_weights(all_held: Sequence[HeldWeights]) -> tuple[Weights, Iterator[Tensor]]:
+def held_weights(all_held: Sequence[StoredWeights]) -> tuple[Weights, Iterator[Tensor]]:
     """Return a lookup of a model's layer and norm weights by transformers' names, and the LM head's rows in blocks."""
-    owners: dict[str, list[HeldWeights]] = {}
+    owners: dict[str, list[StoredWeights]] = {}
     for one in all_held:
         for name in {transformers_name(tensor, one.prefix) for tensor in one.part.tensors}:
             owners.setdefault(name, []).append(one)

@@ -402,16 +402,16 @@ def budget(growth: float) -> dict[str, float]:
     return {name: min(max(limit, THRESHOLDS[name].limit), COSTS[FOUR][name][0]) for name, limit in wide.items()}
 
 
-def of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
+def thresholds_of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
     """Return the thresholds that a verdict records as its own.
 
     No budget or share in a verdict gives looser thresholds than the limits of 4 bits.
     """
     named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
-    return table(judged.get("limits", ""), named, judged.get("shares"))
+    return limits_table(judged.get("limits", ""), named, judged.get("shares"))
 
 
-def table(
+def limits_table(
     key: str, budget: Mapping[str, float] | None = None, shares: Mapping[str, float] | None = None
 ) -> dict[str, Threshold]:
     """Return the thresholds of a build or a part.

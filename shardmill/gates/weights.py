@@ -20,7 +20,7 @@ from torch import Tensor
 from shardmill.convert.package import MODEL_FILE, load_spec
 from shardmill.errors import GateError
 from shardmill.forms.form import FP16
-from shardmill.gates.stored import HeldWeights, Stored
+from shardmill.gates.stored import Stored, StoredWeights
 from shardmill.models.contract import stem
 from shardmill.plan import Part
 
@@ -54,7 +54,7 @@ class Chosen:
             return {what: held.get_tensor(name) for what, name in self.named(path).items()}
 
 
-class PackageWeights(HeldWeights):
+class PackageWeights(StoredWeights):
     """The constants of a package that contain a part's tensors."""
 
     def __init__(self, package: Path, part: Part, prefix: str = "model.", chosen: Chosen | None = None) -> None:

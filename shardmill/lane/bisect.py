@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shardmill.lane.cut import cut_after, operations
-from shardmill.lane.job import Found, Job
+from shardmill.lane.job import Found, MeasurementJob
 from shardmill.lane.measurements import load_and_run
 
 Layers = Sequence[Sequence[object]]  # [name of the layer's first output, layer], in order
 
 
-def cut_and_load(job: Job, place: int) -> Found:
+def cut_and_load(job: MeasurementJob, place: int) -> Found:
     """Load and run the program, cut after the operation at `place`."""
     import coremltools as ct
 
@@ -33,7 +33,7 @@ def cut_and_load(job: Job, place: int) -> Found:
     return Found(value={"operation": kind, "output": output}, timing=timing)
 
 
-def list_operations(job: Job, _: int) -> Found:
+def list_operations(job: MeasurementJob, _: int) -> Found:
     """Return type and first output of each operation; the searching process loads nothing, not even coremltools."""
     found = operations(job.package(job.unit), job.unit.program["function"])
     return Found(value={"operations": [list(pair) for pair in found]})

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.lane.bisect import cut_and_load, list_operations
-from shardmill.lane.job import Found, Job, Refused, WrongError
+from shardmill.lane.job import Found, MeasurementJob, Refused, WrongError
 from shardmill.lane.kit import CPU, UNHINTED, read_kit
 from shardmill.lane.measurements import compile_program, load_portable, load_unit, parity, residency, speed, switch
 from shardmill.lane.watch import KEPT, said
-from shardmill.lane.whole import energy, load_all, passes, soak, widths
+from shardmill.lane.whole import energy, load_all, soak, time_passes, time_widths
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LEAST_FREE = 1 << 20  # bytes; nothing can be compiled with less
 HEARTBEAT = 0.5  # seconds between looks at the parent
-MEASURES: dict[str, Callable[[Job, int], Found]] = {
+MEASURES: dict[str, Callable[[MeasurementJob, int], Found]] = {
     "compile": compile_program,
     "load.first": load_unit,
     "load.warm": load_unit,
@@ -44,8 +44,8 @@ MEASURES: dict[str, Callable[[Job, int], Found]] = {
     "bisect": cut_and_load,
     "bisect.operations": list_operations,
     "load.whole": load_all,
-    "pass": passes,
-    "widths": widths,
+    "pass": time_passes,
+    "widths": time_widths,
     "energy": energy,
     "soak.kept": partial(soak, kept=True),
     "soak.fresh": partial(soak, kept=False),
@@ -71,14 +71,14 @@ def run_child(pipe: int, script: Path) -> None:
         importlib.import_module(task["engine"]).install(precision="fp16")
     import coremltools  # noqa: F401 (if this fails, it is reported as the stage's failure)
 
-    job = Job(read_kit(Path(task["kit"])), Path(task["work"]), task, lambda stage: tell({"stage": stage}))
+    job = MeasurementJob(read_kit(Path(task["kit"])), Path(task["work"]), task, lambda stage: tell({"stage": stage}))
     for key, following in zip(keys, [*keys[1:], ""], strict=True):
         tell({"begin": key})
         record = {"key": key, **_measured(job, key), "next": following}
         tell(record)
 
 
-def _measured(job: Job, key: str) -> dict[str, Any]:
+def _measured(job: MeasurementJob, key: str) -> dict[str, Any]:
     """Return one measurement's record; an error of the engine is a result too."""
     name = key.rsplit("/", 1)[1]
     kind, _, number = name.partition(".T=") if ".T=" in name else name.partition("#")

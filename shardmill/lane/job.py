@@ -45,7 +45,7 @@ class Found:
     detail: str = ""
 
 
-class Job:
+class MeasurementJob:
     """One child's work on a kit."""
 
     def __init__(self, kit: Kit, work: Path, task: Mapping[str, Any], tell: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardmill.lane.kit import Kit, LaneError, check_kit, lacking, read_kit
 from shardmill.lane.results import OK, STATUSES, Results, write_result
-from shardmill.lane.system import identity
+from shardmill.lane.system import system_identity
 from shardmill.lane.todo import Progress, groups
 from shardmill.lane.watch import Watch
 
@@ -103,14 +103,14 @@ def _measure(script: Path, options: argparse.Namespace) -> int:
     check_kit(kit)
     out = (options.out or script.parent).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    header = {"kit": kit.digest, "machine": identity(), "engine": {"name": options.engine or "coreml"}}
+    header = {"kit": kit.digest, "machine": system_identity(), "engine": {"name": options.engine or "coreml"}}
     results = Results(out / "results.jsonl", header)
     if results.damaged:
         places = ", ".join(map(str, results.damaged))
         print(f"{results.path}: damaged in line {places}; what stood there is measured again", flush=True)
-    from shardmill.lane.rounds import Run, bisect, measure
+    from shardmill.lane.rounds import RoundRun, bisect, measure
 
-    run = Run(
+    run = RoundRun(
         kit=kit,
         results=results,
         watch=Watch(script, out / "log.txt", options.timeout),

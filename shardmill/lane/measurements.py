@@ -15,14 +15,14 @@ import numpy as np
 
 from shardmill.lane.cut import ONLY, link, with_default_tokens, with_one_function
 from shardmill.lane.figures import psnr
-from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, peak_bytes
+from shardmill.lane.job import Floats, Found, MeasurementJob, Refused, WrongError, peak_bytes
 from shardmill.lane.kit import PORTABLE
 from shardmill.lane.todo import planned
 
 WARM = 3  # passes before the measured ones
 
 
-def compile_program(job: Job, _: int) -> Found:
+def compile_program(job: MeasurementJob, _: int) -> Found:
     """Compile the package for this system."""
     import coremltools as ct
 
@@ -41,7 +41,7 @@ def compile_program(job: Job, _: int) -> Found:
     return Found(timing={"compile_seconds": time.perf_counter() - start})
 
 
-def load_unit(job: Job, _: int, way: str = "") -> Found:
+def load_unit(job: MeasurementJob, _: int, way: str = "") -> Found:
     """Load the program in a new process, and run a first pass of every width, which specialises it.
 
     In a second process the system already knows the program.
@@ -49,7 +49,7 @@ def load_unit(job: Job, _: int, way: str = "") -> Found:
     return Found(timing=load_and_run(job, job.bundle(job.unit), job.unit.called, way))
 
 
-def load_portable(job: Job, _: int) -> Found:
+def load_portable(job: MeasurementJob, _: int) -> Found:
     """Load the bundle that the portable compiler produced, and compare a pass of each width."""
     unit, target = job.unit, job.work / PORTABLE / job.unit.variant / f"{job.unit.name}.mlmodelc"
     job.stage("assembly of the bundle")
@@ -66,7 +66,7 @@ def load_portable(job: Job, _: int) -> Found:
     return Found(value={"psnr": min(worst)} if worst else {}, timing=timing)
 
 
-def load_and_run(job: Job, bundle: Path, function: str | None, way: str = "") -> dict[str, Any]:
+def load_and_run(job: MeasurementJob, bundle: Path, function: str | None, way: str = "") -> dict[str, Any]:
     """Load a function of a bundle and run it once at every width of the program; return the seconds of each step."""
     job.stage("load")
     start = time.perf_counter()
@@ -85,7 +85,7 @@ def load_and_run(job: Job, bundle: Path, function: str | None, way: str = "") ->
     return timing | {"peak_bytes": peak_bytes()}
 
 
-def parity(job: Job, width: int) -> Found:
+def parity(job: MeasurementJob, width: int) -> Found:
     """Compare every recorded pass of a width with the portable engine's outputs in fp32 and with fp16 rounding."""
     rows, runner = _rows(job, width), caller(job, width)
     exact, shipped, found = [], [], []
@@ -105,14 +105,14 @@ def parity(job: Job, width: int) -> Found:
     return Found(value=value | {"passes": len(rows)})
 
 
-def speed(job: Job, width: int, way: str = "") -> Found:
+def speed(job: MeasurementJob, width: int, way: str = "") -> Found:
     """Time a pass of a width in this program alone."""
     row, runner = _rows(job, width)[0], caller(job, width, way)
     inputs = job.inputs(row)
     return Found(timing={**timed(lambda: runner(inputs), job.passes), "peak_bytes": peak_bytes()})
 
 
-def switch(job: Job, _: int, way: str = "") -> Found:
+def switch(job: MeasurementJob, _: int, way: str = "") -> Found:
     """Time a pass of each width in turn, so that the shape changes with every pass."""
     widths = job.unit.program["widths"]
     inputs = [job.inputs(_rows(job, width)[0]) for width in widths]
@@ -120,7 +120,7 @@ def switch(job: Job, _: int, way: str = "") -> Found:
     return Found(timing=timed(lambda: [runner(each) for each in inputs], job.passes))
 
 
-def residency(job: Job, width: int) -> Found:
+def residency(job: MeasurementJob, width: int) -> Found:
     """Return the device that Core ML's plan prefers for each operation.
 
     A plan describes the default shape of the default function only, so other shapes and functions need a copy.
@@ -158,7 +158,7 @@ def timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
     return {"ms": median(taken), "ms_least": min(taken), "passes": passes}
 
 
-def caller(job: Job, width: int, way: str = "") -> Callable[[dict[str, Floats]], Floats]:
+def caller(job: MeasurementJob, width: int, way: str = "") -> Callable[[dict[str, Floats]], Floats]:
     """Return the loaded program with fresh states, as a function of its inputs."""
     model = job.load_unit(job.unit, way)
     job.stage(f"passes at T={width}")
@@ -166,11 +166,11 @@ def caller(job: Job, width: int, way: str = "") -> Callable[[dict[str, Floats]],
     return lambda inputs: np.asarray(job.predict(model, inputs, state)[output], np.float32)
 
 
-def _state(job: Job, model: Any) -> Any:
+def _state(job: MeasurementJob, model: Any) -> Any:
     return model.make_state() if job.unit.part["stateful"] else None
 
 
-def _rows(job: Job, width: int) -> list[Any]:
+def _rows(job: MeasurementJob, width: int) -> list[Any]:
     rows = job.recorded(width, job.unit.part["name"])
     if not rows:
         raise Refused("no recorded pass of this width calls the program")

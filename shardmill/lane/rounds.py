@@ -10,14 +10,14 @@ from typing import Any
 from shardmill.lane.bisect import layer_at, search
 from shardmill.lane.kit import Kit
 from shardmill.lane.results import OK, Record, Results
-from shardmill.lane.todo import COMPILE, FIRST, Group, Progress
+from shardmill.lane.todo import COMPILE, FIRST, MeasurementGroup, Progress
 from shardmill.lane.watch import Watch, watched
 
 FAILED = ("refused", "crashed", "timeout")
 
 
 @dataclass(frozen=True)
-class Run:
+class RoundRun:
     """One start of measure.py.
 
     Attributes:
@@ -37,17 +37,17 @@ class Run:
     work: Path
     engine: str | None
     passes: int
-    groups: Sequence[Group]
+    groups: Sequence[MeasurementGroup]
     soak: float = 0.0
 
 
-def measure(run: Run, progress: Progress) -> None:
+def measure(run: RoundRun, progress: Progress) -> None:
     """Finish every measurement that is not finished yet."""
     for group in run.groups:
         _finish(run, group, progress)
 
 
-def bisect(run: Run, progress: Progress) -> None:
+def bisect(run: RoundRun, progress: Progress) -> None:
     """Find the failing operation in each program that can't be loaded; it may take a dozen loads that hang."""
     for group in run.groups:
         broken = [m.key for m in group.measurements if run.results.status(m.key) in FAILED]
@@ -55,7 +55,7 @@ def bisect(run: Run, progress: Progress) -> None:
             _bisect(run, group, progress)
 
 
-def _finish(run: Run, group: Group, progress: Progress) -> None:
+def _finish(run: RoundRun, group: MeasurementGroup, progress: Progress) -> None:
     """Run children until every measurement of a group has its line."""
     while todo := [m for m in group.measurements if not run.results.status(m.key)]:
         barred = {m.key: need for m in todo for need in m.needs if run.results.status(need) not in ("", OK)}
@@ -69,12 +69,12 @@ def _finish(run: Run, group: Group, progress: Progress) -> None:
                 break  # the child is ended, and measurements that need this one are not tried
 
 
-def _patient(run: Run) -> Watch:
+def _patient(run: RoundRun) -> Watch:
     """Return how to run children, so that none is ended before its passes with pauses are over."""
     return replace(run.watch, limit=run.watch.limit + run.soak)
 
 
-def _bisect(run: Run, group: Group, progress: Progress) -> None:
+def _bisect(run: RoundRun, group: MeasurementGroup, progress: Progress) -> None:
     """Find the first operation with which the program of a group can't be loaded."""
     unit = run.kit.units(group.variant)[group.unit]
     stem = f"{group.variant}/{group.unit}/bisect"
@@ -99,14 +99,14 @@ def _bisect(run: Run, group: Group, progress: Progress) -> None:
     _add(run, progress, _record(stem, OK, value, f"fails from {kind} {output}{where} on"))
 
 
-def _ask(run: Run, group: Group, key: str, progress: Progress) -> None:
+def _ask(run: RoundRun, group: MeasurementGroup, key: str, progress: Progress) -> None:
     """Run one measurement in a separate child, if it has no line yet."""
     if not run.results.status(key):
         for record in watched(run.watch, _task(run, group, [key]), progress.begin):
             _add(run, progress, record)
 
 
-def _task(run: Run, group: Group, keys: Sequence[str]) -> dict[str, Any]:
+def _task(run: RoundRun, group: MeasurementGroup, keys: Sequence[str]) -> dict[str, Any]:
     return {
         "kit": str(run.kit.folder),
         "work": str(run.work),
@@ -123,6 +123,6 @@ def _record(key: str, status: str, value: dict[str, Any], detail: str) -> Record
     return {"key": key, "status": status, "value": value, "timing": {}, "detail": detail}
 
 
-def _add(run: Run, progress: Progress, record: Record) -> None:
+def _add(run: RoundRun, progress: Progress, record: Record) -> None:
     run.results.add(record)
     progress.done(record)

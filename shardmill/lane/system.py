@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 
-def identity() -> dict[str, Any]:
+def system_identity() -> dict[str, Any]:
     """Return the conditions of a measurement; a run continues only under equal ones."""
     return {
         "chip": _chip(),

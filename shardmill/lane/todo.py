@@ -21,7 +21,7 @@ COMPILE, FIRST, WARM, WHOLE = "compile", "load.first", "load.warm", "load.whole"
 
 
 @dataclass(frozen=True)
-class Measurement:
+class PlannedMeasurement:
     """One planned line of the results.
 
     Attributes:
@@ -41,12 +41,12 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Group:
+class MeasurementGroup:
     """The measurements of one process, in order."""
 
     variant: str
     unit: str  # "" for all units of a variant together
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[PlannedMeasurement, ...]
 
 
 def is_beside(key: str) -> bool:
@@ -54,7 +54,7 @@ def is_beside(key: str) -> bool:
     return key.rsplit("/", 1)[-1].partition(".T=")[0].partition(".")[2] in (UNHINTED, CPU, PORTABLE, "fresh")
 
 
-def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Group]:
+def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[MeasurementGroup]:
     """Return all requested measurements of a kit.
 
     Args:
@@ -74,37 +74,39 @@ def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Grou
     wanted = [key for key, m in known.items() if not only or m.kind.startswith(tuple(only))]
     for key in wanted:  # the list grows during iteration
         wanted += [need for need in known[key].needs if need not in wanted]
-    kept = (Group(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
+    kept = (MeasurementGroup(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
     return [group for group in kept if group.measurements]
 
 
-def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[Group]:
+def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[MeasurementGroup]:
     units = kit.units(name)
     total = sum(int(unit.program["weights"]) for unit in units.values())
     for unit in units.values():
         if unit.variant == name:
-            yield from (Group(name, unit.name, tuple(each)) for each in _of_unit(unit))
+            yield from (MeasurementGroup(name, unit.name, tuple(each)) for each in _of_unit(unit))
     whole = f"{name}/{WHOLE}"
     needs = tuple(f"{_stem(unit)}/{FIRST}" for unit in units.values())
-    together, widths = [Measurement(whole, needs, total)], _widths(kit.variants[name])
+    together, widths = [PlannedMeasurement(whole, needs, total)], _widths(kit.variants[name])
     for width in widths:
-        together += [Measurement(f"{name}/{kind}.T={width}", (whole,), total) for kind in ("pass", "energy")]
+        together += [PlannedMeasurement(f"{name}/{kind}.T={width}", (whole,), total) for kind in ("pass", "energy")]
     decodes = kit.variants[name]["described"]["kind"] == "decoder"
-    together += [Measurement(f"{name}/widths.T={width}", (whole,), total) for width in widths if decodes and width > 1]
-    yield Group(name, "", tuple(together))
+    together += [
+        PlannedMeasurement(f"{name}/widths.T={width}", (whole,), total) for width in widths if decodes and width > 1
+    ]
+    yield MeasurementGroup(name, "", tuple(together))
     for way in ("kept", "fresh") if soaks else ():
-        yield Group(name, "", (Measurement(f"{name}/soak.{way}", (whole,), total),))
+        yield MeasurementGroup(name, "", (PlannedMeasurement(f"{name}/soak.{way}", (whole,), total),))
 
 
-def _of_unit(unit: Unit) -> Iterator[list[Measurement]]:
+def _of_unit(unit: Unit) -> Iterator[list[PlannedMeasurement]]:
     """Yield the measurements of a program, process by process."""
     stem, widths, weights = _stem(unit), unit.program["widths"], int(unit.program["weights"])
 
-    def each(kind: str, need: str) -> list[Measurement]:
-        return [Measurement(f"{stem}/{kind}.T={width}", (f"{stem}/{need}",), weights) for width in widths]
+    def each(kind: str, need: str) -> list[PlannedMeasurement]:
+        return [PlannedMeasurement(f"{stem}/{kind}.T={width}", (f"{stem}/{need}",), weights) for width in widths]
 
-    def one(kind: str, *needs: str) -> Measurement:
-        return Measurement(f"{stem}/{kind}", tuple(f"{stem}/{need}" for need in needs), weights)
+    def one(kind: str, *needs: str) -> PlannedMeasurement:
+        return PlannedMeasurement(f"{stem}/{kind}", tuple(f"{stem}/{need}" for need in needs), weights)
 
     changes = len(widths) > 1
     yield [one(COMPILE), one(FIRST, COMPILE)]
@@ -129,7 +131,9 @@ def _widths(variant: Mapping[str, Any]) -> Sequence[int]:
     return found
 
 
-def seconds_left(todo: Sequence[Measurement], done: Mapping[str, Record], known: Sequence[Measurement]) -> float:
+def seconds_left(
+    todo: Sequence[PlannedMeasurement], done: Mapping[str, Record], known: Sequence[PlannedMeasurement]
+) -> float:
     """Estimate the time left from finished measurements: of the same kind, by bytes of weights; otherwise the mean."""
     taken = [(m, done[m.key]["timing"].get("seconds", 0.0)) for m in known if m.key in done]
     if not taken:
@@ -139,7 +143,7 @@ def seconds_left(todo: Sequence[Measurement], done: Mapping[str, Record], known:
     for measurement, seconds in taken:
         by_kind.setdefault(measurement.kind, []).append((measurement.weights, seconds))
 
-    def expected(measurement: Measurement) -> float:
+    def expected(measurement: PlannedMeasurement) -> float:
         alike = by_kind.get(measurement.kind)
         if not alike:
             return overall
@@ -207,7 +211,7 @@ SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "marg
 class Progress:
     """Lines on the terminal."""
 
-    def __init__(self, groups: Sequence[Group], results: Results) -> None:
+    def __init__(self, groups: Sequence[MeasurementGroup], results: Results) -> None:
         """Print a line if an earlier run has left results."""
         self._all = [measurement for group in groups for measurement in group.measurements]
         self._results = results

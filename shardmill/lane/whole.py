@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardmill.lane.figures import relative_error
-from shardmill.lane.job import Floats, Found, Job, Refused, WrongError, meter, peak_bytes
+from shardmill.lane.job import Floats, Found, MeasurementJob, Refused, WrongError, meter, peak_bytes
 from shardmill.lane.kit import Unit
 from shardmill.lane.measurements import timed
 
@@ -18,7 +18,7 @@ EMPTY: Mapping[str, Floats] = {}
 BURST, PAUSE = 20, 1.5  # passes of each width, and seconds between bursts: Core ML keeps inputs for about one second
 
 
-def load_all(job: Job, _: int) -> Found:
+def load_all(job: MeasurementJob, _: int) -> Found:
     """Load every program of the variant."""
     kinds = {unit.part["kind"] for unit in job.units.values()}
     if "experts" in kinds:
@@ -29,7 +29,7 @@ def load_all(job: Job, _: int) -> Found:
     return Found(timing={"load_seconds": time.perf_counter() - start, "peak_bytes": peak_bytes()})
 
 
-def passes(job: Job, width: int) -> Found:
+def time_passes(job: MeasurementJob, width: int) -> Found:
     """Run whole passes of a width; return their likeliest tokens and the time of a pass."""
     chain = Chain(job, width)
     recorded = job.variant["recorded"][str(width)]
@@ -46,7 +46,7 @@ def passes(job: Job, width: int) -> Found:
     return Found(value=value, timing={**timing, "peak_bytes": peak_bytes()})
 
 
-def widths(job: Job, width: int) -> Found:
+def time_widths(job: MeasurementJob, width: int) -> Found:
     """Compare passes of a width with passes of one token, over the same recorded text.
 
     For each program, run with the same inputs, return the relative error as in the gates (width_error_fp16). For whole
@@ -68,7 +68,7 @@ def widths(job: Job, width: int) -> Found:
     return Found(value=value)
 
 
-def _columns(job: Job, unit: Unit, rows: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
+def _columns(job: MeasurementJob, unit: Unit, rows: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
     """Return a part's recorded input from the residual stream, token by token: [1, channels, tokens, 1] by its name.
 
     A recording for another width differs in the last bits, which would make a difference in fp16.
@@ -115,7 +115,7 @@ def _apart(narrow: Floats, wide: Floats) -> dict[str, Any]:
     return {"agree": agree, "margin": float(np.abs(gaps[0] - gaps[1]).max())}
 
 
-def soak(job: Job, _: int, kept: bool) -> Found:
+def soak(job: MeasurementJob, _: int, kept: bool) -> Found:
     """Run passes of all widths with pauses in which Python works, for the requested time.
 
     Args:
@@ -137,7 +137,7 @@ def soak(job: Job, _: int, kept: bool) -> Found:
     return Found(value={}, timing={"passes": count, "peak_bytes": peak_bytes()})
 
 
-def energy(job: Job, width: int) -> Found:
+def energy(job: MeasurementJob, width: int) -> Found:
     """Measure the whole chip's millijoules for a pass of a width."""
     if not job.native:
         raise Refused("energy is read on a Mac only")
@@ -158,7 +158,7 @@ def energy(job: Job, width: int) -> Found:
 class Chain:
     """The programs of a width in sequence; a part's output is the next part's input."""
 
-    def __init__(self, job: Job, width: int) -> None:
+    def __init__(self, job: MeasurementJob, width: int) -> None:
         """Load the programs with fresh states."""
         self.job, self.width, self.nonfinite = job, width, 0
         self.units = [unit for unit in job.units.values() if width in unit.program["widths"]]

@@ -1,9 +1,9 @@
 """What a model is, as data: its numbers, what its layers are, and where the constants of its programs come from.
 
 A family (families/*.py for decoders, encoders/*.py) writes such a description from a Hugging Face config; everything
-else reads it and knows no family. `Graph`, `Kind` and `Ends` decide a program's graph, so together with the weights
-they decide its bytes. Decoders and encoders have their layers in common: an encoder's layers see the tokens of a pass
-where a decoder's see a cache, and it has `Ends` where a decoder has an LM head.
+else reads it and knows no family. `Graph`, `LayerSpec` and `EncoderIO` decide a program's graph, so together with the
+weights they decide its bytes. Decoders and encoders have their layers in common: an encoder's layers see the tokens of a pass
+where a decoder's see a cache, and it has `EncoderIO` where a decoder has an LM head.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerSpec:
     """What tells one layer's graph from another's in the same model; a layer's index does not."""
 
     mixer: str = "attention"  # or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention
@@ -128,7 +128,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Ends:
+class EncoderIO:
     """What an encoder's program has before its layers and after them, in the order of a pass."""
 
     embed_norm: bool = False  # on the host's rows
@@ -146,14 +146,14 @@ class Architecture:
 
     model_type: str
     graph: Graph
-    kinds: tuple[Kind, ...]  # one for each layer
+    kinds: tuple[LayerSpec, ...]  # one for each layer
     vocab: int
     tied: bool  # the LM head is the embedding table
     ropes: Mapping[str, Rope]  # table name -> frequencies
     window: int | None = None  # positions that a sliding layer sees, its own included
     embedding_scale: float = 1.0  # the host's table is this many times the checkpoint's, the stream's scale included
     task: str = GENERATE
-    ends: Ends | None = None  # of an encoder
+    ends: EncoderIO | None = None  # of an encoder
     band: int | None = None  # positions that a token of an encoder's sliding layer sees on either side
     labels: tuple[str, ...] = ()  # the names of an encoder's labels, by row
     positions: int = 0  # rows of an encoder's table of positions, which the host adds
@@ -172,7 +172,7 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Where a constant, or a block of its rows or columns, comes from: (value + add) * times of a tensor's rows.
 
     First a matrix is taken out of the tensor, then rows of it; see models/sources.py.
@@ -206,11 +206,13 @@ class Source:
         return (count * self.repeat, *found[1:])
 
 
-Sources = Source | tuple[Source, ...]  # blocks, under each other or side by side, whichever the constant's shape says
+Sources = (
+    TensorSource | tuple[TensorSource, ...]
+)  # blocks, under each other or side by side, whichever the constant's shape says
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelDescription:
     """A model and its checkpoint: `sources` says for the path of every constant where it comes from.
 
     Paths are "layers.I.ROLE" and what models/contract.py names besides.
@@ -222,7 +224,7 @@ class Model:
     ignored: tuple[str, ...] = ()  # tensors that a checkpoint may hold and no program needs
     foreign: Mapping[str, str] = field(default_factory=dict)  # part of a tensor's name -> why it is refused
 
-    def under(self, prefix: str) -> Model:
+    def under(self, prefix: str) -> ModelDescription:
         """The same model inside a larger one, whose checkpoint has its tensors under another prefix."""
 
         def moved(name: str) -> str:
@@ -231,13 +233,13 @@ class Model:
         sources: dict[str, Sources] = {}
         for path, found in self.sources.items():
             many = tuple(renamed(source, moved) for source in blocks(found))
-            sources[path] = many[0] if isinstance(found, Source) else many
+            sources[path] = many[0] if isinstance(found, TensorSource) else many
         return replace(self, sources=sources, prefix=prefix)
 
 
-def blocks(sources: Sources) -> tuple[Source, ...]:
+def blocks(sources: Sources) -> tuple[TensorSource, ...]:
     """The blocks of a constant, of which most have one."""
-    return (sources,) if isinstance(sources, Source) else sources
+    return (sources,) if isinstance(sources, TensorSource) else sources
 
 
 def with_experts(a: Architecture, *, routed: bool) -> Architecture:
@@ -251,7 +253,7 @@ def with_experts(a: Architecture, *, routed: bool) -> Architecture:
     return replace(a, graph=replace(a.graph, experts=replace(a.graph.experts, routed=routed)))
 
 
-def renamed(source: Source, name: Callable[[str], str]) -> Source:
+def renamed(source: TensorSource, name: Callable[[str], str]) -> TensorSource:
     """A source whose tensors have other names."""
     plus, by = (name(vector) if vector else "" for vector in (source.plus, source.by))
     return replace(source, tensor=name(source.tensor), plus=plus, by=by)

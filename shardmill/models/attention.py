@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Graph, Kind
-from shardmill.models.contract import Blueprint, rope_inputs
+from shardmill.models.architecture import Graph, LayerSpec
+from shardmill.models.contract import GraphSpec, rope_inputs
 from shardmill.models.primitives import RMSNorm, attend, projection, rotate, scale, write_cache
 
 Weights = Mapping[str, Tensor]
@@ -17,7 +17,7 @@ Weights = Mapping[str, Tensor]
 class Shared:
     """What the layers of a part need of its inputs, computed once per part."""
 
-    def __init__(self, blueprint: Blueprint, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
+    def __init__(self, blueprint: GraphSpec, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
         self.order = order  # of the experts, [1, classes, 1, 1]
         self.rows: list[Tensor] | None = [] if blueprint.hosted else None  # what the tokens add to the caches, in turn
         self.ropes: dict[str, tuple[Tensor, Tensor]] = {}
@@ -52,7 +52,7 @@ class Attention(nn.Module):
     k_proj: nn.Module
     v_proj: nn.Module
 
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
         self.g, self.kind = g, kind
         for name in ("qkv_proj",) if g.fused else ("q_proj", "k_proj", "v_proj"):

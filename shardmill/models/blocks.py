@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Graph, Kind
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.attention import Attention, Shared
 from shardmill.models.cca import ConvolvedAttention
-from shardmill.models.contract import ORDER, Blueprint, computed, inputs, new_name, new_rows, states
-from shardmill.models.mixture import Choice, Mixture, RoutedExperts
+from shardmill.models.contract import ORDER, GraphSpec, computed, inputs, new_name, new_rows, states
+from shardmill.models.mixture import ExpertChoice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
     ACTIVATIONS,
     LayerNorm,
@@ -126,7 +126,7 @@ class ResidualScale(nn.Module):
 class Layer(nn.Module):
     """A mixer and a feed-forward block, each a branch of the residual stream, with the norms that the family has."""
 
-    def __init__(self, g: Graph, kind: Kind, index: int, weights: Weights) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, index: int, weights: Weights) -> None:
         super().__init__()
         path = f"layers.{index}."
         self.g, self.kind = g, kind
@@ -142,7 +142,7 @@ class Layer(nn.Module):
         eps = g.rms_norm_eps if g.post_norms else g.stream_eps
         self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
         if kind.ffn == "experts":
-            self.mlp: nn.Module = (Choice if self.routed else Mixture)(g, kind, weights, path + "mlp.")
+            self.mlp: nn.Module = (ExpertChoice if self.routed else Mixture)(g, kind, weights, path + "mlp.")
         else:
             self.mlp = (GatedMLP if g.gated else PlainMLP)(g, weights, path + "mlp.")
         if g.post_norms:
@@ -199,7 +199,7 @@ class Layer(nn.Module):
 class LayersPart(nn.Module):
     """Consecutive layers with their states as buffers: the contract's part of kind "layers"."""
 
-    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
         super().__init__()
         self.blueprint, self.names = blueprint, list(inputs(blueprint))
         self.layers = nn.ModuleDict({str(i): Layer(blueprint.graph, kind, i, weights) for i, kind in blueprint.layers})
@@ -233,7 +233,7 @@ class LayersPart(nn.Module):
 class HeadPart(nn.Module):
     """Final norm and some rows of the vocabulary: hidden [1, d, T, 1] -> logits [1, rows, T, 1]."""
 
-    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
         super().__init__()
         self.g = blueprint.graph
         self.norm = norm(self.g, weights, "norm", self.g.stream_eps)
@@ -255,7 +255,7 @@ class EncoderPart(nn.Module):
     dense_norm: nn.Module
     classifier: nn.Module
 
-    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
         super().__init__()
         assert blueprint.ends is not None
         g, ends = blueprint.graph, blueprint.ends
@@ -290,7 +290,7 @@ PARTS: Mapping[str, type[nn.Module]] = {
 }
 
 
-def build(blueprint: Blueprint, weights: Weights) -> nn.Module:
+def build(blueprint: GraphSpec, weights: Weights) -> nn.Module:
     """The module of a part, in inference mode.
 
     Args:

@@ -28,7 +28,7 @@ def bucket_for(buckets: Sequence[int], count: int) -> int:
     return min(fitting)
 
 
-def packed(counts: Sequence[int], longest: int) -> list[list[int]]:
+def packed_texts(counts: Sequence[int], longest: int) -> list[list[int]]:
     """Which texts share a pass, by their indices: each goes into the first pass that has room, the longest first.
 
     Every pass reads all weights, so few passes count for more than full ones.
@@ -64,13 +64,13 @@ def arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int]) -> di
         for table, numbers in runtime["rope"].items()
         for name, rows in zip(rope_inputs(table), rope_tables(numbers, bucket), strict=True)
     }
-    found[MASK] = attention_mask(bucket, counts)
+    found[MASK] = encoder_mask(bucket, counts)
     if runtime["band"] is not None:
-        found[SLIDING_MASK] = attention_mask(bucket, counts, runtime["band"])
+        found[SLIDING_MASK] = encoder_mask(bucket, counts, runtime["band"])
     return found
 
 
-def attention_mask(bucket: int, counts: Sequence[int], band: int | None = None) -> Floats:
+def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None) -> Floats:
     """[1, 1, T, T]: 0 where row and column are of one text, and at most `band` apart, else -1e4."""
     texts = owners(bucket, counts)
     visible = texts[None, :] == texts[:, None]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Graph, Kind
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.attention import Attention, Shared
 from shardmill.models.layer_constants import cca_widths
 from shardmill.models.primitives import UnitNorm, add_channels, projection, read_ring, scale, vector, write_ring
@@ -26,7 +26,7 @@ class ConvolvedAttention(Attention):
     v_proj_current: nn.Module
     v_proj_delayed: nn.Module
 
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         nn.Module.__init__(self)
         self.g, self.kind, self.sinks = g, kind, None
         self.width, self.delayed = cca_widths(g)

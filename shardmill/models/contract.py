@@ -52,7 +52,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from shardmill.models.architecture import SLIDING_MASK, Architecture, Ends, Graph, Kind
+from shardmill.models.architecture import SLIDING_MASK, Architecture, EncoderIO, Graph, LayerSpec
 from shardmill.models.layer_constants import (
     Shape,
     cca_widths,
@@ -72,16 +72,16 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class GraphSpec:
     """All that decides what a part's program is made of, and so its interface."""
 
     kind: str  # "layers", "experts", "head" or "encoder"
     graph: Graph
-    layers: tuple[tuple[int, Kind], ...] = ()  # absolute index and kind of each layer
+    layers: tuple[tuple[int, LayerSpec], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
     window_slots: int = 0  # W where sliding layers keep rings; 0 where they keep as much as the others
     rows: int = 0  # of the vocabulary, or experts
-    ends: Ends | None = None  # of an encoder
+    ends: EncoderIO | None = None  # of an encoder
     hosted: bool = False  # whether the host keeps what states would hold
 
     @property
@@ -142,7 +142,7 @@ def most_tokens(taps: int) -> int:
     return RING - taps + 1
 
 
-def inputs(blueprint: Blueprint) -> dict[str, Shape]:
+def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
     """The inputs of a program by name, in order; T stands for the token axis."""
     g = blueprint.graph
     if blueprint.kind == "head":
@@ -168,12 +168,12 @@ def rope_inputs(table: str) -> tuple[str, str]:
     return (f"{stem}_cos_{rest}", f"{stem}_sin_{rest}") if rest else (f"{stem}_cos", f"{stem}_sin")
 
 
-def states(blueprint: Blueprint) -> dict[str, Shape]:
+def states(blueprint: GraphSpec) -> dict[str, Shape]:
     """The states of a program by name, in order; none where the host keeps what they would hold."""
     return {} if blueprint.hosted else caches(blueprint)
 
 
-def new_rows(blueprint: Blueprint) -> dict[str, Shape]:
+def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
     """The outputs, after the first, of a program whose caches the host keeps: what its tokens add to each, in order.
 
     What token t adds belongs where the write mask of its layer says that it is written.
@@ -191,7 +191,7 @@ def new_name(cache: str) -> str:
     return f"{cache}_new"
 
 
-def caches(blueprint: Blueprint) -> dict[str, Shape]:
+def caches(blueprint: GraphSpec) -> dict[str, Shape]:
     """What is kept from pass to pass by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
     if blueprint.kind not in ("layers", "encoder"):
         return {}
@@ -205,17 +205,17 @@ def caches(blueprint: Blueprint) -> dict[str, Shape]:
     return found
 
 
-def cache_bytes(blueprint: Blueprint) -> int:
+def cache_bytes(blueprint: GraphSpec) -> int:
     """The bytes of all that is kept from pass to pass."""
     return sum(CACHE_ITEM_BYTES * prod(shape) for shape in caches(blueprint).values())
 
 
-def output(blueprint: Blueprint) -> str:
+def output(blueprint: GraphSpec) -> str:
     """The name of a program's one output."""
     return "logits" if blueprint.kind == "head" or blueprint.label_rows else "hidden"
 
 
-def constants(blueprint: Blueprint) -> dict[str, Shape]:
+def constants(blueprint: GraphSpec) -> dict[str, Shape]:
     """The weights of a program by their path in it, in order, with their shapes."""
     g = blueprint.graph
     if blueprint.kind == "head":
@@ -228,7 +228,7 @@ def constants(blueprint: Blueprint) -> dict[str, Shape]:
     return layers if blueprint.ends is None else _around(layers, blueprint, blueprint.ends)
 
 
-def _around(layers: Mapping[str, Shape], blueprint: Blueprint, ends: Ends) -> dict[str, Shape]:
+def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) -> dict[str, Shape]:
     """The weights of an encoder's program, given those of its layers."""
     g, found = blueprint.graph, dict(layers)
     if ends.embed_norm:
@@ -244,10 +244,10 @@ def _around(layers: Mapping[str, Shape], blueprint: Blueprint, ends: Ends) -> di
     )
 
 
-def whole_blueprint(a: Architecture) -> Blueprint:
+def whole_blueprint(a: Architecture) -> GraphSpec:
     """That of a program with all layers of a model: of an encoder, that of its every part."""
     layers = tuple(enumerate(a.kinds))
-    return Blueprint("encoder", a.graph, layers, ends=a.ends) if a.ends else Blueprint("layers", a.graph, layers)
+    return GraphSpec("encoder", a.graph, layers, ends=a.ends) if a.ends else GraphSpec("layers", a.graph, layers)
 
 
 def table_constants(a: Architecture) -> dict[str, Shape]:
@@ -259,7 +259,7 @@ def table_constants(a: Architecture) -> dict[str, Shape]:
 
 def model_constants(a: Architecture) -> dict[str, Shape]:
     """The weights of all programs and the host's tables by path, with their shapes."""
-    head = {} if a.ends else constants(Blueprint("head", a.graph, rows=a.vocab))
+    head = {} if a.ends else constants(GraphSpec("head", a.graph, rows=a.vocab))
     layers = {
         f"layers.{i}.{role}": shape
         for i, kind in enumerate(a.kinds)
@@ -268,7 +268,7 @@ def model_constants(a: Architecture) -> dict[str, Shape]:
     return constants(whole_blueprint(a)) | layers | head | table_constants(a)
 
 
-def computed(blueprint: Blueprint) -> dict[str, tuple[float, ...]]:
+def computed(blueprint: GraphSpec) -> dict[str, tuple[float, ...]]:
     """Constants that no checkpoint decides, by their path."""
     if not blueprint.routes or blueprint.graph.experts is None:
         return {}

@@ -14,10 +14,10 @@ from shardmill.models.architecture import (
     SLIDING_MASK,
     Architecture,
     Graph,
-    Kind,
-    Model,
-    Source,
+    LayerSpec,
+    ModelDescription,
     Sources,
+    TensorSource,
     renamed,
 )
 from shardmill.models.layer_constants import layer_constants
@@ -78,15 +78,15 @@ def decoder(
     context: int,
     honours: Collection[str] = (),
     *,
-    kinds: Sequence[Kind] | None = None,
+    kinds: Sequence[LayerSpec] | None = None,
     ropes: Mapping[str, Any] | None = None,
     window: int | None = None,
     embedding_scale: float = 1.0,
     tensors: Mapping[str, Sources] | None = None,
     final_norm: str = "norm.weight",
-    table: Source | None = None,
+    table: TensorSource | None = None,
     **options: Any,
-) -> Model:
+) -> ModelDescription:
     """The description of a decoder whose layers are those of models/blocks.py.
 
     Args:
@@ -109,7 +109,7 @@ def decoder(
     check_context(config, context)
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
     graph = _graph(config, tables, **options)
-    layers = tuple(kinds) if kinds is not None else (Kind(),) * config.num_hidden_layers
+    layers = tuple(kinds) if kinds is not None else (LayerSpec(),) * config.num_hidden_layers
     architecture = Architecture(
         model_type=config.model_type,
         graph=graph,
@@ -122,7 +122,7 @@ def decoder(
     )
     named = tensors or {}
     sources = _layer_sources(architecture, named) | _end_sources(architecture, named, final_norm, table)
-    return Model(architecture, sources, ignored=("lm_head.weight",) if architecture.tied else ())
+    return ModelDescription(architecture, sources, ignored=("lm_head.weight",) if architecture.tied else ())
 
 
 def _graph(
@@ -147,28 +147,28 @@ def _graph(
 def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> dict[str, Sources]:
     """The tensor behind each constant of each layer: the one that is named for its role, or that is called like it."""
     return {
-        f"layers.{i}.{role}": _placed(named.get(role, Source(role)), f"{PREFIX}layers.{i}.")
+        f"layers.{i}.{role}": _placed(named.get(role, TensorSource(role)), f"{PREFIX}layers.{i}.")
         for i, kind in enumerate(architecture.kinds)
         for role in layer_constants(architecture.graph, kind)
     }
 
 
 def _end_sources(
-    architecture: Architecture, named: Mapping[str, Sources], final_norm: str, table: Source | None
+    architecture: Architecture, named: Mapping[str, Sources], final_norm: str, table: TensorSource | None
 ) -> dict[str, Sources]:
     """The tensors behind what lies outside the layers: the last norm, the embedding and the LM head."""
     head = "embed_tokens" if architecture.tied else "lm_head"
     found: dict[str, Sources] = {
-        "norm.weight": _placed(named.get("norm.weight", Source(final_norm)), PREFIX),
+        "norm.weight": _placed(named.get("norm.weight", TensorSource(final_norm)), PREFIX),
         "embedding": _placed(
-            replace(table or Source("embed_tokens.weight"), times=architecture.embedding_scale), PREFIX
+            replace(table or TensorSource("embed_tokens.weight"), times=architecture.embedding_scale), PREFIX
         ),
-        "lm_head.weight": Source(f"{PREFIX}{head}.weight" if architecture.tied else "lm_head.weight"),
+        "lm_head.weight": TensorSource(f"{PREFIX}{head}.weight" if architecture.tied else "lm_head.weight"),
     }
     if architecture.graph.norm == "layer":
-        found["norm.bias"] = _placed(Source("norm.bias"), PREFIX)
+        found["norm.bias"] = _placed(TensorSource("norm.bias"), PREFIX)
     if architecture.graph.head_bias:
-        found["lm_head.bias"] = Source("lm_head.bias")
+        found["lm_head.bias"] = TensorSource("lm_head.bias")
     return found
 
 
@@ -180,17 +180,17 @@ def activation(config: Any, field: str) -> str:
     return ACTIVATIONS[name]
 
 
-def sliding_kind(context: int, window: int | None, **options: Any) -> Kind:
+def sliding_kind(context: int, window: int | None, **options: Any) -> LayerSpec:
     """A layer that sees `window` positions, which is a plain one where the context holds no more than those."""
-    return Kind(mask=SLIDING_MASK if window and window < context else MASK, **options)
+    return LayerSpec(mask=SLIDING_MASK if window and window < context else MASK, **options)
 
 
 def kinds_by_type(
     layer_types: Sequence[str], context: int, window: int | None, sliding_rope: str = ROPE, **options: Any
-) -> tuple[Kind, ...]:
+) -> tuple[LayerSpec, ...]:
     """Attention layers after the config's `layer_types`. Raises CheckpointError for a type that programs lack."""
     known = {
-        "full_attention": Kind(**options),
+        "full_attention": LayerSpec(**options),
         "sliding_attention": sliding_kind(context, window, rope=sliding_rope, **options),
     }
     unknown = sorted(set(layer_types) - known.keys())
@@ -230,6 +230,6 @@ def check_heads(g: Graph) -> None:
 
 def _placed(sources: Sources, prefix: str) -> Sources:
     """The same tensors under a prefix."""
-    if isinstance(sources, Source):
+    if isinstance(sources, TensorSource):
         return renamed(sources, lambda name: prefix + name)
     return tuple(renamed(source, lambda name: prefix + name) for source in sources)

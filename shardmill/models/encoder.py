@@ -12,12 +12,12 @@ from shardmill.models.architecture import (
     EMBED,
     LABEL,
     Architecture,
-    Ends,
+    EncoderIO,
     Graph,
-    Kind,
-    Model,
-    Source,
+    LayerSpec,
+    ModelDescription,
     Sources,
+    TensorSource,
     blocks,
     renamed,
 )
@@ -81,15 +81,15 @@ def encoder(
     honours: Collection[str],
     names: Names,
     graph: Graph,
-    ends: Ends,
+    ends: EncoderIO,
     *,
-    kinds: Sequence[Kind],
+    kinds: Sequence[LayerSpec],
     ropes: Mapping[str, Any],
     band: int | None = None,
     positions: int = 0,
     types: int = 0,
     tensors: Mapping[str, Sources] | None = None,
-) -> Model:
+) -> ModelDescription:
     """The description of an encoder whose layers are those of models/blocks.py.
 
     Args:
@@ -133,7 +133,7 @@ def encoder(
         types=types,
     )
     sources = {path: _source(path, shape, names, tensors or {}, labels) for path, shape in model_constants(a).items()}
-    return Model(a, sources, ignored=tuple(names.ignored))
+    return ModelDescription(a, sources, ignored=tuple(names.ignored))
 
 
 def _source(
@@ -144,7 +144,7 @@ def _source(
         return _filled_up(_tensor(path, names), shape, len(labels))
     index, _, role = path.removeprefix("layers.").partition(".")
     if not path.startswith("layers.") or role not in tensors:
-        return Source(_tensor(path, names))
+        return TensorSource(_tensor(path, names))
     layer = names.layer.format(i=index)
     found = tuple(renamed(source, lambda name: layer + name) for source in blocks(tensors[role]))
     return found[0] if len(found) == 1 else found
@@ -152,7 +152,7 @@ def _source(
 
 def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
     """A classifier's rows, and the first of them once more up to as many as the program has."""
-    whole = Source(tensor, shape=(labels, *shape[1:]))
+    whole = TensorSource(tensor, shape=(labels, *shape[1:]))
     times, rest = divmod(shape[0], labels)
     found = (whole,) * times + ((replace(whole, rows=(0, rest, 1)),) if rest else ())
     return found[0] if len(found) == 1 else found
@@ -170,7 +170,7 @@ def _tensor(path: str, names: Names) -> str:
     return f"{names.around[module]}.{last}"
 
 
-def activation(config: Any, name: str) -> str:
+def encoder_activation(config: Any, name: str) -> str:
     """The activation that a field of the config names. Raises CheckpointError for one that programs lack."""
     found = getattr(config, name)
     if found not in ACTIVATIONS:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from portable_coreml.judge.placement.rules.shapes import MAX_OUTPUT_CHANNELS
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import Experts, Source, Sources
+from shardmill.models.architecture import Experts, Sources, TensorSource
 
 # Up to so many experts a layer has a projection for each: they keep the checkpoint's rows and INT8 scales one to one,
 # and 36 convolutions a layer were seen to run on the Neural Engine (ane-book, ZAYA, Exp 34, M4 Max). More of them share
@@ -16,7 +16,7 @@ from shardmill.models.architecture import Experts, Source, Sources
 MOST_ALONE = 32
 MOST_TOGETHER = 16
 
-At = Callable[[str, int], Source]  # "gate_proj", "up_proj" or "down_proj" and the expert -> its matrix
+At = Callable[[str, int], TensorSource]  # "gate_proj", "up_proj" or "down_proj" and the expert -> its matrix
 
 
 def grouped(experts: Experts) -> Experts:
@@ -27,7 +27,7 @@ def grouped(experts: Experts) -> Experts:
     return replace(experts, group=1 if experts.count <= MOST_ALONE else max(fitting, default=1))
 
 
-def checked(experts: Experts) -> Experts:
+def checked_experts(experts: Experts) -> Experts:
     """Raises CheckpointError for a choice of more experts than there are."""
     if not 1 <= experts.chosen <= experts.classes:
         raise CheckpointError(f"num_experts_per_tok {experts.chosen}: there are {experts.classes} experts")
@@ -43,17 +43,19 @@ def separate(e: Experts, hidden: int, names: Mapping[str, str]) -> dict[str, Sou
         names: of gate_proj, up_proj and down_proj; {} stands for the expert's number.
     """
     wide, narrow = (e.ffn, hidden), (hidden, e.ffn)
-    return _sources(e, lambda role, i: Source(names[role].format(i), shape=narrow if role == "down_proj" else wide))
+    return _sources(
+        e, lambda role, i: TensorSource(names[role].format(i), shape=narrow if role == "down_proj" else wide)
+    )
 
 
 def stacked(e: Experts, hidden: int, gate_up: str, down: str) -> dict[str, Sources]:
     """Sources of experts in two tensors: [experts, 2 * ffn, hidden], gate first, and [experts, hidden, ffn]."""
 
-    def at(role: str, i: int) -> Source:
+    def at(role: str, i: int) -> TensorSource:
         if role == "down_proj":
-            return Source(down, index=i, shape=(e.count, hidden, e.ffn))
+            return TensorSource(down, index=i, shape=(e.count, hidden, e.ffn))
         first = e.ffn * (role == "up_proj")
-        return Source(gate_up, index=i, rows=(first, first + e.ffn, 1), shape=(e.count, 2 * e.ffn, hidden))
+        return TensorSource(gate_up, index=i, rows=(first, first + e.ffn, 1), shape=(e.count, 2 * e.ffn, hidden))
 
     return _sources(e, at)
 
@@ -72,18 +74,18 @@ def transposed(e: Experts, hidden: int, path: str, *, interleaved: bool) -> dict
         second = role == "up_proj"
         return (int(second), 2 * e.ffn, 2) if interleaved else (e.ffn * second, e.ffn * (1 + second), 1)
 
-    def at(role: str, i: int) -> Source:
+    def at(role: str, i: int) -> TensorSource:
         if role == "down_proj":
-            return Source(f"{path}down_proj", index=i, transposed=True, shape=(e.count, e.ffn, hidden))
+            return TensorSource(f"{path}down_proj", index=i, transposed=True, shape=(e.count, e.ffn, hidden))
         shape = (e.count, hidden, 2 * e.ffn)
-        return Source(f"{path}gate_up_proj", index=i, transposed=True, rows=rows(role), shape=shape)
+        return TensorSource(f"{path}gate_up_proj", index=i, transposed=True, rows=rows(role), shape=shape)
 
     found = _sources(e, at)
     for j, members in enumerate(_members(e)):
         for role in ("gate_proj", "up_proj"):
-            bias = Source(f"{path}gate_up_proj_bias", rows=rows(role), shape=(e.count, 2 * e.ffn))
+            bias = TensorSource(f"{path}gate_up_proj_bias", rows=rows(role), shape=(e.count, 2 * e.ffn))
             found[f"mlp.experts.{j}.{role}.bias"] = tuple(replace(bias, index=i) for i in members)
-    found["mlp.down_bias"] = Source(f"{path}down_proj_bias", transposed=True, shape=(e.count, hidden))
+    found["mlp.down_bias"] = TensorSource(f"{path}down_proj_bias", transposed=True, shape=(e.count, hidden))
     return found
 
 

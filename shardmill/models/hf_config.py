@@ -18,12 +18,12 @@ from shardmill.models import DECODER, type_fault
 from shardmill.printable import first_line
 
 if TYPE_CHECKING:
-    from shardmill.models.architecture import Model
+    from shardmill.models.architecture import ModelDescription
 
 STUMBLES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-def described(family: ModuleType, config: Any, length: int) -> Model:
+def model_description(family: ModuleType, config: Any, length: int) -> ModelDescription:
     """Return what the model of a transformers config is.
 
     Args:
@@ -36,7 +36,7 @@ def described(family: ModuleType, config: Any, length: int) -> Model:
         Exception: what `family` stumbles over, if it does so over transformers' own default config too: that is a bug.
     """
     try:
-        found: Model = family.describe(config, length)
+        found: ModelDescription = family.describe(config, length)
     except STUMBLES as error:
         if _stumbles(family, type(config)(), length):
             raise
@@ -161,7 +161,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and value >= 1  # true is an int, too
 
 
-def problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[str]:
+def config_problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[str]:
     """What is wrong with the checkpoint in a folder.
 
     Args:

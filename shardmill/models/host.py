@@ -19,7 +19,7 @@ MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it in
 NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
 
 
-class Host:
+class KVLayout:
     """What is in each slot, and from it the arrays of a pass.
 
     One Host serves all parts of a model, since all of them see the same tokens. A program takes those of the arrays

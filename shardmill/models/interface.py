@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.models.contract import Blueprint, T, caches, inputs, new_name, output, states
+from shardmill.models.contract import GraphSpec, T, caches, inputs, new_name, output, states
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
@@ -17,7 +17,7 @@ MAIN = "main"  # what coremltools calls the only function of a program
 
 
 @dataclass(frozen=True)
-class Calls:
+class EntryPoints:
     """The form of a program.
 
     Attributes:
@@ -56,9 +56,9 @@ class Calls:
         return {str(width): name for width, name in self.functions.items()}
 
 
-def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = ()) -> Calls:
+def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = ()) -> EntryPoints:
     """The form with these shapes of programs that passes of these widths go through, at shorter contexts too."""
-    return Calls(shapes, () if shapes == RANGE else widths, state, contexts)
+    return EntryPoints(shapes, () if shapes == RANGE else widths, state, contexts)
 
 
 def own_bundle(program: Path, function: str) -> Path:
@@ -66,7 +66,7 @@ def own_bundle(program: Path, function: str) -> Path:
     return program / f"{function}{BUNDLE}"
 
 
-def interface(blueprint: Blueprint, calls: Calls) -> dict[str, Any]:
+def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
     """What goes into a part's program, what it keeps and what comes out; "T" stands for the token axis."""
     named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(blueprint).items()}
     found = {
@@ -83,10 +83,10 @@ def interface(blueprint: Blueprint, calls: Calls) -> dict[str, Any]:
     return found
 
 
-def _shorter(blueprint: Blueprint, calls: Calls, slots: int) -> dict[str, Any]:
+def _shorter(blueprint: GraphSpec, calls: EntryPoints, slots: int) -> dict[str, Any]:
     """The functions for a shorter context, and the inputs and states that have other shapes there."""
     whole = interface(blueprint, replace(calls, contexts=()))
-    other = interface(replace(blueprint, slots=slots), Calls())
+    other = interface(replace(blueprint, slots=slots), EntryPoints())
     shapes = {
         key: {name: shape for name, shape in other[key].items() if shape != whole[key][name]}
         for key in ("inputs", "states")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardmill.models.architecture import Experts, Graph, Kind
+from shardmill.models.architecture import Experts, Graph, LayerSpec
 
 Shape = tuple[int, ...]
 EXPERT = "experts."
@@ -17,7 +17,7 @@ def cca_widths(g: Graph) -> tuple[int, int]:
     return (g.heads + g.kv_heads) * g.head_dim, g.kv_heads * g.head_dim // 2
 
 
-def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
+def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     """The weights of one layer by their path from the layer, with their shapes.
 
     A matrix of two axes is a convolution's, which INT8 quantises. One of three is a factor of a matrix product, as are
@@ -39,7 +39,7 @@ def layer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
     return {**start, **mixer, **second, **before, **ffn, **last}
 
 
-def mixer_constants(g: Graph, kind: Kind) -> dict[str, Shape]:
+def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     """Those of a layer that lie in the program of its mixer: all, but for experts that the host routes to."""
     found = layer_constants(g, kind)
     if g.experts is None or not g.experts.routed:
@@ -118,7 +118,7 @@ def _feed_forward(g: Graph) -> dict[str, Shape]:
     return found | projection_constants("mlp.down_proj", g.hidden, g.ffn, g.mlp_bias)
 
 
-def _mixture(g: Graph, kind: Kind) -> dict[str, Shape]:
+def _mixture(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     e = g.experts
     assert e is not None
     found: dict[str, Shape] = {"mlp.router.weight": (1, e.classes, g.hidden)}
@@ -144,7 +144,7 @@ def _expert_matrices(g: Graph, e: Experts, prefix: str) -> dict[str, Shape]:
     return found | ({f"{prefix}down_bias": (1, g.hidden, e.count)} if e.biases else {})
 
 
-def _mlp_router(g: Graph, kind: Kind) -> dict[str, Shape]:
+def _mlp_router(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     assert g.experts is not None
     p, width = "mlp.router.", g.experts.router_width
     found: dict[str, Shape] = {f"{p}down_proj.weight": (1, width, g.hidden), f"{p}down_proj.bias": (width,)}

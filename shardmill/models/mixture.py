@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Experts, Graph, Kind
-from shardmill.models.contract import Blueprint
+from shardmill.models.architecture import Experts, Graph, LayerSpec
+from shardmill.models.contract import GraphSpec
 from shardmill.models.primitives import (
     ACTIVATIONS,
     RMSNorm,
@@ -52,7 +52,7 @@ class StatefulRouter(nn.Module):
     Source: transformers, models/zaya/modeling_zaya.py.
     """
 
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
 
         def layer(name: str, bias: bool = True) -> nn.Module:
@@ -112,10 +112,10 @@ def gated(gate: Tensor, up: Tensor, experts: Experts, activation: str) -> Tensor
     return (up + 1) * (gate * torch.sigmoid(scale(gate, experts.swiglu_alpha)))
 
 
-class Choice(nn.Module):
+class ExpertChoice(nn.Module):
     """Which experts tokens take: x [1, d, T, 1] -> weights [1, experts, T, 1], and the router's state if it has one."""
 
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
         assert g.experts is not None
         self.options = g.experts
@@ -161,10 +161,10 @@ class ExpertSum(nn.Module):
         return out
 
 
-class Mixture(Choice, ExpertSum):
+class Mixture(ExpertChoice, ExpertSum):
     """All experts of a layer: x [1, d, T, 1] -> [1, d, T, 1], with the router's state where it has one."""
 
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__(g, kind, weights, path)
         self.hold(g, weights, path, self.options.count)
 
@@ -179,7 +179,7 @@ class Mixture(Choice, ExpertSum):
 class RoutedExperts(ExpertSum):
     """Some of a layer's experts as a program of their own: the contract's part of kind "experts"."""
 
-    def __init__(self, blueprint: Blueprint, weights: Weights) -> None:
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
         super().__init__()
         g = blueprint.graph
         self.g, self.count = g, blueprint.rows

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardmill.models.architecture import Source
+from shardmill.models.architecture import TensorSource
 
 MATRIX = 2
 
 
-def picked(stored: Tensor, source: Source) -> Tensor:
+def picked(stored: Tensor, source: TensorSource) -> Tensor:
     """The rows that a block is made of: [rows, columns] or [rows], a view of the values that were read."""
     if source.column is not None:
         stored = stored[..., source.column]
@@ -35,7 +35,7 @@ def magnitude(values: Tensor) -> float:
     return 2.0 ** math.ceil(math.log2(largest)) if largest else 1.0
 
 
-def adjusted(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
+def adjusted(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
     """Rows of a block from rows that `picked` gave, in fp32 where they change.
 
     Args:
@@ -58,7 +58,7 @@ def adjusted(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: 
     return (rows + source.add) * (source.times / (size if source.magnitude else 1.0))
 
 
-def undone(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
+def undone(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
     """The checkpoint's rows, given those that `adjusted` made, before any were repeated; maybe the very same."""
     if (size, source.times, source.add) != (1.0, 1.0, 0.0):
         rows = rows * (size / source.times) - source.add
@@ -68,7 +68,7 @@ def undone(rows: Tensor, source: Source, beside: Sequence[Tensor] = (), size: fl
     return rows - vectors[0].float() if source.plus else rows
 
 
-def turned(stored: Tensor, source: Source, beside: Sequence[Tensor] = ()) -> Tensor:
+def turned(stored: Tensor, source: TensorSource, beside: Sequence[Tensor] = ()) -> Tensor:
     """A whole block, given the checkpoint's values of the shape that the source reads."""
     rows = picked(stored, source)
     return adjusted(rows, source, beside, magnitude(rows) if source.magnitude else 1.0)
@@ -80,7 +80,7 @@ def assembled(blocks: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     return torch.cat(list(blocks), dim=1 if side_by_side else 0).reshape(shape)
 
 
-def put_back(target: Tensor, values: Tensor, source: Source, size: float = 1.0) -> None:
+def put_back(target: Tensor, values: Tensor, source: TensorSource, size: float = 1.0) -> None:
     """Writes the checkpoint's values that a block was made from to their places in its tensor.
 
     Args:

@@ -27,9 +27,9 @@ from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError
 from shardmill.files import replacing, write_json
 from shardmill.models import DECODER, ENCODER, family, supported, type_fault
-from shardmill.models.architecture import Model, Source, blocks
+from shardmill.models.architecture import ModelDescription, TensorSource, blocks
 from shardmill.models.contract import model_constants, table_constants
-from shardmill.models.hf_config import described
+from shardmill.models.hf_config import model_description
 
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20
@@ -53,7 +53,7 @@ Bits = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
-class Normal:
+class NormalWeights:
     """Where values are drawn from."""
 
     mean: float
@@ -61,13 +61,13 @@ class Normal:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SyntheticRecipe:
     """One tensor, drawn as [rows, columns] (a vector is one row); `loud` is for outlier channels along `axis`."""
 
     name: str
     shape: tuple[int, ...]
-    usual: Normal
-    loud: Normal
+    usual: NormalWeights
+    loud: NormalWeights
     axis: str = "columns"  # or "rows"
 
     @property
@@ -83,7 +83,7 @@ class Recipe:
         return 2 * math.prod(self.shape)
 
 
-def synth_checkpoint(
+def write_synthetic_checkpoint(
     config: dict[str, Any],
     dest: Path,
     seed: int,
@@ -126,7 +126,7 @@ def synth_checkpoint(
         _write_texts(folder, config, tokenizer)
 
 
-def _recipes(config: dict[str, Any]) -> Iterator[Recipe]:
+def _recipes(config: dict[str, Any]) -> Iterator[SyntheticRecipe]:
     """A recipe for each tensor of the checkpoint, in the order of a pass."""
     model = _described(config)
     a, g = model.architecture, model.architecture.graph
@@ -141,10 +141,10 @@ def _recipes(config: dict[str, Any]) -> Iterator[Recipe]:
             for vector in (source.plus, source.by):
                 if vector:
                     mean = float(vector == source.by)
-                    yield Recipe(vector, shape[-1:], Normal(mean, table), Normal(mean, table))
+                    yield SyntheticRecipe(vector, shape[-1:], NormalWeights(mean, table), NormalWeights(mean, table))
 
 
-def _described(config: dict[str, Any]) -> Model:
+def _described(config: dict[str, Any]) -> ModelDescription:
     """The model of a config.json's content. Raises CheckpointError for one that can't be built."""
     from transformers import AutoConfig
 
@@ -158,19 +158,21 @@ def _described(config: dict[str, Any]) -> Model:
     rest = {key: value for key, value in config.items() if key != "model_type"}
     found = AutoConfig.for_model(config["model_type"], **rest)
     kind = DECODER if config["model_type"] in supported(DECODER) else ENCODER
-    return described(family(config["model_type"], kind), found, 1)
+    return model_description(family(config["model_type"], kind), found, 1)
 
 
-def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, layers: int, table: float) -> Recipe:
+def _recipe(
+    path: str, source: TensorSource, shape: tuple[int, ...], hidden: int, layers: int, table: float
+) -> SyntheticRecipe:
     """What a tensor is drawn from, by what it does in the program."""
     name = source.tensor
     if path in ("embedding", "positions", "types", "lm_head.weight"):
-        return Recipe(name, shape, Normal(0.0, table), Normal(0.0, LOUD_STREAM * table))
+        return SyntheticRecipe(name, shape, NormalWeights(0.0, table), NormalWeights(0.0, LOUD_STREAM * table))
     if path.endswith("norm.weight"):
-        usual, loud = Normal(1.0 - source.add, 0.1), Normal(LOUD_NORM - source.add, 0.02)
-        return Recipe(name, shape, usual, loud if shape[0] == hidden else usual)
+        usual, loud = NormalWeights(1.0 - source.add, 0.1), NormalWeights(LOUD_NORM - source.add, 0.02)
+        return SyntheticRecipe(name, shape, usual, loud if shape[0] == hidden else usual)
     if path.endswith(FACTORS):
-        return Recipe(name, shape, Normal(1.0, 0.1), Normal(1.0, 0.1))
+        return SyntheticRecipe(name, shape, NormalWeights(1.0, 0.1), NormalWeights(1.0, 0.1))
     last = path.endswith(WRITERS) or bool(source.magnitude)  # of experts that share one, its factors may come first
     writes = last and "router" not in path  # to the residual stream, which each layer does twice
     scale = 1 / math.sqrt(2 * layers) if writes else DECIDED if path.endswith(ROUTERS) else 1.0
@@ -181,19 +183,19 @@ def _recipe(path: str, source: Source, shape: tuple[int, ...], hidden: int, laye
         return _plain(name, shape, USUAL if path == "classifier.bias" else table)
     if writes:
         std = scale / math.sqrt(shape[-1])
-        return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_STREAM * std), "rows")
+        return SyntheticRecipe(name, shape, NormalWeights(0.0, std), NormalWeights(0.0, LOUD_STREAM * std), "rows")
     std = scale / math.sqrt(hidden)
-    return Recipe(name, shape, Normal(0.0, std), Normal(0.0, LOUD_COLUMN * std))
+    return SyntheticRecipe(name, shape, NormalWeights(0.0, std), NormalWeights(0.0, LOUD_COLUMN * std))
 
 
-def _plain(name: str, shape: tuple[int, ...], std: float) -> Recipe:
+def _plain(name: str, shape: tuple[int, ...], std: float) -> SyntheticRecipe:
     """A tensor without outlier channels."""
-    return Recipe(name, shape, Normal(0.0, std), Normal(0.0, std))
+    return SyntheticRecipe(name, shape, NormalWeights(0.0, std), NormalWeights(0.0, std))
 
 
-def _split(recipes: list[Recipe], limit: int) -> list[list[Recipe]]:
+def _split(recipes: list[SyntheticRecipe], limit: int) -> list[list[SyntheticRecipe]]:
     """Consecutive tensors to files of at most `limit` bytes (a larger tensor gets a file of its own)."""
-    files: list[list[Recipe]] = [[]]
+    files: list[list[SyntheticRecipe]] = [[]]
     for recipe in recipes:
         if files[-1] and sum(r.nbytes for r in files[-1]) + recipe.nbytes > limit:
             files.append([])
@@ -201,7 +203,7 @@ def _split(recipes: list[Recipe], limit: int) -> list[list[Recipe]]:
     return files
 
 
-def _write_file(path: Path, recipes: list[Recipe], seed: int, threads: int) -> None:
+def _write_file(path: Path, recipes: list[SyntheticRecipe], seed: int, threads: int) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for recipe in recipes:
@@ -214,7 +216,7 @@ def _write_file(path: Path, recipes: list[Recipe], seed: int, threads: int) -> N
         stream.flush()
         os.truncate(path, len(prefix) + at)
 
-        def write(recipe: Recipe, first: int, last: int) -> None:
+        def write(recipe: SyntheticRecipe, first: int, last: int) -> None:
             block = draw_rows(recipe, first, last, seed)
             start = len(prefix) + header[recipe.name]["data_offsets"][0] + 2 * first * recipe.columns
             os.pwrite(stream.fileno(), block.data, start)
@@ -223,13 +225,13 @@ def _write_file(path: Path, recipes: list[Recipe], seed: int, threads: int) -> N
             done.result()
 
 
-def _blocks(recipe: Recipe) -> Iterator[tuple[Recipe, int, int]]:
+def _blocks(recipe: SyntheticRecipe) -> Iterator[tuple[SyntheticRecipe, int, int]]:
     rows, step = recipe.rows, max(BLOCK_ELEMENTS // recipe.columns, 1)
     for first in range(0, rows, step):
         yield recipe, first, min(first + step, rows)
 
 
-def draw_rows(recipe: Recipe, first: int, last: int, seed: int) -> Bits:
+def draw_rows(recipe: SyntheticRecipe, first: int, last: int, seed: int) -> Bits:
     """bf16 bits of rows [first, last), where `first` begins a block: [last - first, columns]."""
     shape = (last - first, recipe.columns)
     source = np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(recipe.name.encode()), first]))
@@ -260,7 +262,7 @@ def _standard_quantiles() -> NDArray[np.float64]:
 
 
 @functools.cache
-def _quantiles(normal: Normal) -> Bits:
+def _quantiles(normal: NormalWeights) -> Bits:
     """bf16 bits of 65536 equally likely values, rounded to nearest even."""
     bits = (normal.mean + normal.std * _standard_quantiles()).astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")

@@ -103,7 +103,7 @@ def audit(build: Path, cache: HashCache | None = None) -> Audit:
     """
     read_manifest(build, COMPLETE)
     known = records(build)
-    found = dict(entries(build))
+    found = dict(_build_entries(build))
     regular = [path for path, mode in found.items() if stat.S_ISREG(mode)]
     unchecked = {path for path in regular if is_out_of_scope(path) or (path not in known and is_left_by_macos(path))}
     signatures = {path for path in regular if is_signature(path)}
@@ -132,7 +132,7 @@ def records(build: Path) -> dict[str, Record]:
         receipt = f"{name}{RECEIPT}"
         if (build / receipt).exists():
             known[receipt] = Record(hash_file(build / receipt), receipt)
-            for path, sha in outputs(name, read_sealed(build / receipt)):
+            for path, sha in recorded_outputs(name, read_sealed(build / receipt)):
                 known.setdefault(path, Record(sha, receipt))
     for record, content in ((BUNDLE, added(build)), (CARD_RECORD, card(build))):
         if (build / record).exists():
@@ -158,10 +158,10 @@ def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield row["name"], row["digest"]["sha256"]
     for name, receipt in definition["internalParameters"]["steps"].items():
         yield f"{name}{RECEIPT}", hashlib.sha256(dumps(receipt).encode()).hexdigest()
-        yield from outputs(name, receipt)
+        yield from recorded_outputs(name, receipt)
 
 
-def outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def recorded_outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(path, sha256) of what a step made, given its receipt and that one's path without the ending."""
     for output, place in receipt.get("paths", {}).items():
         path = PurePosixPath(name).parent / place
@@ -173,7 +173,7 @@ def outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def entries(build: Path) -> Iterator[tuple[str, int]]:
+def _build_entries(build: Path) -> Iterator[tuple[str, int]]:
     """(path relative to the build, mode) of all that is no folder; links are not followed."""
     for root, folders, names in os.walk(build, onerror=_raise_it):
         for name in (*names, *folders):

@@ -264,14 +264,14 @@ def sum_up(batch: Batch, workflow: Any) -> None:
     if not batch.listed or storage.is_used(workflow):
         return
     # Slow to import, and only needed here.
-    from shardmill.report.index import NOT_FINISHED, PAGE, Row, read_row, write_index
+    from shardmill.report.index import NOT_FINISHED, PAGE, BuildRow, read_row, write_index
 
     broken = _broken(workflow)
     rows = []
     for model in sorted(batch.models):
         failed = _why(broken[model]) or NOT_FINISHED if model in broken else ""
-        rows.append(Row(model, failed) if failed else read_row(BUILDS / model, _why(_logs(BUILDS / model))))
-    rows += [Row(file, line.removeprefix(f"{file}: ")) for file, line in sorted(batch.refused.items())]
+        rows.append(BuildRow(model, failed) if failed else read_row(BUILDS / model, _why(_logs(BUILDS / model))))
+    rows += [BuildRow(file, line.removeprefix(f"{file}: ")) for file, line in sorted(batch.refused.items())]
     write_index(BUILDS, rows)
     for row in rows:
         if row.error not in ("", NOT_FINISHED):

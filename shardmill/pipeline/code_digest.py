@@ -172,7 +172,7 @@ def read_module(file: Path) -> Module:
     return module
 
 
-def keep() -> None:
+def save_modules() -> None:
     """Writes what this process parsed beside what was kept before; not where that folder may only be read."""
     if _new:
         with contextlib.suppress(OSError):
@@ -212,7 +212,7 @@ def modules(step: Step) -> tuple[str, ...]:
     return (step.task.__module__, *step.also)
 
 
-def family(step: Step, record: Path) -> str:
+def family_of(step: Step, record: Path) -> str:
     """The model_type of a checkpoint that was fetched, if it decides what a step's code is; else nothing is read.
 
     Args:
@@ -256,7 +256,7 @@ def code_digest(modules: Iterable[str], model_type: str = "") -> str:
         model_type: names the family's module.
     """
     found = {name: read_module(file).code for name, file in closure(modules, model_type).items()}
-    keep()
+    save_modules()
     text = "\n".join((f"form {FORM}", *(f"{name} {found[name]}" for name in sorted(found))))
     return hashlib.sha256(text.encode()).hexdigest()
 

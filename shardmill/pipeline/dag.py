@@ -158,7 +158,7 @@ def waits(steps: Steps, name: str) -> tuple[str, ...]:
     return taken + gates
 
 
-def inputs(steps: Steps, name: str) -> dict[str, Files]:
+def step_inputs(steps: Steps, name: str) -> dict[str, Files]:
     """Files of the build by the names under which a step reads or takes them."""
     return _found(steps, {**steps[name].reads, **steps[name].takes})
 
@@ -174,7 +174,7 @@ def _found(steps: Steps, files: Mapping[str, Files | Found]) -> dict[str, Files]
 
 def _before(steps: Steps, name: str) -> list[str]:
     """The steps that a step reads from or waits for, in the table's order."""
-    wanted = {*_listed(*inputs(steps, name).values()), *waits(steps, name)}
+    wanted = {*_listed(*step_inputs(steps, name).values()), *waits(steps, name)}
     return [
         other
         for other, step in steps.items()
@@ -219,7 +219,7 @@ def bound(files: Files, names: Names, own: Mapping[str, str], build: Path) -> Pa
     return paths if several else paths[0]
 
 
-def outputs(steps: Steps, job: Job, config: Config, build: Path) -> dict[str, Path]:
+def job_outputs(steps: Steps, job: Job, config: Config, build: Path) -> dict[str, Path]:
     """Paths that a job makes, by output name; where a name stands for several, by the files' own."""
     mine = own(steps, job)
     return flat({key: bound(files, names(config), mine, build) for key, files in steps[job[0]].makes.items()})

@@ -81,7 +81,7 @@ def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> di
     step, mine = steps[job[0]], dag.own(steps, job)
     found: dict[str, Any] = {}
     waited = dag.waits(steps, job[0])  # as in a job, what these speak for is known by its receipt
-    for key, files in dag.inputs(steps, job[0]).items():
+    for key, files in dag.step_inputs(steps, job[0]).items():
         paths = dag.bound(files, dag.names(config), mine, build)
         if key in step.takes or (isinstance(files, str) and receipt_of(files) in waited):
             found[key] = [read_artifact(p) for p in paths] if isinstance(paths, list) else read_artifact(paths)
@@ -216,7 +216,7 @@ def execute(snakemake: Any) -> None:
         if isinstance(error, KeyboardInterrupt) or interrupt.happened():
             log.error("interrupted")
             sys.exit(interrupt.exit_code())
-        log.error("%s", described(error, Path(snakemake.log[0])))
+        log.error("%s", error_line(error, Path(snakemake.log[0])))
         sys.exit(1)
     finally:
         log.debug("peak memory %d MB, declared %s MB", peak_mb(), snakemake.resources.get("mem_mb"))
@@ -232,7 +232,7 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
     with storage.room(inputs, outputs, snakemake.wildcards.model) as room:
         record = room.builds / snakemake.wildcards.model / "source.receipt.json"
         if room.is_elsewhere:
-            tools = code_digest.tools(step, code_digest.family(step, record))
+            tools = code_digest.tools(step, code_digest.family_of(step, record))
         packages = package_versions(tools["packages"])  # conda may give jobs others than Snakemake has
         tools = tools | {"packages": packages}
         store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
@@ -250,7 +250,7 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
     assert isinstance(step.needs, resources.Need)
-    found = resources.sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
+    found = resources.part_sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
     return resources.threads_within(snakemake.resources["mem_mb"], threads, step.needs, step.each_thread, found)
 
 
@@ -276,7 +276,7 @@ def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
 
 def _check_code(step: Step, code: str, record: Path) -> None:
     """Raises ShardmillError where the code that worked is not that which the result would be filed under."""
-    if code_digest.tools(step, code_digest.family(step, record))["code"] != code:
+    if code_digest.tools(step, code_digest.family_of(step, record))["code"] != code:
         raise ShardmillError("shardmill's code was changed while it worked; run the same command again")
 
 
@@ -318,7 +318,7 @@ def as_paths(value: str | Iterable[str]) -> Path | list[Path]:
     return Path(value) if isinstance(value, str) else [Path(item) for item in value]
 
 
-def described(error: Exception, logfile: Path) -> str:
+def error_line(error: Exception, logfile: Path) -> str:
     """What a person should read, in one line."""
     return one_line(_said(error, logfile))
 

@@ -15,7 +15,7 @@ from shardmill.checkpoint.headers import check_tensors, read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import stored_bytes
-from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, Kind, Model
+from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
 from shardmill.models.contract import cache_bytes, table_constants
 from shardmill.models.interface import FIXED
 from shardmill.pipeline.resolve import describe
@@ -25,20 +25,20 @@ from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.label import is_exact
 from shardmill.topology import (
     MAX_WEIGHT_BYTES,
-    Length,
-    Pass,
+    PassTraffic,
+    TrafficLength,
     file_bytes,
-    lengths,
     misfits,
     overweight,
-    passes,
+    pass_traffic,
     proposed,
     stored_weights,
+    traffic_lengths,
 )
 
 
 @dataclass(frozen=True)
-class Program:
+class PlannedProgram:
     """One program: layers, or a layer's experts, or rows of the vocabulary, [start, end).
 
     Attributes:
@@ -120,13 +120,13 @@ class Preview:
     task: str
     windows: str
     weight_file_limit: int
-    programs: tuple[Program, ...]
+    programs: tuple[PlannedProgram, ...]
     table_bytes: int
     weight_bytes: int
     state_bytes: int
     bytes_per_token: int
-    passes: tuple[Pass, ...]
-    lengths: tuple[Length, ...]
+    passes: tuple[PassTraffic, ...]
+    lengths: tuple[TrafficLength, ...]
     tensors: str
     refused: tuple[str, ...]
 
@@ -149,7 +149,7 @@ def preview(config: Config) -> Preview:
     programs = [_program(part, config) for part in parts if part.kind != "embedding"]
     found = stored_weights(parts, config.convert.recipe)
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
-    each = passes(config, a)
+    each = pass_traffic(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), weights + kept)
     fault = _tensor_fault(config, model)
     return Preview(
@@ -181,7 +181,7 @@ def preview(config: Config) -> Preview:
         state_bytes=kept,
         bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else expected,
         passes=each,
-        lengths=lengths(config, a),
+        lengths=traffic_lengths(config, a),
         tensors="unknown" if fault is None else "differ" if fault else "match",
         refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault])),
     )
@@ -193,9 +193,9 @@ def _windows(a: Architecture, buckets: Sequence[int]) -> str:
     return "exact" if is_exact(max(buckets), a.reach) else "approximate"
 
 
-def _program(part: Part, config: Config) -> Program:
+def _program(part: Part, config: Config) -> PlannedProgram:
     chosen, shapes = config.convert.recipe, part.named_shapes
-    return Program(
+    return PlannedProgram(
         name=part.name,
         kind=part.kind,
         start=part.start,
@@ -208,7 +208,7 @@ def _program(part: Part, config: Config) -> Program:
     )
 
 
-def _kind_name(kind: Kind) -> str:
+def _kind_name(kind: LayerSpec) -> str:
     """What a person calls a kind of layer."""
     if kind.mixer == "conv":
         return "convolution"
@@ -216,7 +216,7 @@ def _kind_name(kind: Kind) -> str:
     return name if kind.rope else f"{name} without rotation"
 
 
-def _tensor_fault(config: Config, model: Model) -> str | None:
+def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
     """Says how a local checkpoint's tensors are not those of the model, '' if they are; None for one on the hub."""
     if config.source.path is None:
         return None

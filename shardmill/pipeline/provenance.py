@@ -117,7 +117,7 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
             "byproducts": [described(name, sha) for name, sha in byproducts],
         },
     }
-    return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdicts(steps)), predicate))
+    return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdict_hashes(steps)), predicate))
 
 
 def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -135,7 +135,7 @@ def _huggingface(repo: str, commit: str) -> str:
     return str(PackageURL("huggingface", owner, name, commit))
 
 
-def verdicts(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def verdict_hashes(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """(path, sha256) of what the gates said, given the receipts by step."""
     for name, receipt in steps.items():
         if "verdict" in receipt.get("outputs", {}):

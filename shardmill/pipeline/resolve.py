@@ -25,7 +25,7 @@ from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.pipeline.code_digest import code_digest, model_type_in
 
 if TYPE_CHECKING:
-    from shardmill.models.architecture import Architecture, Model
+    from shardmill.models.architecture import Architecture, ModelDescription
 
 SNAKEFILE = "Snakefile"
 PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
@@ -54,7 +54,7 @@ def default_config() -> str:
     return str(own if own.is_file() else workflow_root() / own)
 
 
-def load(path: Path) -> Config:
+def load_resolved(path: Path) -> Config:
     """The config in a file, as a build takes it. Raises ConfigError."""
     return parsed(read_yaml(path), str(path))
 
@@ -122,7 +122,7 @@ TOPOLOGIES, SIZES = "topologies", "sizes"  # folders of the store
 CODE = ("shardmill.topology", *(m for kind in FOLDERS for name in supported(kind) for m in family_modules(name)))
 
 
-def settle(config: Config, name: str, store: Path = STORE) -> Config:
+def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
     """The config with its topology, expert groups and head slices as numbers, or its buckets, held against the model.
 
     A config that names all and whose checkpoint lies on the hub is left as it is: the split step holds it against the
@@ -181,7 +181,7 @@ def _sizes(settled: Config, a: Architecture) -> dict[str, Any]:
     }
 
 
-def describe(config: Config) -> Model:
+def describe(config: Config) -> ModelDescription:
     """What the config's model is, by config.json alone; that of a repository is fetched.
 
     Raises:
@@ -190,15 +190,15 @@ def describe(config: Config) -> Model:
     return _described(config, _config_folder(config))
 
 
-def _described(config: Config, folder: Path) -> Model:
+def _described(config: Config, folder: Path) -> ModelDescription:
     from shardmill.imports import quiet_transformers
     from shardmill.models import family
-    from shardmill.models.hf_config import described, load_hf_config
+    from shardmill.models.hf_config import load_hf_config, model_description
     from shardmill.topology import as_configured
 
     with quiet_transformers():
         found = load_hf_config(folder)
-        model = described(family(found.model_type, config.kind), found, config.length)
+        model = model_description(family(found.model_type, config.kind), found, config.length)
     return as_configured(config, model)
 
 
@@ -262,7 +262,7 @@ LONG = 40  # characters of a line that two texts hardly share by chance
 SHARED = 0.1  # of a text's long lines
 
 
-def read_text(path: Path) -> str:
+def read_corpus(path: Path) -> str:
     """A text without white space around it. Raises ConfigError where it is not UTF-8."""
     try:
         return files.read_text(path).strip()

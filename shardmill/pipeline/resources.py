@@ -148,7 +148,7 @@ def declared(
         part = wildcards.get("part")
         found = known(str(input[0]), part)
         mb = need.mb(found)
-        check(f"{step} {part}" if part else step, mb, limit)
+        _check_memory(f"{step} {part}" if part else step, mb, limit)
         wanted = mb + (threads - 1) * each.mb(found)
         return wanted if limit is None else min(wanted, limit)
 
@@ -173,7 +173,7 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
     def known(file: str, part: str | None) -> Sizes:
         for read in (partial(plan, file), expected):
             with suppress(OSError, ValueError, LookupError, TypeError):  # none yet, damaged, or an older version's
-                return sizes(read(), positions, part)
+                return part_sizes(read(), positions, part)
         raise FileNotFoundError(errno.ENOENT, "no plan yet", file)
 
     return known
@@ -193,13 +193,13 @@ def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) 
     return min(threads, 1 + more)
 
 
-def check(job: str, mb: int, limit: int | None) -> None:
+def _check_memory(job: str, mb: int, limit: int | None) -> None:
     """Raises TooLarge for a job that does not fit."""
     if limit is not None and mb > limit:
         raise TooLarge(job, mb, limit)
 
 
-def sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:
+def part_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:
     """The sizes of a job of one part, or of the whole model, by plan.json's content and the positions that are fed."""
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")

@@ -34,7 +34,7 @@ from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import hold_lock, join_build, register
 from shardmill.pipeline.code_digest import model_type, model_type_in, needs_family
 from shardmill.pipeline.dag import receipt_of
-from shardmill.pipeline.resolve import default_config, expected, overlaps, parsed, read_text, settle
+from shardmill.pipeline.resolve import default_config, expected, overlaps, parsed, read_corpus, resolve_config
 from shardmill.pipeline.resources import every_core, matrices_at_once
 from shardmill.pipeline.scheduling import (
     demand_room,
@@ -161,7 +161,7 @@ def _settled(content: Any, name: str) -> Config:
         found = parsed(content, name)
         for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")
-        return settle(found, name)
+        return resolve_config(found, name)
     except OSError as error:  # a folder that may not be entered, or a name that no file can have
         raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
 
@@ -183,7 +183,7 @@ def file_problems(config: Config) -> list[str]:
         folders = [Path(config.benchmark.task_prompts) / task for task in config.benchmark.tasks]
     if config.convert.calibration:
         named["convert.calibration.text"] = Path(config.convert.calibration.text)
-    texts = {key: read_text(path) for key, path in named.items() if path.is_file()}
+    texts = {key: read_corpus(path) for key, path in named.items() if path.is_file()}
     problems = [f"{key}: {path} is no file with text in it" for key, path in named.items() if not texts.get(key)]
     problems += overlaps(texts)
     if config.witness and not installed.is_there():
@@ -266,7 +266,7 @@ def receipts_of(name: str, config: Config) -> list[str]:
 def artifacts(batch: Batch, workflow: Any) -> list[str]:
     """What finished builds consist of, and what can't be made of a config that is refused."""
     files = [f"build/{name}/{path}" for name, one in batch.models.items() for path in dag.delivered(STEPS, one)]
-    built = [storage.stored(path, workflow) for path in files]
+    built = [storage.is_in_storage(path, workflow) for path in files]
     return built + [f"build/refused/{name}" for name in batch.refusals]
 
 

@@ -94,7 +94,7 @@ def folder(path: str, workflow: Any) -> str:
     return path + SUFFIX if is_used(workflow) else path
 
 
-def stored(path: str, workflow: Any) -> str:
+def is_in_storage(path: str, workflow: Any) -> str:
     """What stands for an artifact, whether it is a file or a folder."""
     return folder(path, workflow) if PurePosixPath(path).suffix in FOLDERS else path
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shardmill.checkpoint.fetch import described, hash_local
+from shardmill.checkpoint.fetch import hash_local, source_description
 from shardmill.checkpoint.hashing import tree_digest
 from shardmill.config import Config
 from shardmill.files import write_json
@@ -27,7 +27,7 @@ from shardmill.pipeline.cache import entry as entries
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.entry import intact, read_entry, stored
 from shardmill.pipeline.cache.receipts import read_receipt, write_receipt
-from shardmill.pipeline.cache.remote import Refused, Remote
+from shardmill.pipeline.cache.remote import Remote, RemoteRefusal
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.dag import Job
 from shardmill.pipeline.job import arguments, describe
@@ -49,7 +49,7 @@ def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str,
     Raises:
         Refused: what lies there is damaged, or another's.
     """
-    files = remote.find(shared, key)
+    files = remote.find_entry(shared, key)
     if files is None:
         return None
     names = {path: stored(name, path) for name, path in outputs.items()}
@@ -76,7 +76,7 @@ def _described(file: str, files: Mapping[str, str]) -> dict[str, Any]:
     """
     inside = {path.removeprefix(f"{file}/"): sha for path, sha in files.items() if path.startswith(f"{file}/")}
     if not inside and file not in files:
-        raise Refused(f"{file} is not in it")
+        raise RemoteRefusal(f"{file} is not in it")
     return {"sha256": files.get(file) or tree_digest(inside), "file": file, "files": inside}
 
 
@@ -84,7 +84,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepOutlook:
     """One step: "unchanged", "taken" (from the remote store), "works" (for a reason), or "depends" (on another's)."""
 
     step: str
@@ -92,7 +92,7 @@ class Verdict:
     reason: str = ""
 
 
-def forecast(config: Config, build: Path, store: Store) -> list[Verdict]:
+def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
     """Verdicts on every job whose result is kept, in the order of the table.
 
     Args:
@@ -102,7 +102,7 @@ def forecast(config: Config, build: Path, store: Store) -> list[Verdict]:
     """
     record = _source_record(config, build, store)
     if record is None:
-        return [Verdict("source", "works", "not fetched as the config has it; all else depends on what it brings")]
+        return [StepOutlook("source", "works", "not fetched as the config has it; all else depends on what it brings")]
     with TemporaryDirectory(prefix="shardmill-why-") as folder:
         known = Path(folder)
         write_json(known / RECORD, record)
@@ -120,7 +120,7 @@ def _source_record(config: Config, build: Path, store: Store) -> Any:
         record = read_receipt(receipt) if receipt.is_file() else None
         return record if record and record["commit"] == config.source.revision else None
     folder = Path(config.source.path)
-    return {"repo": None, "commit": "local", "files": described(folder, hash_local(folder, store.hashes))}
+    return {"repo": None, "commit": "local", "files": source_description(folder, hash_local(folder, store.hashes))}
 
 
 @dataclass(frozen=True)
@@ -141,33 +141,33 @@ class _Walk:
         """Those of the build."""
         return dag.wanted(STEPS, self.config)
 
-    def visit(self, job: Job) -> Verdict | None:
+    def visit(self, job: Job) -> StepOutlook | None:
         """The verdict on a job, None for one whose result is not kept; what it makes is known afterwards, or is not."""
         step, label = self.steps[job[0]], self.label(job)
         missing = self.missing(job)
         if missing:
-            return Verdict(label, "depends", missing) if label else None
+            return StepOutlook(label, "depends", missing) if label else None
         if not label and not step.on_the_side:
             return None
         tools = code_digest.tools(step, code_digest.model_type(self.known / RECORD))
         task = describe(step.task, arguments(self.steps, job, self.config, self.known), self.store, tools)
-        outputs = dag.outputs(self.steps, job, self.config, self.known)
+        outputs = dag.job_outputs(self.steps, job, self.config, self.known)
         if task.action is None:
             task.work(outputs)
             return None
         receipt = f"{label}{RECEIPT}"
         if self.linked_from_store(task, task.action, outputs, receipt):
-            return Verdict(label, "unchanged")
+            return StepOutlook(label, "unchanged")
         if self.linked_from_build(task.action, outputs, receipt):
-            return Verdict(label, "unchanged")
+            return StepOutlook(label, "unchanged")
         if self.foreseen_remotely(task, task.action, outputs, receipt):
-            return Verdict(label, "taken", "the remote store has it")
+            return StepOutlook(label, "taken", "the remote store has it")
         if step.on_the_side:
             with quiet_transformers(), quiet("shardmill"):
                 _made_in_place(task, outputs)
-            recorded = {name: entries.described(path) for name, path in outputs.items()}
+            recorded = {name: entries.entry_description(path) for name, path in outputs.items()}
             write_receipt(self.known / receipt, task.action, recorded, outputs, task.notes)
-        return Verdict(label, "works", self.store.reason(task.action, self.build / receipt))
+        return StepOutlook(label, "works", self.store.reason(task.action, self.build / receipt))
 
     def label(self, job: Job) -> str:
         """What a job's result is called: the path of its receipt without the suffix; empty where there is none."""
@@ -177,7 +177,7 @@ class _Walk:
 
     def missing(self, job: Job) -> str:
         """The first input of a job that is not known, by what it is called as a result; empty if all are known."""
-        files = [*dag.inputs(self.steps, job[0]).values(), dag.waits(self.steps, job[0])]
+        files = [*dag.step_inputs(self.steps, job[0]).values(), dag.waits(self.steps, job[0])]
         mine = dag.own(self.steps, job)
         paths = [path for each in files for path in dag.expanded(each, dag.names(self.config), mine)]
         gone = next((path for path in paths if not (self.known / path).exists()), "")
@@ -201,11 +201,11 @@ class _Walk:
             return False
         try:
             recorded = foreseen(self.store.shared, action.key, outputs)
-        except Refused as error:
+        except RemoteRefusal as error:
             log.warning("remote store: entry %s would be refused: %s", action.key[:12], error)
             return False
         except Exception as error:  # whatever a file system raises; it would do so for every other entry
-            log.warning("remote store: can't be asked: %s", remote.why(error))
+            log.warning("remote store: can't be asked: %s", remote.refusal_reason(error))
             self.store.shared = None
             return False
         if recorded is not None:

@@ -60,7 +60,7 @@ class Sums:
 
 
 @contextmanager
-def observed(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
+def observed_inputs(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
     """Counts the inputs of modules as long as it lasts."""
     sums, modules = Sums(), dict(model.named_modules())
 
@@ -85,7 +85,7 @@ def _layer_inputs(
         index: of the layer.
         names: the modules.
     """
-    with torch.no_grad(), observed(model.reference.model, names) as sums:
+    with torch.no_grad(), observed_inputs(model.reference.model, names) as sums:
         after = [model.reference.layers(states, [index], model.weights)[0] for states in hidden]
     return sums.of, after
 

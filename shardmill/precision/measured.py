@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardmill.gates.naming import Weights
-from shardmill.gates.stored import HeldWeights, held_weights, transformers_name
+from shardmill.gates.stored import StoredWeights, held_weights, transformers_name
 from shardmill.precision.original import Original, last_states
 
 CLEAR = 0.1  # nat between the two best tokens; below it either is as good
@@ -108,7 +108,7 @@ def write_original(model: Original, cut: Sequence[Sequence[int]], to: Path) -> N
     save_file({"tokens": torch.tensor([list(window) for window in cut]), "last": torch.stack(states)}, to)
 
 
-def measured(model: Original, original: Path, held: Sequence[HeldWeights]) -> dict[str, float]:
+def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights]) -> dict[str, float]:
     """Divergence, growth of the perplexity and agreement on the most likely token of a model with other weights.
 
     Args:

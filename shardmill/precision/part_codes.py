@@ -18,11 +18,11 @@ from shardmill.convert.palette import to_integers
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import GateError
 from shardmill.forms.form import FP16, INT4, INT8, MATRIX, form, misfit
-from shardmill.gates.stored import HeldWeights, Stored
+from shardmill.gates.stored import Stored, StoredWeights
 from shardmill.plan import Part
 from shardmill.precision.calibration import Matrix, calibrated_matrices, read_edges
 from shardmill.precision.original import Original
-from shardmill.precision.quantisers import Codes, Palettes, clipped, error, gptq, palettised
+from shardmill.precision.quantisers import Palettes, QuantizedMatrix, clipped, error, gptq, palettised
 
 DTYPES = {torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}  # in the order in which safetensors sorts them
 ALIGNMENT = 8  # of what comes after the header
@@ -83,7 +83,11 @@ def write_part_codes(
             for name, codes in found.items():
                 stem = f"{matrix.path}.{name}"
                 yield f"{stem}.{CODES}", codes.codes
-                yield (f"{stem}.{SCALE}", codes.scale) if isinstance(codes, Codes) else (f"{stem}.{LUT}", codes.lut)
+                yield (
+                    (f"{stem}.{SCALE}", codes.scale)
+                    if isinstance(codes, QuantizedMatrix)
+                    else (f"{stem}.{LUT}", codes.lut)
+                )
             if matrix.hessian is not None:
                 values = _values(matrix, found, forms)
                 errors[matrix.path] = {name: error(matrix.weight, each, matrix.hessian) for name, each in values}
@@ -91,7 +95,7 @@ def write_part_codes(
     write_spooled(to, tensors(), lambda: {ERRORS: json.dumps(errors, sort_keys=True)})
 
 
-def _chosen(matrix: Matrix) -> Codes:
+def _chosen(matrix: Matrix) -> QuantizedMatrix:
     """By GPTQ, or by the weights alone where nothing is known of the inputs."""
     bits = form(INT4).bits
     return clipped(matrix.weight, bits) if matrix.hessian is None else gptq(matrix.weight, bits, matrix.hessian)
@@ -105,7 +109,7 @@ def _palettes(matrix: Matrix, forms: Sequence[str]) -> dict[str, Palettes]:
 
 
 def _values(
-    matrix: Matrix, found: Mapping[str, Codes | Palettes], forms: Sequence[str]
+    matrix: Matrix, found: Mapping[str, QuantizedMatrix | Palettes], forms: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """What the matrix is in each form that it can have, one after the other."""
     for name, codes in found.items():
@@ -115,16 +119,16 @@ def _values(
         yield FP16, matrix.weight.half().float()
 
 
-def rounded(weight: Tensor) -> Codes:
+def rounded(weight: Tensor) -> QuantizedMatrix:
     """INT8 as conversion rounds it."""
     codes, scale, _ = to_integers(weight, form(INT8).levels)
-    return Codes(codes.to(torch.int8), scale)
+    return QuantizedMatrix(codes.to(torch.int8), scale)
 
 
 DEFAULT = "int8"  # of matrices that a search does not choose a form for
 
 
-class FormWeights(HeldWeights):
+class FormWeights(StoredWeights):
     """The constants of a part in some forms: by its file of codes, and rounded where that has none, as for INT8."""
 
     def __init__(self, part: Part, source: Path, codes: Path, forms: Mapping[str, str], prefix: str) -> None:

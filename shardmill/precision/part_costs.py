@@ -22,17 +22,17 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shardmill.convert.stream import single_threaded_torch
-from shardmill.convert.weights import read
+from shardmill.convert.weights import read_tensor
 from shardmill.files import parse_json
 from shardmill.forms.form import INT4
 from shardmill.gates.naming import Weights
-from shardmill.gates.reference import give_back
+from shardmill.gates.reference import return_heap
 from shardmill.models.sources import put_back
 from shardmill.plan import Constant, Part
 from shardmill.precision.calibration import calibrated_matrices, read_edges
 from shardmill.precision.original import Original, head_blocks, last_states
 from shardmill.precision.part_codes import ERRORS
-from shardmill.precision.quantisers import Codes
+from shardmill.precision.quantisers import QuantizedMatrix
 
 PASS = 128  # positions whose logits are in memory at a time: fewer would expand the LM head more often
 POSITIONS = 16  # of these, whose distributions are compared at a time
@@ -125,7 +125,7 @@ class Costs:
                 self.model.reference.logits(some, head, weights, into=self.room[: len(some)])
                 for some in torch.split(states, PASS)
             )
-        give_back()  # once for a matrix
+        return_heap()  # once for a matrix
 
     def _divergence(self, found: Iterable[Iterable[Tensor]]) -> float:
         apart = [known.divergence(logits) for known, logits in zip(self.original, found, strict=True)]
@@ -144,7 +144,7 @@ def as_stored(blocks: Sequence[Constant], values: Tensor, source: Path) -> dict[
     for tensor in blocks:
         name = tensor.source.tensor
         if name not in found:
-            found[name] = read(tensor, source).float()
+            found[name] = read_tensor(tensor, source).float()
         row, column = tensor.at
         put_back(found[name], values[row : row + tensor.shape[0], column : column + tensor.shape[1]], tensor.source)
     return found
@@ -227,7 +227,7 @@ def _cost(part: Part, source: Path, costs: Costs, changed: Changed, codes: Path)
     """Mean KL divergence in nats if one matrix is stored in four bits."""
     name = f"{changed.path}.{INT4}"
     with safe_open(codes, framework="pt") as stored:
-        values = Codes(stored.get_tensor(f"{name}.codes"), stored.get_tensor(f"{name}.scale")).values
+        values = QuantizedMatrix(stored.get_tensor(f"{name}.codes"), stored.get_tensor(f"{name}.scale")).values
     if part.kind == "head":
         return costs.of_head(changed.before, part.start, values)
     return costs.of_layer(changed.before, changed.index, as_stored(changed.blocks, values, source))

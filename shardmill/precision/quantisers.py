@@ -81,7 +81,7 @@ ROWS = 64  # whose scales are searched at a time, so that what is tried stays in
 
 
 @dataclass(frozen=True)
-class Codes:
+class QuantizedMatrix:
     """A quantised matrix: `codes` [rows, columns] in int8, `scale` [rows] in fp16."""
 
     codes: Tensor
@@ -93,7 +93,7 @@ class Codes:
         return self.codes.float() * self.scale.float()[:, None]
 
 
-def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> Codes:
+def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> QuantizedMatrix:
     """Every weight to the nearest code, with the scale of each row that leaves the least error.
 
     Args:
@@ -103,10 +103,10 @@ def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> Code
     """
     weigh = torch.ones(weight.shape[1]) if importance is None else importance
     blocks = [_clipped(rows, bits, weigh) for rows in torch.split(weight, ROWS)]
-    return Codes(torch.cat([block.codes for block in blocks]), torch.cat([block.scale for block in blocks]))
+    return QuantizedMatrix(torch.cat([block.codes for block in blocks]), torch.cat([block.scale for block in blocks]))
 
 
-def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> Codes:
+def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> QuantizedMatrix:
     """The same of a few rows."""
     full = weight.abs().amax(dim=1) / _largest(bits)
     best, least = full, torch.full((len(weight),), torch.inf)
@@ -118,7 +118,7 @@ def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> Codes:
     return _rounded(weight, _fp16(best), bits)
 
 
-def gptq(weight: Tensor, bits: int, hessian: Tensor) -> Codes:
+def gptq(weight: Tensor, bits: int, hessian: Tensor) -> QuantizedMatrix:
     """The codes of GPTQ, which makes up for each column's rounding in the columns after it, the heaviest first.
 
     Args:
@@ -158,10 +158,10 @@ def _largest(bits: int) -> int:
     return int(2 ** (bits - 1) - 1)
 
 
-def _rounded(weight: Tensor, scale: Tensor, bits: int) -> Codes:
+def _rounded(weight: Tensor, scale: Tensor, bits: int) -> QuantizedMatrix:
     """Every weight to the nearest code."""
     high = _largest(bits)
-    return Codes((weight / scale.float()[:, None]).round_().clamp_(-high - 1, high).to(torch.int8), scale)
+    return QuantizedMatrix((weight / scale.float()[:, None]).round_().clamp_(-high - 1, high).to(torch.int8), scale)
 
 
 def _fp16(scale: Tensor) -> Tensor:

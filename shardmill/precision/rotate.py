@@ -98,7 +98,7 @@ class Heads:
     width: int
 
 
-def groups(names: Collection[str], weights: Weights, heads: Heads, head: str) -> list[Group]:
+def _rotation_groups(names: Collection[str], weights: Weights, heads: Heads, head: str) -> list[Group]:
     """The rotated model's tensors: the table, each layer, and what stands after the layers.
 
     Args:
@@ -178,7 +178,7 @@ FP32 = 4  # bytes
 TOKENS = 64  # by which the two models are compared
 
 
-def rotate(source: Path, dest: Path) -> float:
+def rotate_checkpoint(source: Path, dest: Path) -> float:
     """Writes the rotated checkpoint to the new folder `dest`, which appears at once or not at all.
 
     Memory is the embedding table in fp32, and a layer.
@@ -201,7 +201,7 @@ def rotate(source: Path, dest: Path) -> float:
         raise CheckpointError(f"{source}: {odd[0]}; only weights that are not quantised can be rotated")
     heads, head = _heads(source), _head(source)
     try:
-        made = groups(tensors, weights, heads, head)
+        made = _rotation_groups(tensors, weights, heads, head)
         check_tensors(tensors, _shapes(source), optional=(HEAD,) if head == TABLE else ())
         scan = scan_checkpoint(source, tensors)
         if head == TABLE and HEAD in tensors:

@@ -26,7 +26,7 @@ EXACT = 1e-12  # of a limit: what sums of some hundred numbers may be off
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormChoice:
     """A form for each matrix, with what they sum up to."""
 
     forms: Mapping[str, str]
@@ -34,7 +34,7 @@ class Choice:
     size: float
 
 
-def smallest(losses: Table, sizes: Table, most: float) -> Choice | None:
+def smallest(losses: Table, sizes: Table, most: float) -> FormChoice | None:
     """The least size with a loss of at most `most`; None if there is none.
 
     Args:
@@ -45,16 +45,16 @@ def smallest(losses: Table, sizes: Table, most: float) -> Choice | None:
     return _solved(losses, sizes, sizes, losses, most)
 
 
-def best(losses: Table, sizes: Table, most: float) -> Choice | None:
+def best(losses: Table, sizes: Table, most: float) -> FormChoice | None:
     """The least loss with a size of at most `most`; None if there is none."""
     return _solved(losses, sizes, losses, sizes, most)
 
 
-def front(losses: Table, sizes: Table, points: int) -> list[Choice]:
+def front(losses: Table, sizes: Table, points: int) -> list[FormChoice]:
     """Choices that no other is better than, by size from the least to that of the least loss, evenly spaced."""
     least = sum(min(forms.values()) for forms in sizes.values())
     most = sum(min((losses[name][form], size) for form, size in forms.items())[1] for name, forms in sizes.items())
-    found: list[Choice] = []
+    found: list[FormChoice] = []
     for limit in np.linspace(least, most, points):
         choice = best(losses, sizes, float(limit) + 0.5)  # half a byte, so that rounding excludes nothing
         if choice and (not found or choice.loss < found[-1].loss):
@@ -62,7 +62,7 @@ def front(losses: Table, sizes: Table, points: int) -> list[Choice]:
     return found
 
 
-def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: float) -> Choice | None:
+def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: float) -> FormChoice | None:
     """The forms with the least sum of `least` whose sum of `limited` is within the limit.
 
     The solver takes a set for one that keeps to a limit where it is a millionth over it. Then it is asked again for a
@@ -72,7 +72,7 @@ def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: fl
     while (forms := _forms(losses, least, limited, asked)) is not None:
         over = summed(limited, forms) - limit
         if over <= EXACT * max(1.0, abs(limit)):
-            return Choice(forms, summed(losses, forms), summed(sizes, forms))
+            return FormChoice(forms, summed(losses, forms), summed(sizes, forms))
         asked, step = limit - step * over, 2 * step
     return None
 
@@ -114,7 +114,7 @@ Row = Mapping[str, Any]  # of the step sensitivity
 
 
 @dataclass(frozen=True)
-class Case:
+class SearchCase:
     """What there is to choose from.
 
     Attributes:
@@ -133,7 +133,7 @@ class Case:
     kept: int
     numbers: int
 
-    def chosen(self, budget: Mapping[str, float]) -> Choice | None:
+    def chosen(self, budget: Mapping[str, float]) -> FormChoice | None:
         """What a budget buys."""
         ((name, limit),) = budget.items()
         if name == "perplexity":
@@ -150,7 +150,7 @@ class Case:
             return size + self.fixed, self.fixed
         return 8 * (size + self.kept) / self.numbers, 8 * self.kept / self.numbers
 
-    def described(self, choice: Choice) -> Row:
+    def described(self, choice: FormChoice) -> Row:
         """What is foreseen of a choice."""
         bits = 8 * (choice.size + self.kept) / self.numbers
         growth = math.exp(choice.loss)
@@ -196,7 +196,7 @@ def searched(
     return found
 
 
-def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]) -> Case:
+def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]) -> SearchCase:
     """All of it in tables."""
     losses, sizes = every = _tables(parts, costs, tuple(dict.fromkeys([*forms, *USUAL])))
     largest = FP16 if FP16 in forms else INT8
@@ -212,7 +212,7 @@ def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequ
     others = [(len(shape), stored_bytes(INT8, shape)) for shape in rest]
     fixed, kept = sum(size for _, size in others), sum(size for axes, size in others if axes == MATRIX)
     numbers = sum(math.prod(shape) for part in parts for shape in matrices(part.shapes).values())
-    return Case(own[0], own[1], (losses, sizes), fixed, kept, numbers)
+    return SearchCase(own[0], own[1], (losses, sizes), fixed, kept, numbers)
 
 
 def _bytes(parts: Sequence[Part], path: str, form: str) -> int:
@@ -240,13 +240,13 @@ def _tables(
     return losses, sizes
 
 
-def _uniform(case: Case) -> dict[str, Choice]:
+def _uniform(case: SearchCase) -> dict[str, FormChoice]:
     """INT4 with the last matrices in INT8, and INT8."""
     found = {name: {path: RULES[name].form(path) for path in case.losses} for name in USUAL}
-    return {name: Choice(forms, *(summed(table, forms) for table in case.every)) for name, forms in found.items()}
+    return {name: FormChoice(forms, *(summed(table, forms) for table in case.every)) for name, forms in found.items()}
 
 
-def _spread(case: Case, count: int) -> dict[str, Choice]:
+def _spread(case: SearchCase, count: int) -> dict[str, FormChoice]:
     """Points of the front, evenly spaced in bytes from the fewest on; beyond their end, little is left to win."""
     least = sum(min(row.values()) for row in case.sizes.values())
     worst = best(case.losses, case.sizes, least + 0.5)

@@ -14,7 +14,7 @@ from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, added
-from shardmill.pipeline.provenance import PARITY_TEXT, verdicts
+from shardmill.pipeline.provenance import PARITY_TEXT, verdict_hashes
 from shardmill.release.bundle import CARD
 from shardmill.release.publishable import License
 from shardmill.runtime.manifest import COMPLETE, read_manifest
@@ -56,7 +56,7 @@ def card_text(build: Path, published: Published) -> str:
     dependencies = {row["name"]: row for row in definition["resolvedDependencies"]}
     config, model = definition["externalParameters"]["config"], read_manifest(build, COMPLETE)
     steps = definition["internalParameters"]["steps"]
-    found = [read_json(build / name) for name, _ in sorted(verdicts(steps))]
+    found = [read_json(build / name) for name, _ in sorted(verdict_hashes(steps))]
     base = config["source"].get("repo")
     text = dependencies[PARITY_TEXT]["digest"]["sha256"]
     body = Environment(undefined=StrictUndefined).from_string(TEMPLATE.read_text(encoding="utf-8"))

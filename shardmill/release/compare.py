@@ -14,8 +14,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.pipeline.audit import ATTESTATION
-from shardmill.pipeline.cache.receipts import differences
-from shardmill.pipeline.provenance import verdicts
+from shardmill.pipeline.cache.receipts import key_differences
+from shardmill.pipeline.provenance import verdict_hashes
 from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
 from shardmill.runtime.manifest import COMPLETE, read_manifest
@@ -36,7 +36,7 @@ def steps_of(statement: Mapping[str, Any]) -> Steps:
     return found
 
 
-def explained(ours: Steps, theirs: Steps) -> list[str]:
+def explain_difference(ours: Steps, theirs: Steps) -> list[str]:
     """A line for each step whose result differs and is not explained by another's: which, and why."""
     changed = {name for name in {*ours, *theirs} if _outputs(ours, name) != _outputs(theirs, name)}
     lines = []
@@ -45,7 +45,7 @@ def explained(ours: Steps, theirs: Steps) -> list[str]:
             lines.append(f"{name}: only one build has this step")
             continue
         one, other = ({key: steps[name].get(key) for key in INGREDIENTS} for steps in (ours, theirs))
-        found = differences(one, other)
+        found = key_differences(one, other)
         own = [key for key in found if not key.startswith("inputs.")]
         if own:
             lines.append(f"{name}: {', '.join(own)} differ")
@@ -100,7 +100,7 @@ class Side:
         return found
 
 
-def compare(before: Side, after: Side) -> list[Difference]:
+def compare_builds(before: Side, after: Side) -> list[Difference]:
     """All that differs, from what was chosen to what came out.
 
     Raises:
@@ -126,7 +126,7 @@ def compare(before: Side, after: Side) -> list[Difference]:
 
 def reasons(before: Side, after: Side) -> list[str]:
     """The steps whose results differ, each with the ingredients of its key that explain it."""
-    return explained(steps_of(before.statement), steps_of(after.statement))
+    return explain_difference(steps_of(before.statement), steps_of(after.statement))
 
 
 def _differing(kind: str, before: Values, after: Values) -> Iterator[Difference]:
@@ -182,10 +182,10 @@ def _programs(side: Side) -> Iterator[tuple[str, Any]]:
     from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
-        from portable_coreml.files.compare import read
+        from portable_coreml.files.compare import read_contents
 
         for package in sorted((side.build / "packages").glob("*.mlpackage")):
-            yield package.stem, read(package)
+            yield package.stem, read_contents(package)
 
 
 def _operations(side: Side) -> Values:
@@ -207,14 +207,14 @@ def _weights(side: Side) -> Values:
 
 def _bytes(side: Side) -> Values:
     """The sha256 of every file of the model; of model.json, which says how to run it, as it lies there now."""
-    gates = {name for name, _ in verdicts(steps_of(side.statement))}
+    gates = {name for name, _ in verdict_hashes(steps_of(side.statement))}
     built = {row["name"]: row["digest"]["sha256"] for row in side.statement["subject"] if row["name"] not in gates}
     return built | {MODEL: hash_file(side.build / MODEL)}
 
 
 def _verdicts(side: Side) -> Values:
     found: dict[str, Any] = {}
-    for name, _ in verdicts(steps_of(side.statement)):
+    for name, _ in verdict_hashes(steps_of(side.statement)):
         try:
             rows = [(row["name"], _limit(row), row["value"]) for row in read_json(side.build / name)["gate"]]
         except (LookupError, TypeError) as error:

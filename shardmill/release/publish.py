@@ -15,7 +15,7 @@ from shardmill.pipeline.audit import ATTESTATION, BUNDLE, added
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files
 from shardmill.release.card import Published, card_text, write_card
 from shardmill.release.publishable import License, check_leaks, check_license, license_of
-from shardmill.release.sign import SIGNATURE, read_private, sign, sign_bundle, signed_files
+from shardmill.release.sign import SIGNATURE, read_private, sign_build, sign_bundle, signed_files
 from shardmill.release.verify import prove
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ OF_ANY = (".gitattributes",)  # a hub makes every repository with them
 
 
 @dataclass(frozen=True)
-class Wish:
+class PublishOptions:
     """How somebody wants a build published.
 
     Attributes:
@@ -46,7 +46,7 @@ class Wish:
     key: Path | None = None
 
 
-def prepare(build: Path, wish: Wish) -> list[str]:
+def prepare_upload(build: Path, wish: PublishOptions) -> list[str]:
     """Adds the card and all else to a build, and signs it; the names of the files to upload.
 
     Raises:
@@ -61,7 +61,7 @@ def prepare(build: Path, wish: Wish) -> list[str]:
     include = wish.include or added(build)["include"]
     signed = (build / SIGNATURE).exists()
     if wish.key is not None:
-        sign(build, wish.key, include, license)
+        sign_build(build, wish.key, include, license)
     elif not signed or not (build / BUNDLE).exists():
         assemble(build, include, license)
     elif include != added(build)["include"]:
@@ -102,7 +102,7 @@ def _check_repository(name: str) -> None:
         raise ShardmillError(f"{name}: no repository can be called so; it reads OWNER/NAME")
 
 
-def upload(build: Path, files: list[str], wish: Wish) -> str:
+def upload(build: Path, files: list[str], wish: PublishOptions) -> str:
     """Makes the repository hold these files and no others; its commit. What is there already is not sent again.
 
     Raises:
@@ -110,10 +110,10 @@ def upload(build: Path, files: list[str], wish: Wish) -> str:
         ShardmillError: the repository is there, and public though it was to be private, or no build's.
     """
     from shardmill.checkpoint.hub import HubAccess
-    from shardmill.checkpoint.hub_limits import explained
+    from shardmill.checkpoint.hub_limits import explain_http
 
     access = HubAccess()
-    with explained(wish.repo, None, access.endpoint), _writing(wish.repo, access.endpoint):
+    with explain_http(wish.repo, None, access.endpoint), _writing(wish.repo, access.endpoint):
         _check_there(access, files, wish)
         access.api.create_repo(wish.repo, private=wish.private or None, exist_ok=True)
         done = access.api.upload_folder(
@@ -127,7 +127,7 @@ def upload(build: Path, files: list[str], wish: Wish) -> str:
         return commit
 
 
-def _check_there(access: HubAccess, files: list[str], wish: Wish) -> None:
+def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> None:
     """Raises ShardmillError where a repository is there already that is not as wished, or has somebody's own files."""
     if not access.api.repo_exists(wish.repo):
         return

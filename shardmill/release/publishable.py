@@ -113,10 +113,10 @@ def check_license(found: License | None, may: bool) -> License:
 def license_of(repo: str, commit: str) -> License | None:
     """The license in the card of a hub repository; None where it has none. Raises CheckpointError."""
     from shardmill.checkpoint.hub import HubAccess
-    from shardmill.checkpoint.hub_limits import SMALL_SECONDS, explained, understood, within
+    from shardmill.checkpoint.hub_limits import SMALL_SECONDS, explain_http, understood, within
 
     access = HubAccess()
-    with explained(repo, commit, access.endpoint), understood(access.endpoint):
+    with explain_http(repo, commit, access.endpoint), understood(access.endpoint):
         asked = partial(access.api.model_info, repo, revision=commit)
         card = within(SMALL_SECONDS, asked, access.endpoint).card_data
     if card is None or not card.license:

@@ -77,7 +77,7 @@ def _believe(build: Path, keys: Sequence[PublicKey], where: Address, commit: str
         raise ShardmillError(f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher")
 
 
-def located(text: str) -> Path:
+def local_build(text: str) -> Path:
     """A folder as it is, or that of a published build, which is fetched first."""
     return pull(address(text)) if text.startswith(PREFIX) else Path(text)
 

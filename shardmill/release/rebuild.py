@@ -34,7 +34,7 @@ from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.resolve import lay_out, workflow_root
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
-from shardmill.release.compare import explained, steps_of, subject_differences
+from shardmill.release.compare import explain_difference, steps_of, subject_differences
 from shardmill.release.sign import ATTESTATIONS, PublicKey, read_private, write_envelopes
 
 FOLDER = "codes"
@@ -121,7 +121,7 @@ NAMED = {
 
 
 @dataclass(frozen=True)
-class Original:
+class RebuildTarget:
     """What is to be built again.
 
     Attributes:
@@ -144,7 +144,7 @@ class Original:
         return parse_json(json.dumps(self.definition["externalParameters"]["config"]))  # type: ignore[no-any-return]
 
 
-def read_original(path: Path) -> Original:
+def read_original(path: Path) -> RebuildTarget:
     """The original at a path: a build's folder, or its provenance.json alone.
 
     Raises:
@@ -156,13 +156,15 @@ def read_original(path: Path) -> Original:
         check_build(path)
     elif path.name == "model.json":
         raise ShardmillError(f"{path}: says nothing of how it was built; give the folder, {path.parent}")
-    original = Original(read_provenance(path / ATTESTATION if path.is_dir() else path), path if path.is_dir() else None)
+    original = RebuildTarget(
+        read_provenance(path / ATTESTATION if path.is_dir() else path), path if path.is_dir() else None
+    )
     if original.definition.get("buildType") != BUILD_TYPE:
         raise ShardmillError(f"{path}: of another build type than {BUILD_TYPE}; use the shardmill that it names")
     return original
 
 
-def check_tools(original: Original) -> None:
+def check_tools(original: RebuildTarget) -> None:
     """Raises ShardmillError unless packages and code here are those that built the original."""
     wanted = versions(original.definition["resolvedDependencies"])
     other = {name: want for name, want in sorted(wanted.items()) if name not in OURS and installed(name) != want}
@@ -189,12 +191,12 @@ def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:
     return bool(tools(row, family)["code"] == receipt["code"])
 
 
-def _commit(original: Original) -> str:
+def _commit(original: RebuildTarget) -> str:
     rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
     return str(rows["workflow"].get("digest", {}).get("gitCommit", ""))
 
 
-def build_again(original: Original, out: Path, cores: int, source: Path | None) -> Path:
+def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | None) -> Path:
     """Builds it in a folder of its own; the build's folder.
 
     Args:
@@ -229,7 +231,7 @@ def build_again(original: Original, out: Path, cores: int, source: Path | None) 
     return out / "build" / model
 
 
-def _check_apart(original: Original, out: Path) -> None:
+def _check_apart(original: RebuildTarget, out: Path) -> None:
     """Raises ShardmillError for a folder that holds the original or lies in it: it would be compared with itself."""
     if original.folder is None:
         return
@@ -238,7 +240,7 @@ def _check_apart(original: Original, out: Path) -> None:
         raise ShardmillError(f"{out}: the build that is to be made again is there; choose another folder with --out")
 
 
-def _checkpoint(original: Original, given: Path | None) -> Path:
+def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
     """The folder of a checkpoint that is on no hub, whose files are those that the original was built from."""
     named = original.config["source"]["path"]
     folder = given or _here(named)
@@ -252,7 +254,7 @@ def _checkpoint(original: Original, given: Path | None) -> Path:
     return folder
 
 
-def _named_files(original: Original) -> dict[str, Path]:
+def _named_files(original: RebuildTarget) -> dict[str, Path]:
     """The files that the config names, by its keys: those that the original was built with."""
     rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
     files: dict[str, Path] = {}
@@ -274,16 +276,19 @@ def _is(path: Path, sha256: str) -> bool:
     return path.is_file() and hash_file(path) == sha256
 
 
-def compare(original: Original, again: Path) -> list[str]:
+def compare_rebuilt(original: RebuildTarget, again: Path) -> list[str]:
     """What differs between the original and the build of it, in lines; nothing if every subject has the same bytes."""
     ours = read_provenance(again / ATTESTATION)
     names = subject_differences(ours, original.statement)
     if not names:
         return []
-    return [*explained(steps_of(original.statement), steps_of(ours)), *(f"{name}: other bytes" for name in names)]
+    return [
+        *explain_difference(steps_of(original.statement), steps_of(ours)),
+        *(f"{name}: other bytes" for name in names),
+    ]
 
 
-def codes_compared(original: Original, again: Path) -> list[str]:
+def codes_compared(original: RebuildTarget, again: Path) -> list[str]:
     """How many codes differ, in lines; nothing for a build without a calibration text.
 
     Where only a statement is there to compare with, hashes are all that it has.

@@ -205,7 +205,7 @@ PROVENANCE = f"{ATTESTATIONS}/provenance.dsse.jsonl"
 STATEMENTS = {PROVENANCE: ATTESTATION, f"{ATTESTATIONS}/test-results.dsse.jsonl": RESULTS}
 
 
-def sign(build: Path, key: Path, include: Include = "both", license: License | None = None) -> list[str]:
+def sign_build(build: Path, key: Path, include: Include = "both", license: License | None = None) -> list[str]:
     """Signs a build as it is and returns the names of the files that were written.
 
     Args:

@@ -15,9 +15,9 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, read_json
-from shardmill.gates.thresholds import Threshold, of
+from shardmill.gates.thresholds import Threshold, thresholds_of
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, Audit, audit, is_signature
-from shardmill.pipeline.provenance import gate_statements, verdicts
+from shardmill.pipeline.provenance import gate_statements, verdict_hashes
 from shardmill.pipeline.subjects import subjects
 from shardmill.release.bundle import CARD, bundle_files
 from shardmill.release.compare import steps_of
@@ -43,7 +43,7 @@ def _missing_subjects(build: Path) -> Iterator[str]:
     statement = read_provenance(build / ATTESTATION)
     said = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
     model = read_manifest(build, COMPLETE)
-    for name, sha in (*subjects(model, build / "model.json"), *verdicts(steps_of(statement))):
+    for name, sha in (*subjects(model, build / "model.json"), *verdict_hashes(steps_of(statement))):
         if (name, sha) not in said:
             yield f"{name} is no subject of it"
 
@@ -67,7 +67,7 @@ def _verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
         name = path.relative_to(build).as_posix()
         try:
             content = read_json(path)
-            rows, known = content["gate"], of(content)
+            rows, known = content["gate"], thresholds_of(content)
             if not rows:
                 faults.append((name, "a verdict without a number"))
             faults += [(name, fault) for fault in (_fault(row, known) for row in rows) if fault]
@@ -99,7 +99,7 @@ def _stated(row: Mapping[str, Any]) -> float:
 
 
 def _paths(build: Path) -> list[Path]:
-    return [build / name for name, _ in sorted(verdicts(steps_of(read_provenance(build / ATTESTATION))))]
+    return [build / name for name, _ in sorted(verdict_hashes(steps_of(read_provenance(build / ATTESTATION))))]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ Fault = tuple[str, str]  # a file of the build, and what is wrong with it
 
 
 @dataclass(frozen=True)
-class Row:
+class ClaimRow:
     """A line of the table: what is proved, by whom, and how far."""
 
     what: str
@@ -166,7 +166,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Proof:
+class VerificationReport:
     """What was found.
 
     Attributes:
@@ -176,11 +176,11 @@ class Proof:
     """
 
     audit: Audit
-    rows: tuple[Row, ...]
+    rows: tuple[ClaimRow, ...]
     wrong: tuple[Fault, ...]
 
 
-def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> Proof:
+def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> VerificationReport:
     """Looks at every file, statement and signature of a build.
 
     Args:
@@ -192,41 +192,46 @@ def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None
         ShardmillError: there is no build, or no attestation to start from.
     """
     found = audit(build, cache)
-    rows = [Row(f"{found.checked} files", f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}", _count(found.wrong))]
+    rows = [
+        ClaimRow(f"{found.checked} files", f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}", _count(found.wrong))
+    ]
     wrong = list(found.wrong)
     claims = [] if wrong else [_statements(build), _verdicts(build)]  # of damaged files they would say nothing
     for row, faults in (*claims, *_signatures(build, keys, found), _rebuilt(build, keys)):
         rows.append(row)
         wrong += faults
-    return Proof(found, tuple(rows), tuple(dict.fromkeys(wrong)))
+    return VerificationReport(found, tuple(rows), tuple(dict.fromkeys(wrong)))
 
 
 def _count(faults: Sequence[Fault]) -> str:
     return f"{len(faults)} wrong" if faults else "as they were made"
 
 
-def _statements(build: Path) -> tuple[Row, list[Fault]]:
+def _statements(build: Path) -> tuple[ClaimRow, list[Fault]]:
     faults = [(ATTESTATION, fault) for fault in _missing_subjects(build)]
     faults += [(RESULTS, fault) for fault in _missing_statements(build)]
     count = len(read_provenance(build / ATTESTATION)["subject"])
-    return Row(
+    return ClaimRow(
         f"{count} subjects", "model.json and the receipts", _count(faults) if faults else "none is missing"
     ), faults
 
 
-def _verdicts(build: Path) -> tuple[Row, list[Fault]]:
+def _verdicts(build: Path) -> tuple[ClaimRow, list[Fault]]:
     gates, numbers, faults = _verdict_faults(build)
-    return Row(f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", _result(faults)), faults
+    return ClaimRow(f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", _result(faults)), faults
 
 
 def _result(faults: Sequence[Fault]) -> str:
     return f"{len(faults)} wrong" if faults else "within"
 
 
-def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[Row, list[Fault]]]:
+def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[ClaimRow, list[Fault]]]:
     if not keys:
         there = [name for name in found.signatures if "rebuild-" not in name]
-        yield Row("statements and bundle", "nobody", "signed, not checked: give --key" if there else "not signed"), []
+        yield (
+            ClaimRow("statements and bundle", "nobody", "signed, not checked: give --key" if there else "not signed"),
+            [],
+        )
         return
     for envelopes, statements in STATEMENTS.items():
         yield _signed(
@@ -234,15 +239,15 @@ def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterato
         )
     yield _signed("the bundle", keys, [_check_bundle(build, key) for key in keys], SIGNATURE)
     if (build / CARD).is_file() and (build / SIGNATURE).is_file() and CARD not in _signed_files(build):
-        yield Row("the card", "nobody", f"not signed: {CARD} may say anything"), []
+        yield ClaimRow("the card", "nobody", f"not signed: {CARD} may say anything"), []
 
 
-def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[Row, list[Fault]]:
+def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[ClaimRow, list[Fault]]:
     """A row: signed by one of the keys, or what each of them says against it."""
     by = next((key for key, fault in zip(keys, told, strict=True) if not fault), None)
     if by:
-        return Row(what, f"key {by.short} ({by.file.name})", "signed"), []
-    return Row(what, "nobody who is believed", "not proved"), [(signature, "; ".join(dict.fromkeys(told)))]
+        return ClaimRow(what, f"key {by.short} ({by.file.name})", "signed"), []
+    return ClaimRow(what, "nobody who is believed", "not proved"), [(signature, "; ".join(dict.fromkeys(told)))]
 
 
 def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKey) -> str:
@@ -286,9 +291,11 @@ def _is_to_be_signed(name: str) -> bool:
     return not is_signature(name) and name not in (CARD_RECORD, CARD)
 
 
-def _rebuilt(build: Path, keys: Sequence[PublicKey]) -> tuple[Row, list[Fault]]:
+def _rebuilt(build: Path, keys: Sequence[PublicKey]) -> tuple[ClaimRow, list[Fault]]:
     found = _rebuilders(build, keys)
     count = len(found.builders)
     by = ", ".join(key.short for key in found.builders) or "nobody"
     more = f", {found.unchecked} not checked: whose key is not given" if found.unchecked else ""
-    return Row("the same bytes, built", f"keys {by}" if count else by, f"by {count} independently{more}"), found.wrong
+    return ClaimRow(
+        "the same bytes, built", f"keys {by}" if count else by, f"by {count} independently{more}"
+    ), found.wrong

@@ -11,7 +11,7 @@ from shardmill.report.read import Json
 
 
 @dataclass(frozen=True)
-class Pass:
+class DevicePass:
     """Passes of one width through all programs."""
 
     slots: int  # of the context; 0 for an encoder
@@ -30,7 +30,7 @@ class Device:
 
     system: str
     is_measured: bool
-    passes: tuple[Pass, ...]
+    passes: tuple[DevicePass, ...]
     first_load: float | None  # seconds, of all programs one after the other
     warm_load: float | None
     peak_bytes: float | None
@@ -44,7 +44,7 @@ class Device:
         return len({one.slots for one in self.passes}) > 1
 
 
-def devices(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
+def device_sections(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
     """A block for each file of evidence; `verdicts` are the build's residency/PART.json."""
     return [_device(evidence, verdicts) for evidence in found]
 
@@ -63,11 +63,11 @@ def _device(evidence: Evidence, verdicts: Sequence[Json]) -> Device:
     )
 
 
-def _pass(evidence: Evidence, width: int) -> Pass:
+def _pass(evidence: Evidence, width: int) -> DevicePass:
     key = f"pass.T={width}"
     line = evidence.lines.get(key, {"status": "not_run", "value": {}})
     ms = evidence.timing(key, "ms")
-    return Pass(
+    return DevicePass(
         slots=evidence.context,
         width=width,
         ms=ms,

@@ -145,7 +145,7 @@ def _numbers_of(file: Json) -> Iterator[Number]:
         yield Number(part=file["part"], evidence=evidence, why=why, **fields)
 
 
-def questions(build: Build) -> tuple[Question, ...]:
+def gate_questions(build: Build) -> tuple[Question, ...]:
     """The three questions of parity and residency, in order; then whatever else the files ask."""
     found = numbers(build)
     known = [key for key in TITLES if key != WITNESS or build.witness]
@@ -167,7 +167,7 @@ def question(key: str, found: Sequence[Number], build: Build) -> Question:
     names = _asked(key, build)
     names += [name for name in dict.fromkeys(n.name for n in found) if name not in names]
     title, method = (ENCODER_TITLES if build.encodes else {}).get(key) or TITLES.get(key, (key, ""))
-    measures = tuple(measure(name, found, files) for name in names)
+    measures = tuple(_gate_measure(name, found, files) for name in names)
     columns = tuple(m for m in measures if sum(answers(file, m.name) for file in files) > 1)
     return Question(
         key=key,
@@ -184,7 +184,7 @@ def question(key: str, found: Sequence[Number], build: Build) -> Question:
     )
 
 
-def measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> Measure:
+def _gate_measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> Measure:
     """One measure's worst number, or the reason why there is none."""
     same = [n for n in found if n.name == name]
     worst = max(same, key=lambda n: n.badness, default=None)

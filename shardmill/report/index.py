@@ -15,7 +15,7 @@ NOT_RUN, NOT_FINISHED = "not run", "not finished"
 
 
 @dataclass(frozen=True)
-class Row:
+class BuildRow:
     """A model, or a config that is none.
 
     Attributes:
@@ -39,14 +39,14 @@ class Row:
     machine: str = ""
 
 
-def write_index(builds: Path, rows: Sequence[Row]) -> None:
+def write_index(builds: Path, rows: Sequence[BuildRow]) -> None:
     """Writes the page."""
     failed = [row for row in rows if row.error]
     shown = {"rows": [row for row in rows if not row.error], "failed": failed, "count": len(rows)}
     write_text(builds / PAGE, environment().get_template(PAGE).render(shown))
 
 
-def read_row(build: Path, failed: str) -> Row:
+def read_row(build: Path, failed: str) -> BuildRow:
     """Return the row of a build, read from its files.
 
     Args:
@@ -55,13 +55,13 @@ def read_row(build: Path, failed: str) -> Row:
     """
     try:
         if not (build / "report.html").is_file():
-            return Row(build.name, failed or NOT_FINISHED)
+            return BuildRow(build.name, failed or NOT_FINISHED)
         plan, page = read_json(build / "plan.json"), read_json(build / "report.receipt.json")
         speed = read_json(build / "benchmark/speed.json") if "speed" in page["outputs"] else None
         verdicts = [read_json(file) for folder in ("parity", "residency") for file in _verdicts(build / folder)]
         numbers = [number["passed"] for verdict in verdicts for number in verdict["gate"]]
         passes: Mapping[str, float] = (speed or {}).get("pass_seconds") or {}
-        return Row(
+        return BuildRow(
             name=build.name,
             kind=plan["kind"],
             passed=sum(numbers),
@@ -72,7 +72,7 @@ def read_row(build: Path, failed: str) -> Row:
             machine=f"{speed['machine']['processor']}, {speed['engine']['name']}" if speed is not None else NOT_RUN,
         )
     except (UnreadableError, LookupError, TypeError, AttributeError) as error:
-        return Row(build.name, failed or f"its files can't be read: {error}")
+        return BuildRow(build.name, failed or f"its files can't be read: {error}")
 
 
 def _verdicts(folder: Path) -> list[Path]:

@@ -11,15 +11,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shardmill.forms.recipe import called, costliest
 from shardmill.report import wording
-from shardmill.report.devices import devices
-from shardmill.report.gates import questions
-from shardmill.report.points import front_plot, judged, points
-from shardmill.report.points import steps as front_steps
+from shardmill.report.devices import device_sections
+from shardmill.report.gates import gate_questions
+from shardmill.report.points import front_plot, judged, measured_points
+from shardmill.report.points import front_steps as front_steps
 from shardmill.report.provenance import origin
-from shardmill.report.read import Build, Json, Piece
+from shardmill.report.read import Build, Json, PartRow
 from shardmill.report.residency import STATUS, placement
-from shardmill.report.speed import close_calls, groups, measured, noisy, plots
-from shardmill.report.stages import STATES, steps
+from shardmill.report.speed import close_calls, measured_speed, noisy, plots, speed_groups
+from shardmill.report.stages import STATES, step_states
 from shardmill.report.verdict import verdict
 
 FILTERS = (
@@ -62,15 +62,15 @@ def filled(shown: dict[str, Any]) -> str:
 
 def context(build: Build) -> dict[str, Any]:
     """What the templates show."""
-    asked = questions(build)
+    asked = gate_questions(build)
     return {
         "model": build.model,
         "plan": build.plan,
         "weights": weighed(build),
         "verdict": verdict(build, asked),
         "questions": asked,
-        "engines": sorted({wording.engine(identity) for identity in _engines(build)}),
-        "steps": tuple(steps(build).values()),
+        "engines": sorted({wording.engine_text(identity) for identity in _engines(build)}),
+        "steps": tuple(step_states(build).values()),
         "states": STATES,
         "pieces": build.pieces,
         "passes": build.plan["passes"],
@@ -79,7 +79,7 @@ def context(build: Build) -> dict[str, Any]:
         "limit": build.plan["weight_file_limit"],
         "state_bytes": {piece.name: state_bytes(piece, build) for piece in build.pieces},
         "placement": placement(build.placed),
-        "devices": devices(build.devices, build.residency),
+        "devices": device_sections(build.devices, build.residency),
         "stale": build.stale,
         "statuses": STATUS,
         "speed": build.speed,
@@ -87,15 +87,15 @@ def context(build: Build) -> dict[str, Any]:
         "origin": origin(build),
         "encodes": build.encodes,
         "search": build.search,
-        **(searched(build.search, build.points) if build.search else {}),
+        **(_search_rows(build.search, build.points) if build.search else {}),
         **({"types": _label_types(build.model["labels"])} if build.encodes else {}),
         **(decoding(build.speed) if build.speed and not build.encodes else {}),
     }
 
 
-def searched(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
+def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
     """What the templates show of a search, and of what was measured of its points."""
-    found = points(measured)
+    found = measured_points(measured)
     return {
         "front": front_plot(search, found),
         "front_steps": front_steps(search),
@@ -130,9 +130,9 @@ def worth(passes: Sequence[Json]) -> dict[int, float]:
 def decoding(speed: Json) -> dict[str, Any]:
     """What the templates show of a decoder's benchmark."""
     return {
-        "sweep": groups(speed["sweep"]),
-        "tasks": groups(speed["tasks"]),
-        "metered": any(row["mj_per_token"] is not None for row in measured(speed)),
+        "sweep": speed_groups(speed["sweep"]),
+        "tasks": speed_groups(speed["tasks"]),
+        "metered": any(row["mj_per_token"] is not None for row in measured_speed(speed)),
         "noisy": noisy(speed),
         "plots": plots(speed),
     }
@@ -143,7 +143,7 @@ def _label_types(labels: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
 
 
-def state_bytes(piece: Piece, build: Build) -> int:
+def state_bytes(piece: PartRow, build: Build) -> int:
     """Bytes of a part's states, or of the caches that the host keeps for it, which are fp16; a head has none."""
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
     kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]

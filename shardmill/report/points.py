@@ -67,7 +67,7 @@ class Judgement:
     sentences: tuple[str, ...]
 
 
-def points(found: Mapping[str, Json]) -> list[Point]:
+def measured_points(found: Mapping[str, Json]) -> list[Point]:
     """All of them by their bytes, the fewest first."""
     made = [_point(name, content["foreseen"], content["measured"]) for name, content in found.items()]
     return sorted(made, key=lambda point: (point.bytes, point.name))
@@ -124,7 +124,7 @@ def _spearman(found: Sequence[Point]) -> float | None:
 STEPS = 8  # rows of the front
 
 
-def steps(search: Json) -> list[Json]:
+def front_steps(search: Json) -> list[Json]:
     """A few points of the front, evenly spread, the smallest first."""
     front: Sequence[Json] = search["front"]
     pace = max(1, math.ceil((len(front) - 1) / STEPS))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmill.report.read import Build
-from shardmill.report.wording import engine
+from shardmill.report.wording import engine_text
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRecord:
     """One receipt."""
 
     name: str  # "packages/head_0"
@@ -32,7 +32,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Origin:
+class SourceOrigin:
     """Where the build comes from."""
 
     place: str  # repository, or folder of the config
@@ -40,22 +40,22 @@ class Origin:
     files: tuple[SourceFile, ...]
     packages: tuple[tuple[str, str], ...]  # part, tree hash of its .mlpackage ("" if no receipt says)
     tools: tuple[tuple[str, str], ...]  # package, version(s)
-    steps: tuple[Step, ...]
+    steps: tuple[StepRecord, ...]
     settings: tuple[tuple[str, str], ...]  # dotted key, value
 
 
-def origin(build: Build) -> Origin:
+def origin(build: Build) -> SourceOrigin:
     """Provenance from the receipts and the source record."""
     files = build.source["files"]
     place = build.source["repo"] or build.settings["source"]["path"] or "not recorded"
-    return Origin(
+    return SourceOrigin(
         place=place,
         commit="local folder, no commit" if build.source["commit"] == "local" else build.source["commit"],
         files=tuple(SourceFile(name, file["size"], file["sha256"]) for name, file in sorted(files.items())),
         packages=tuple((p.name, tree_hash(build, p.name)) for p in build.pieces if p.kind != "embedding"),
-        tools=tools(build),
-        steps=tuple(step(name, receipt) for name, receipt in sorted(build.receipts.items())),
-        settings=tuple(flat(build.settings)),
+        tools=_tool_versions(build),
+        steps=tuple(_step_record(name, receipt) for name, receipt in sorted(build.receipts.items())),
+        settings=tuple(_flattened(build.settings)),
     )
 
 
@@ -65,7 +65,7 @@ def tree_hash(build: Build, part: str) -> str:
     return str(receipt["outputs"].get("package", ""))
 
 
-def tools(build: Build) -> tuple[tuple[str, str], ...]:
+def _tool_versions(build: Build) -> tuple[tuple[str, str], ...]:
     """Versions of the packages that decided bytes; several if steps differ."""
     found: dict[str, set[str]] = {}
     for receipt in build.receipts.values():
@@ -74,24 +74,24 @@ def tools(build: Build) -> tuple[tuple[str, str], ...]:
     return tuple((name, ", ".join(sorted(versions))) for name, versions in sorted(found.items()))
 
 
-def step(name: str, receipt: Mapping[str, Any]) -> Step:
+def _step_record(name: str, receipt: Mapping[str, Any]) -> StepRecord:
     """One receipt's identity."""
-    return Step(
+    return StepRecord(
         name=name,
         step=receipt["step"],
         key=receipt["key"],
         code=receipt["code"],
         outputs=tuple(sorted(receipt["outputs"].items())),
-        engine=engine(receipt["engine"]) if "engine" in receipt else "any",
+        engine=engine_text(receipt["engine"]) if "engine" in receipt else "any",
     )
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested settings as dotted keys; None as not set."""
     rows: list[tuple[str, str]] = []
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            rows += flat(value, f"{prefix}{key}.")
+            rows += _flattened(value, f"{prefix}{key}.")
         else:
             rows.append((f"{prefix}{key}", "not set" if value is None else str(value)))
     return rows

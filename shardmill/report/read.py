@@ -15,7 +15,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartRow:
     """One part of the plan and what it weighs. Sizes in bytes; None where the file is not there."""
 
     name: str
@@ -35,7 +35,7 @@ class Build:
     model: Json  # model.json
     plan: Json
     source: Json  # source.receipt.json
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PartRow, ...]
     verdicts: Mapping[str, tuple[Json, ...]]  # the gates' files, by the folder that they lie in
     speed: Json | None  # None where the config leaves out the benchmark
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
@@ -92,18 +92,18 @@ def read_verdicts(paths: Sequence[Path], root: Path) -> dict[str, tuple[Json, ..
     return found
 
 
-def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) -> tuple[Piece, ...]:
+def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) -> tuple[PartRow, ...]:
     """The plan's parts in its order, with the sizes of what was made of them."""
     described = {path.stem: read_json(path) for path in parts}
     made = {artifact.stem: artifact for artifact in artifacts}
     return tuple(piece(row, described[row["name"]], made.get(row["name"])) for row in plan["parts"])
 
 
-def piece(row: Json, part: Json, made: Path | None) -> Piece:
+def piece(row: Json, part: Json, made: Path | None) -> PartRow:
     """One part, from its row in plan.json, its parts/P.json, and its package or table."""
     sizes = _file_sizes(made) if made is not None and made.exists() else {}
     weights = [size for name, size in sizes.items() if "weights/" in name or name.endswith(".safetensors")]
-    return Piece(
+    return PartRow(
         name=row["name"],
         kind=row["kind"],
         start=row["start"],

@@ -31,7 +31,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReportedFinding:
     """One rule's breaches in all parts."""
 
     severity: str
@@ -48,7 +48,7 @@ class Placement:
     statuses: tuple[str, ...]  # those that occur
     parts: tuple[Counts, ...]
     kinds: tuple[Counts, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[ReportedFinding, ...]
     operations: int  # those that need a device
     shapes: tuple[str, ...]
 
@@ -57,7 +57,7 @@ def placement(files: Sequence[Json]) -> Placement:
     """Everything about residency from residency/P.json."""
     rows = [row for file in files for row in file["rows"]]
     statuses = tuple(s for s in STATUS if any(row["status"] == s for row in rows))
-    kinds = sorted({row["operation"] for row in rows}, key=lambda kind: rank(kind, rows))
+    kinds = sorted({row["operation"] for row in rows}, key=lambda kind: _severity_rank(kind, rows))
     return Placement(
         evidence=tuple(sorted({file["evidence"] for file in files})),
         statuses=statuses,
@@ -69,7 +69,7 @@ def placement(files: Sequence[Json]) -> Placement:
     )
 
 
-def rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
+def _severity_rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
     """Kinds with trouble first, then by how many there are, those without a device last."""
     statuses = Counter(row["status"] for row in rows if row["operation"] == kind)
     trouble = statuses["ineligible"] + statuses["unknown"]
@@ -88,7 +88,7 @@ def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
     )
 
 
-def findings(files: Sequence[Json]) -> tuple[Finding, ...]:
+def findings(files: Sequence[Json]) -> tuple[ReportedFinding, ...]:
     """Findings by severity and rule; the same words about several parts are said once."""
     folded: dict[tuple[int, str, str], dict[str, list[str]]] = {}
     for file in files:
@@ -99,6 +99,8 @@ def findings(files: Sequence[Json]) -> tuple[Finding, ...]:
             if file["part"] not in parts:
                 parts.append(file["part"])
     return tuple(
-        Finding(SEVERITIES[severity], rule, remedy, tuple((what, ", ".join(parts)) for what, parts in whys.items()))
+        ReportedFinding(
+            SEVERITIES[severity], rule, remedy, tuple((what, ", ".join(parts)) for what, parts in whys.items())
+        )
         for (severity, rule, remedy), whys in sorted(folded.items())
     )

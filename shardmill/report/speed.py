@@ -18,7 +18,7 @@ CONTROL = "none"  # the drafter that never drafts: T = 1 against itself
 
 
 @dataclass(frozen=True)
-class Group:
+class SpeedGroup:
     """One prompt length, or one task, with a row per drafter."""
 
     name: str
@@ -26,11 +26,11 @@ class Group:
     rows: tuple[Json, ...]
 
 
-def groups(rows: Sequence[Json]) -> tuple[Group, ...]:
+def speed_groups(rows: Sequence[Json]) -> tuple[SpeedGroup, ...]:
     """Rows of the sweep or of the tasks under what they are of, in the file's order."""
     names = dict.fromkeys(_name_of(row) for row in rows)
     found = ((name, tuple(row for row in rows if _name_of(row) == name)) for name in names)
-    return tuple(Group(name, same[0]["prompts"], same) for name, same in found)
+    return tuple(SpeedGroup(name, same[0]["prompts"], same) for name, same in found)
 
 
 def _name_of(row: Json) -> str:
@@ -54,7 +54,7 @@ def noisy(speed: Json) -> tuple[str, ...]:
     A pass never costs less than one token's, so the speed-up is at most the tokens per pass; and T = 1 is as fast as
     itself.
     """
-    return tuple(dict.fromkeys(described(row) for row in measured(speed) if impossible(row)))
+    return tuple(dict.fromkeys(described(row) for row in measured_speed(speed) if impossible(row)))
 
 
 def impossible(row: Json) -> bool:
@@ -74,7 +74,7 @@ def close_calls(row: Json, margin: float) -> bool:
     return all(0 <= float(d.get("margin") or 0.0) < margin for d in row["differs"])
 
 
-def measured(speed: Json) -> Iterator[Json]:
+def measured_speed(speed: Json) -> Iterator[Json]:
     """All rows."""
     yield from speed["sweep"]
     yield from speed["tasks"]
@@ -117,14 +117,14 @@ def plots(speed: Json) -> list[Plot]:
     """What there are figures for."""
     return [
         Plot(name, title, note, width == WHOLE, figure(name, title, draw, width))
-        for name, title, note, draw, width in wanted(speed)
+        for name, title, note, draw, width in _wanted_plots(speed)
     ]
 
 
-def wanted(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
+def _wanted_plots(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
     """Name, title, note, drawing and width of each figure."""
     sweep, tasks = speed["sweep"], speed["tasks"]
-    series = _styled(drafters(tuple(measured(speed))))
+    series = _styled(drafters(tuple(measured_speed(speed))))
     if sweep and series:
         title = "Speed-up over prompt length, tiled code"
         yield "sweep", title, AS_FAST, partial(_draw_sweep, rows=sweep, series=series), HALF
@@ -148,11 +148,11 @@ def _styled(names: Sequence[str]) -> tuple[Series, ...]:
 
 def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
     """A line per drafter over prompt length, each length equally wide; the best value of a length is written."""
-    lengths = [group.name for group in groups(rows)]
+    lengths = [group.name for group in speed_groups(rows)]
     for one in series:
         known = {_name_of(row): row["speedup"] for row in rows if row["drafter"] == one.name}
         line(axes, one, [(lengths.index(name), value) for name, value in known.items()])
-    for i, group in enumerate(groups(rows)):
+    for i, group in enumerate(speed_groups(rows)):
         best = max(row["speedup"] for row in group.rows)
         note(axes, f"{best:.2f} ×", (i, best), (0, 7), "center")
     axes.axhline(1, color=FAINT, lw=1, dashes=(4, 3))
@@ -202,10 +202,10 @@ def _draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> 
     replayed = [row["oracle"]["tokens_per_pass"] if row["oracle"] else 0.0 for row in rows]
     highest = [max(pair) for pair in zip(live, replayed, strict=True)]
     width = bars(axes, rows, series, live, highest)
-    for i, group in enumerate(groups(rows)):
+    for i, group in enumerate(speed_groups(rows)):
         for row in group.rows:
             if row["oracle"] is not None and row["drafter"] in {one.name for one in series}:
-                middle, height = place(i, row["drafter"], series, width), row["oracle"]["tokens_per_pass"]
+                middle, height = _legend_place(i, row["drafter"], series, width), row["oracle"]["tokens_per_pass"]
                 axes.plot([middle - 0.46 * width, middle + 0.46 * width], [height] * 2, color=INK, lw=1.6)
     finish(axes)
 
@@ -222,11 +222,11 @@ def bars(
     axes: Axes, rows: Sequence[Json], series: Sequence[Series], values: Sequence[float], tops: Sequence[float]
 ) -> float:
     """Bars by group, a drafter each, their values written above `tops`; returns a bar's width."""
-    names = [group.name for group in groups(rows)]
+    names = [group.name for group in speed_groups(rows)]
     width = 0.84 / len(series)
     for one in series:
         mine = [i for i, row in enumerate(rows) if row["drafter"] == one.name]
-        middles = [place(names.index(_name_of(rows[i])), one.name, series, width) for i in mine]
+        middles = [_legend_place(names.index(_name_of(rows[i])), one.name, series, width) for i in mine]
         axes.bar(middles, [values[i] for i in mine], 0.9 * width, color=one.colour, label=one.name)
         for middle, i in zip(middles, mine, strict=True):
             note(axes, f"{values[i]:.2f}", (middle, tops[i]), (0, 4), "center")
@@ -236,7 +236,7 @@ def bars(
     return width
 
 
-def place(group: int, drafter: str, series: Sequence[Series], width: float) -> float:
+def _legend_place(group: int, drafter: str, series: Sequence[Series], width: float) -> float:
     """The middle of a drafter's bar."""
     index = [one.name for one in series].index(drafter)
     return group + (index - (len(series) - 1) / 2) * width

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardmill.report.read import Build, Json
-from shardmill.report.speed import close_calls, described, groups, measured
+from shardmill.report.speed import close_calls, described, measured_speed, speed_groups
 from shardmill.report.wording import plural
 
 RECEIPT = ".receipt.json"
@@ -27,7 +27,7 @@ STATES = {
 
 
 @dataclass(frozen=True)
-class Step:
+class StepState:
     """One rule of the pipeline."""
 
     name: str
@@ -46,12 +46,12 @@ class Step:
         return next((state for state in STATES if state in found), "missing")
 
 
-def steps(build: Build) -> dict[str, Step]:
+def step_states(build: Build) -> dict[str, StepState]:
     """All steps by name."""
-    return {row["name"]: step(row, build) for row in build.pipeline}
+    return {row["name"]: _step_state(row, build) for row in build.pipeline}
 
 
-def step(row: Json, build: Build) -> Step:
+def _step_state(row: Json, build: Build) -> StepState:
     """The state of one row of the pipeline. What is measured, and what is fetched, are told by their own files."""
     name: str = row["name"]
     if name in OF_THEIR_OWN:
@@ -62,14 +62,16 @@ def step(row: Json, build: Build) -> Step:
     if row["gate"]:
         return gate(name, row["files"], build, amount)
     if row["files"][0].endswith(RECEIPT):
-        return receipts(name, row["files"], build, amount)
-    return Step(name, amount, tuple((path, "apart" if name == "provenance" else "made") for path in row["files"]))
+        return _receipt_states(name, row["files"], build, amount)
+    return StepState(name, amount, tuple((path, "apart" if name == "provenance" else "made") for path in row["files"]))
 
 
-def fetch(build: Build) -> Step:
+def _fetch_state(build: Build) -> StepState:
     """The checkpoint's files."""
     files = build.source["files"]
-    return Step("fetch", plural(len(files), "file"), tuple((name, "made") for name in sorted(files)) or none("source"))
+    return StepState(
+        "fetch", plural(len(files), "file"), tuple((name, "made") for name in sorted(files)) or none("source")
+    )
 
 
 def none(name: str) -> tuple[tuple[str, str], ...]:
@@ -77,7 +79,7 @@ def none(name: str) -> tuple[tuple[str, str], ...]:
     return ((name, "missing"),)
 
 
-def receipts(name: str, expected: Iterable[str], build: Build, amount: str) -> Step:
+def _receipt_states(name: str, expected: Iterable[str], build: Build, amount: str) -> StepState:
     """A step whose artifacts have receipts; a note in one is a reservation."""
 
     def state(path: str) -> str:
@@ -85,10 +87,10 @@ def receipts(name: str, expected: Iterable[str], build: Build, amount: str) -> S
         return "missing" if receipt is None else "unverified" if receipt.get("note") else "made"
 
     names = [path.removesuffix(RECEIPT) for path in expected]
-    return Step(name, amount, tuple((path.split("/")[-1], state(path)) for path in names))
+    return StepState(name, amount, tuple((path.split("/")[-1], state(path)) for path in names))
 
 
-def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> Step:
+def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> StepState:
     """A gate: failed, predicted to pass, or passed, part by part."""
     names = [path.removesuffix(RECEIPT).split("/") for path in expected]
     known = {(folder, file["part"]): file for folder, files in build.verdicts.items() for file in files}
@@ -101,23 +103,23 @@ def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> Step:
             return "failed"
         return "predicted" if file.get("evidence") == "predicted" else "passed"
 
-    return Step(name, amount, tuple((part, state("/".join(folder), part)) for *folder, part in names))
+    return StepState(name, amount, tuple((part, state("/".join(folder), part)) for *folder, part in names))
 
 
-def benchmark(build: Build) -> Step:
+def _benchmark_state(build: Build) -> StepState:
     """Prompt lengths and tasks that were measured, failed where drafts changed the output; or that nothing was."""
     if build.speed is None:
-        return Step("benchmark", "", (("benchmark", "not_run"),))
+        return StepState("benchmark", "", (("benchmark", "not_run"),))
     if build.encodes:
         rows = build.speed["passes"]
-        return Step("benchmark", plural(len(rows), "bucket"), tuple((str(r["bucket"]), "measured") for r in rows))
+        return StepState("benchmark", plural(len(rows), "bucket"), tuple((str(r["bucket"]), "measured") for r in rows))
     found: dict[str, str] = {}
-    for row in measured(build.speed):
+    for row in measured_speed(build.speed):
         state = "measured" if row["exact"] == 1 or close_calls(row, build.turned) else "failed"
         found[described(row)] = "failed" if "failed" in (state, found.get(described(row))) else "measured"
-    lengths, tasks = len(groups(build.speed["sweep"])), len(groups(build.speed["tasks"]))
+    lengths, tasks = len(speed_groups(build.speed["sweep"])), len(speed_groups(build.speed["tasks"]))
     amount = f"{plural(lengths, 'length')}, {plural(tasks, 'task')}"
-    return Step("benchmark", amount, tuple(found.items()) or (("benchmark", "not_run"),))
+    return StepState("benchmark", amount, tuple(found.items()) or (("benchmark", "not_run"),))
 
 
-OF_THEIR_OWN = {"fetch": fetch, "benchmark": benchmark}
+OF_THEIR_OWN = {"fetch": _fetch_state, "benchmark": _benchmark_state}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardmill.gates.thresholds import PLACEMENT
 from shardmill.report.gates import Number, Question
 from shardmill.report.read import Build, Json
-from shardmill.report.speed import close_calls, described, measured
+from shardmill.report.speed import close_calls, described, measured_speed
 from shardmill.report.wording import number, plural
 
 BUILD = "snakemake --cores 4 all"
@@ -73,8 +73,8 @@ def remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
 def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
     """Everything that is predicted, not run or unverified, the weightiest first."""
     yield from exactness(build)
-    yield from residency(build)
-    yield from speed(build)
+    yield from _residency_caveats(build)
+    yield from _speed_caveats(build)
     for question in questions:
         if question.key != PLACEMENT:
             yield from _unanswered(build, question)
@@ -82,7 +82,7 @@ def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
         yield Caveat("compiled bundles (.mlmodelc)", "unverified", note, BUILD, ON_A_MAC, False)
 
 
-def residency(build: Build) -> Iterator[Caveat]:
+def _residency_caveats(build: Build) -> Iterator[Caveat]:
     """Residency where it was not measured."""
     predicted = [file["part"] for file in build.placed if file["evidence"] != "measured"]
     if predicted:
@@ -100,7 +100,7 @@ def exactness(build: Build) -> Iterator[Caveat]:
     if build.encodes or build.speed is None:
         return
     again = f"shardmill bench build/{build.model['model']}"
-    other = [row for row in measured(build.speed) if row["exact"] < 1]
+    other = [row for row in measured_speed(build.speed) if row["exact"] < 1]
     close = [row for row in other if close_calls(row, build.turned)]
     wrong = [f"{described(row)} ({row['drafter']})" for row in other if row not in close]
     if wrong:
@@ -116,13 +116,13 @@ def exactness(build: Build) -> Iterator[Caveat]:
         yield Caveat("the same text with and without drafts", "close", why, again, "on a quiet machine", False)
 
 
-def speed(build: Build) -> Iterator[Caveat]:
+def _speed_caveats(build: Build) -> Iterator[Caveat]:
     """What the benchmark did not measure: the Neural Engine's speed, and what it gives reasons for."""
     if build.speed is None:
         where = "without `benchmark: false` in this build's config"
         yield Caveat("benchmark", "not_run", "The config leaves it out: `benchmark: false`.", BUILD, where, True)
         return
-    if not build.encodes and not any(measured(build.speed)):
+    if not build.encodes and not any(measured_speed(build.speed)):
         yield Caveat("benchmark", "not_run", "No prompt fits the context.", BUILD, "after raising `context`", True)
     if build.speed["engine"]["name"] != "coreml":
         why = "The benchmark ran on the portable engine: a CPU's speed says nothing about the Neural Engine's."

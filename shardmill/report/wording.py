@@ -63,7 +63,7 @@ def figure(name: str, title: str, draw: Draw, width: float = HALF) -> Markup:
         draw(fig.add_subplot())
         text = io.StringIO()
         fig.savefig(text, format="svg", metadata=UNDATED, transparent=True)
-    return inline(text.getvalue(), name, title)
+    return _inline_code(text.getvalue(), name, title)
 
 
 def legend(axes: Axes) -> None:
@@ -81,7 +81,7 @@ def legend(axes: Axes) -> None:
     )
 
 
-def inline(svg: str, name: str, title: str) -> Markup:
+def _inline_code(svg: str, name: str, title: str) -> Markup:
     """The <svg> element alone: sized by the page, its ids its own, its colours the page's."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -126,7 +126,7 @@ def fixed(value: float | None, digits: int = 1) -> str:
     return NOT_RUN if value is None else f"{value:.{digits}f}"
 
 
-def threshold(text: str) -> str:
+def threshold_text(text: str) -> str:
     """`<= 0.0001` as `≤ 1e-4`."""
     sign, _, limit = text.partition(" ")
     try:
@@ -147,7 +147,7 @@ def margin(value: float, text: str) -> str:
     return f"{number(float(f'{abs(value - limit):.2g}'))} {side}"
 
 
-def size(count: int | None) -> str:
+def file_size(count: int | None) -> str:
     """Bytes in binary units."""
     if count is None:
         return "missing"
@@ -170,7 +170,7 @@ def short(sha: str) -> str:
     return sha[:12]
 
 
-def engine(identity: Mapping[str, Any]) -> str:
+def engine_text(identity: Mapping[str, Any]) -> str:
     """An engine as receipts name it, for a person."""
     name = ENGINES.get(identity["name"], identity["name"])
     chip = [str(identity[key]) for key in ("chip",) if key in identity]

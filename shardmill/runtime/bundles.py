@@ -21,7 +21,7 @@ from shardmill.files import SCRATCH, cache_folder, digest, read_json
 from shardmill.lane.cut import with_one_function
 from shardmill.models.interface import BUNDLE, own_bundle
 from shardmill.printable import first_line
-from shardmill.runtime.loading import begins
+from shardmill.runtime.loading import report_load
 from shardmill.runtime.manifest import COMPILER, SYSTEM
 
 
@@ -122,7 +122,7 @@ def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:
     bundle = folder / f"{part['name']}{BUNDLE}"
     if bundle.is_dir():
         return bundle
-    begins(part["name"])
+    report_load(part["name"])
     _say(f"compiling {package.name} for this machine: {why}")
     try:
         home.mkdir(parents=True, exist_ok=True)

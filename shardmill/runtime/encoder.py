@@ -76,7 +76,7 @@ class Encoder:
         return apart(out[0, : len(self.labels) or None, :, 0].T, counts)
 
 
-def load(build: Path, precision: str = "fp16") -> Encoder:
+def load_encoder(build: Path, precision: str = "fp16") -> Encoder:
     """Load the encoder of a finished build folder.
 
     Args:

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
-from shardmill.models.host import Floats, Host
+from shardmill.models.host import Floats, KVLayout
 from shardmill.runtime.bundles import loadable
 from shardmill.runtime.functions import held_by_entry, lengths_by_entry, of_entry
 from shardmill.runtime.loading import reshaping
@@ -53,7 +53,7 @@ class Engine:
         self.verify = verify_width(manifest)
         self.tokens_max: int = manifest["tokens_max"]
         self.table = read_tables(root / manifest["embedding"]["path"])[EMBEDDING]  # [vocab, d]
-        self.host = Host(manifest)
+        self.host = KVLayout(manifest)
         self.host.resize(self.lengths[0])
         # Channels that a token carries beside the residual stream: the first part's x has them, the table does not.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]

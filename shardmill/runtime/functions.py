@@ -15,9 +15,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
-from shardmill.models.contract import Blueprint, T, caches, inputs, new_name
+from shardmill.models.contract import GraphSpec, T, caches, inputs, new_name
 from shardmill.models.host import Floats
-from shardmill.models.interface import Calls, own_bundle
+from shardmill.models.interface import EntryPoints, own_bundle
 
 OWNED = 30.0  # seconds that an array outlives its program; Core ML has been seen to own inputs for one second
 
@@ -99,7 +99,7 @@ def _filled(array: Floats, axis: int | None, width: int, name: str) -> Floats:
     return np.concatenate([array, more], axis)
 
 
-def located(program: Path, function: str) -> tuple[Path, str]:
+def function_location(program: Path, function: str) -> tuple[Path, str]:
     """Return the path to load for a function, and the function's name there, "" if it is the only one."""
     own = own_bundle(program, function)
     return (own, "") if function and own.is_dir() else (program, function)
@@ -113,7 +113,7 @@ def of_entry(part: Mapping[str, Any]) -> Functions | None:
     return Functions(names, _axes(part["inputs"], "T"))
 
 
-def of_blueprint(blueprint: Blueprint, calls: Calls) -> Functions | None:
+def of_blueprint(blueprint: GraphSpec, calls: EntryPoints) -> Functions | None:
     """Return the functions of a part according to the graph contract; None if one function accepts any width."""
     if not calls.functions:
         return None
@@ -128,7 +128,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # by name
 
 
 @dataclass(frozen=True)
-class Length:
+class ContextSize:
     """A program in a context of a given number of slots.
 
     Attributes:
@@ -140,10 +140,10 @@ class Length:
     kept: Shapes
 
 
-NONE: Mapping[int, Length] = {}  # for a program whose passes all use the same functions
+NONE: Mapping[int, ContextSize] = {}  # for a program whose passes all use the same functions
 
 
-def lengths_by_entry(part: Mapping[str, Any], context: int) -> dict[int, Length]:
+def lengths_by_entry(part: Mapping[str, Any], context: int) -> dict[int, ContextSize]:
     """Return the lengths of a part's entry in model.json, by slots, ascending.
 
     The result is empty if all passes use the same functions.
@@ -159,11 +159,11 @@ def lengths_by_entry(part: Mapping[str, Any], context: int) -> dict[int, Length]
         shapes = {key: {**part[key], **shorter.get(key, {})} for key in ("inputs", "states")}
         kept = {name: shapes["inputs"][name] for name in part["written"]} if "written" in part else shapes["states"]
         names = {int(width): str(name) for width, name in shorter["functions"].items()}
-        found[int(slots)] = Length(Functions(names, whole.axes), {n: tuple(map(int, s)) for n, s in kept.items()})
+        found[int(slots)] = ContextSize(Functions(names, whole.axes), {n: tuple(map(int, s)) for n, s in kept.items()})
     return found
 
 
-def lengths_by_blueprint(blueprints: Mapping[int, Blueprint], calls: Calls) -> dict[int, Length]:
+def lengths_by_blueprint(blueprints: Mapping[int, GraphSpec], calls: EntryPoints) -> dict[int, ContextSize]:
     """Return the lengths of a part according to the graph contract, by slots, ascending.
 
     Args:
@@ -174,7 +174,7 @@ def lengths_by_blueprint(blueprints: Mapping[int, Blueprint], calls: Calls) -> d
     if whole is None or not calls.contexts:
         return {}
     return {
-        slots: Length(Functions(calls.shorter.get(slots, whole.names), whole.axes), caches(blueprint))
+        slots: ContextSize(Functions(calls.shorter.get(slots, whole.names), whole.axes), caches(blueprint))
         for slots, blueprint in blueprints.items()
     }
 
@@ -184,7 +184,7 @@ RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's row gives its slot; in the 
 
 
 @dataclass
-class Held:
+class HostCaches:
     """The caches of one program.
 
     Core ML's inputs and outputs are fp32, so its caches are fp32 from the start and are written in place (see
@@ -257,19 +257,21 @@ def _slots(count: int, given: Mapping[str, Floats]) -> Any:
     return mask[0, 0].argmax(axis=0)
 
 
-def held_by_entry(part: Mapping[str, Any]) -> Held | None:
+def held_by_entry(part: Mapping[str, Any]) -> HostCaches | None:
     """Return the caches of a part's entry in model.json; None if the program itself keeps them."""
     written: Mapping[str, str] = part.get("written", {})
     shapes = {name: _shape(part["inputs"][name]) for name in written}
-    return Held(written, shapes) if written else None
+    return HostCaches(written, shapes) if written else None
 
 
-def held_by_blueprint(blueprint: Blueprint) -> Held | None:
+def held_by_blueprint(blueprint: GraphSpec) -> HostCaches | None:
     """Return the caches of a part according to the graph contract; None if the program itself keeps them."""
     if not blueprint.hosted or blueprint.kind != "layers":
         return None
     shapes = caches(blueprint)
-    return Held({name: new_name(name) for name in shapes}, {name: _shape(shape) for name, shape in shapes.items()})
+    return HostCaches(
+        {name: new_name(name) for name in shapes}, {name: _shape(shape) for name, shape in shapes.items()}
+    )
 
 
 def _shape(shape: Sequence[int]) -> tuple[int, ...]:

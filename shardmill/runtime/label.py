@@ -11,10 +11,10 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
-from shardmill.models.buckets import packed
+from shardmill.models.buckets import packed_texts
 from shardmill.models.host import Floats
 from shardmill.runtime.load import load_tokenizer
-from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped, likeliest, read_calibration
+from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped_spans, likeliest, read_calibration
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -44,7 +44,7 @@ class Windows:
         return np.concatenate([found[own] for found, own in zip(rows, self.taken, strict=True)])
 
 
-def cut(count: int, longest: int, reach: int | None) -> list[tuple[int, int, int, int]]:
+def cut_windows(count: int, longest: int, reach: int | None) -> list[tuple[int, int, int, int]]:
     """Return windows over `count` tokens: each [start, end), and within it the [first, last) whose rows are used.
 
     Args:
@@ -71,7 +71,7 @@ def is_exact(longest: int, reach: int | None) -> bool:
     return reach is not None and LEAST_STEP * (longest - 2 * reach) >= longest
 
 
-def windows(
+def text_windows(
     tokens: Sequence[int], around: tuple[Sequence[int], Sequence[int]], longest: int, reach: int | None
 ) -> Windows:
     """Split a text into passes.
@@ -88,7 +88,7 @@ def windows(
     before, after = (tuple(part) for part in around)
     whole = (*before, *tokens, *after)
     if len(whole) <= longest or is_exact(longest, reach):
-        cuts = cut(len(whole), longest, reach)
+        cuts = cut_windows(len(whole), longest, reach)
         own = range(len(before), len(before) + len(tokens))  # positions of the text's tokens in the whole
         kept = [(start, max(first, own.start), min(last, own.stop)) for start, _, first, last in cuts]
         taken = tuple(slice(first - start, max(first, last) - start) for start, first, last in kept)
@@ -96,7 +96,7 @@ def windows(
     room = longest - len(before) - len(after)
     if room < 1:
         raise ShardmillError(f"special tokens alone fill a pass of {longest} tokens; build larger buckets")
-    cuts = cut(len(tokens), room, reach)
+    cuts = cut_windows(len(tokens), room, reach)
     taken = tuple(slice(len(before) + first - start, len(before) + last - start) for start, _, first, last in cuts)
     return Windows(tuple((*before, *tokens[start:end], *after) for start, end, *_ in cuts), taken, False)
 
@@ -131,7 +131,7 @@ class Reader:
         Short texts share passes.
         """
         found: dict[int, Floats] = {}
-        for together in packed([len(text) for text in texts], self.encoder.longest):
+        for together in packed_texts([len(text) for text in texts], self.encoder.longest):
             self.before_pass()
             rows = self.encoder.run_together([texts[i] for i in together])
             found |= dict(zip(together, rows, strict=True))
@@ -173,7 +173,7 @@ class Classified:
     tokens: int
 
 
-def load(build: Path, precision: str) -> Reader:
+def load_reader(build: Path, precision: str) -> Reader:
     """Return the reader of a finished build folder, whose programs run in a separate process.
 
     Args:
@@ -224,7 +224,7 @@ def classify(reader: Reader, texts: Sequence[str]) -> list[Classified]:
     tokens = [reader.tokenizer.encode(text).ids for text in texts]
     found = []
     for text, rows in zip(tokens, _single(reader, tokens), strict=True):
-        (shares,) = probabilities(rows[:1])
+        (shares,) = _label_probabilities(rows[:1])
         named = dict(zip(reader.encoder.labels, map(float, shares), strict=True))
         found.append(Classified(dict(sorted(named.items(), key=lambda item: -item[1])), len(text)))
     return found
@@ -263,7 +263,7 @@ def as_object(text: str, found: Labelled) -> dict[str, Any]:
     return {"spans": spans, "tokens": found.tokens, "windows": found.windows, "exact": found.exact}
 
 
-def probabilities(logits: Floats) -> Floats:
+def _label_probabilities(logits: Floats) -> Floats:
     """Return the softmax of logits [n, labels]."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: Floats = powers / powers.sum(-1, keepdims=True)
@@ -287,7 +287,7 @@ def _read(reader: Reader, text: str) -> _Read:
         return _Read(encoding, inside, Windows((), (), True))
     around = encoding.ids[: inside[0]], encoding.ids[inside[-1] + 1 :]
     tokens = encoding.ids[inside[0] : inside[-1] + 1]
-    return _Read(encoding, inside, windows(tokens, around, encoder.longest, encoder.manifest["reach"]))
+    return _Read(encoding, inside, text_windows(tokens, around, encoder.longest, encoder.manifest["reach"]))
 
 
 def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
@@ -295,7 +295,7 @@ def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
     count, found = len(read.encoding.ids), read.windows
     if not rows:
         return Labelled((), count, 0, found.exact)
-    shares = probabilities(found.joined(rows))
+    shares = _label_probabilities(found.joined(rows))
     labels = reader.encoder.labels
     best = shares.argmax(-1).tolist()
     if reader.biases is not None:
@@ -305,7 +305,7 @@ def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
         Span(start, end, labels[row], float(share[row]))
         for (start, end), row, share in zip(places, best, shares, strict=True)
     ]
-    spans = grouped(tokens) if reader.biases is None else bioes_spans(tokens)
+    spans = grouped_spans(tokens) if reader.biases is None else bioes_spans(tokens)
     return Labelled(tuple(spans), count, len(rows), found.exact)
 
 

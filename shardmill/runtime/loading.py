@@ -16,7 +16,7 @@ _reshape: ContextVar[str] = ContextVar("reshape", default="")
 
 
 @contextmanager
-def told(listener: Callable[[str], None]) -> Iterator[None]:
+def on_program_load(listener: Callable[[str], None]) -> Iterator[None]:
     """Call `listener` with the name of every program whose load begins in this context and thread."""
     token = _listener.set(listener)
     try:
@@ -25,7 +25,7 @@ def told(listener: Callable[[str], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-def begins(name: str) -> None:
+def report_load(name: str) -> None:
     """Report that the load of a program begins."""
     listener = _listener.get()
     if listener is not None:

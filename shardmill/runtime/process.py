@@ -155,7 +155,7 @@ class Process:
             except (EOFError, OSError):
                 self._gone()
             if kind == LOADING:
-                loading.begins(value)
+                loading.report_load(value)
             elif number == call:
                 if kind == FAILED:
                     raise value
@@ -247,8 +247,10 @@ def main() -> None:
     spare_coremltools()
     with suppress(EOFError, OSError):  # the parent has gone
         try:
-            with quiet_coremltools(), loading.told(lambda name: connection.send((0, LOADING, name))):
-                model: Any = encoder.load(build, precision) if holds_encoder(build) else engine.load(build, precision)
+            with quiet_coremltools(), loading.on_program_load(lambda name: connection.send((0, LOADING, name))):
+                model: Any = (
+                    encoder.load_encoder(build, precision) if holds_encoder(build) else engine.load(build, precision)
+                )
                 if isinstance(model, engine.Engine):
                     choose_threads(model)
         except Exception as error:

@@ -13,8 +13,17 @@ from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable, load_programs_as, native_call, precision
 from shardmill.models.host import Floats
 from shardmill.printable import first_line
-from shardmill.runtime.functions import NONE, TOKENS, Buffers, Functions, Held, Length, carried, located
-from shardmill.runtime.loading import begins, hints
+from shardmill.runtime.functions import (
+    NONE,
+    TOKENS,
+    Buffers,
+    ContextSize,
+    Functions,
+    HostCaches,
+    carried,
+    function_location,
+)
+from shardmill.runtime.loading import hints, report_load
 
 
 class Program:
@@ -25,9 +34,9 @@ class Program:
         path: Path,
         stateful: bool,
         functions: Functions | None = None,
-        held: Held | None = None,
+        held: HostCaches | None = None,
         compute_units: str = "CPU_AND_NE",
-        lengths: Mapping[int, Length] = NONE,
+        lengths: Mapping[int, ContextSize] = NONE,
     ) -> None:
         """Load the program, each function as a separate model; all functions of one length share one state.
 
@@ -63,13 +72,13 @@ class Program:
         """Load the functions of a length that are not loaded yet; return zeroed states for them."""
         import coremltools as ct
 
-        begins(self.name)
+        report_load(self.name)
         try:
             load = ct.models.CompiledMLModel if self.path.suffix == ".mlmodelc" else ct.models.MLModel
             units = ct.ComputeUnit[self.compute_units]
             with load_programs_as(self.precision), native_call():
                 for name in (name for name in _names(functions) if name not in self.models):
-                    path, function = located(self.path, name)
+                    path, function = function_location(self.path, name)
                     named = {"function_name": function} if function else {}
                     self.models[name] = load(str(path), compute_units=units, **named, **hints())
             return self._made_state(functions)

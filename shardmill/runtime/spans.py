@@ -43,7 +43,7 @@ class Span:
     score: float
 
 
-def grouped(tokens: Iterable[Span]) -> Iterator[Span]:
+def grouped_spans(tokens: Iterable[Span]) -> Iterator[Span]:
     """Yield spans of labelled tokens, as transformers' pipeline does with the aggregation strategy "simple".
 
     A token continues the previous span if its label has the same type and does not begin a span. As in transformers,

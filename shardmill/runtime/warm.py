@@ -54,7 +54,7 @@ class Warmed:
     left: float
 
 
-def warm(build: Path, precision: str) -> Iterator[Warmed]:
+def warm_programs(build: Path, precision: str) -> Iterator[Warmed]:
     """Load each program, run it once at every width, and unload it.
 
     Args:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from shardmill.decode import SEEDS, Constraint, DecodeError, JsonSchema, Options, Sampling
 from shardmill.serve.answer import Answer
 from shardmill.serve.engine_worker import Done, Job, Work, Worker, ending
-from shardmill.serve.http import Gate, respond
+from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.protocol import (
@@ -36,7 +36,7 @@ from shardmill.serve.protocol import (
 from shardmill.serve.stream import EventStream, take_all, while_connected
 
 
-def check_name(name: str, own: str) -> None:
+def check_model_name(name: str, own: str) -> None:
     """Raise ApiError 404 for any other model than the served one."""
     if name != own:
         message = f"the model {name!r} is not served here; {own!r} is"
@@ -60,7 +60,7 @@ def add_pages(app: FastAPI, own: str, is_well: Callable[[], bool], metrics: Metr
 
     @app.get("/v1/models/{name:path}", response_model=None)
     async def one_model(name: str) -> Response:
-        check_name(name, own)
+        check_model_name(name, own)
         return json_response(card)
 
     @app.get("/health", response_model=None)
@@ -133,7 +133,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     Raises:
         ApiError: the request can't be honoured.
     """
-    check_name(request.model, model.name)
+    check_model_name(request.model, model.name)
     prompt = _chat_prompt(request, model) if isinstance(request, ChatRequest) else _text_prompt(request, model)
     room = _check_prompt(prompt, model, settings)
     drafter = request.shardmill.drafter or settings.drafter
@@ -253,7 +253,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await answer(body, request, model, worker, settings, chats)
 
-    return Gate(app, settings, metrics)
+    return AdmissionMiddleware(app, settings, metrics)
 
 
 async def answer(

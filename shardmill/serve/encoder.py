@@ -21,8 +21,8 @@ from starlette.types import ASGIApp
 
 from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, redacted
-from shardmill.serve.app import add_error_shape, add_pages, check_name, json_response
-from shardmill.serve.http import Gate
+from shardmill.serve.app import add_error_shape, add_pages, check_model_name, json_response
+from shardmill.serve.http import AdmissionMiddleware
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings
 from shardmill.serve.protocol import ApiError, Strict, broken, client_gone, invalid, shutting_down, too_busy
@@ -31,7 +31,7 @@ from shardmill.serve.stream import while_connected
 T = TypeVar("T")
 
 
-class Desk:
+class EncoderWorker:
     """An encoder's worker: the thread that owns the engine, and the queue before it.
 
     Attributes:
@@ -133,7 +133,7 @@ class EmbeddingRequest(Strict):
     user: str | None = None
 
 
-def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, settings: Settings) -> ASGIApp:
+def create_encoder_app(name: str, reader: Reader, desk: EncoderWorker, metrics: Metrics, settings: Settings) -> ASGIApp:
     """Build the application, behind its admission middleware (Gate).
 
     Args:
@@ -150,7 +150,7 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
 
     @app.post("/v1/label", response_model=None)
     async def label_texts(body: LabelRequest, request: Request) -> Response:
-        check_name(body.model, name)
+        check_model_name(body.model, name)
         if reader.embeds:
             raise invalid(f"{name} embeds texts: ask /v1/embeddings", "model")
         if body.redact and reader.classifies:
@@ -162,7 +162,7 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
 
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        check_name(body.model, name)
+        check_model_name(body.model, name)
         if not reader.embeds:
             raise invalid(f"{name} labels texts: ask /v1/label", "model")
         work = _answered(desk, partial(_embedded, reader), _inputs(body.input))
@@ -173,7 +173,7 @@ def create_encoder_app(name: str, reader: Reader, desk: Desk, metrics: Metrics, 
         ]
         return json_response(_listed(name, rows, [{"tokens": count} for _, count in found]))
 
-    return Gate(app, settings, metrics)
+    return AdmissionMiddleware(app, settings, metrics)
 
 
 def _inputs(given: Any) -> Sequence[Any]:
@@ -181,7 +181,7 @@ def _inputs(given: Any) -> Sequence[Any]:
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
 
-async def _answered(desk: Desk, read: Callable[[Sequence[T]], list[Row]], texts: Sequence[T]) -> list[Row]:
+async def _answered(desk: EncoderWorker, read: Callable[[Sequence[T]], list[Row]], texts: Sequence[T]) -> list[Row]:
     """Return the results for the texts of a request."""
     return [row for some in _turns(texts) for row in await desk.take(partial(read, some))]
 

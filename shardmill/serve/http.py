@@ -69,7 +69,7 @@ OPEN_TO_ALL = ("/health",)
 DISCARD = 16  # multiple of the allowed body size that is read and discarded, so that a client can read its 413
 
 
-class Gate:
+class AdmissionMiddleware:
     """Admission middleware: passes a request on with its body read, or answers it with an error."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
@@ -113,7 +113,7 @@ class Gate:
         except ApiError as error:
             await respond(error)(scope, receive, send)
         else:
-            await self._app(scope, replay(body, receive), send)
+            await self._app(scope, _replay_body(body, receive), send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -157,7 +157,7 @@ class Gate:
         return bytes(body)
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that returns the body, then all later messages."""
     given = False
 
@@ -184,7 +184,7 @@ def _endpoint(path: str) -> str:
 ANSWER = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
 
-class Lobby:
+class IdleConnections:
     """The idle connections of one server, the oldest first: connections that have not yet sent a request's head."""
 
     def __init__(self, limits: Limits) -> None:
@@ -220,7 +220,7 @@ class Connection(H11Protocol):
         arguments: uvicorn's own arguments.
     """
 
-    def __init__(self, *, lobby: Lobby, **arguments: Any) -> None:
+    def __init__(self, *, lobby: IdleConnections, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._lobby = lobby
 

@@ -16,9 +16,9 @@ from shardmill.runtime import load, loading
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.app import json_response
 from shardmill.serve.chat import load_template, turn_end
-from shardmill.serve.encoder import Desk
+from shardmill.serve.encoder import EncoderWorker
 from shardmill.serve.engine_worker import Worker
-from shardmill.serve.http import Gate, respond
+from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.protocol import ApiError
@@ -72,15 +72,15 @@ FIRST_PASSES = "the first pass of every width"
 
 
 @dataclass(frozen=True)
-class Ready:
+class LoadedApp:
     """A loaded model, ready for serving: the application, its worker, and the line that announces it."""
 
     app: ASGIApp
-    worker: Worker | Desk
+    worker: Worker | EncoderWorker
     greeting: str
 
 
-class Warming:
+class LoadingApp:
     """An application that answers 503 during loading, and then delegates to the loaded application.
 
     Args:
@@ -96,16 +96,16 @@ class Warming:
 
     def __init__(
         self,
-        make: Callable[[], Ready],
+        make: Callable[[], LoadedApp],
         programs: int,
         settings: Settings,
         announce: Callable[[str], None],
     ) -> None:
         self._make, self._of, self._announce = make, programs, announce
         self.stop: Callable[[], None] = lambda: None
-        self._app: ASGIApp = Gate(self._starting, settings, Metrics())
+        self._app: ASGIApp = AdmissionMiddleware(self._starting, settings, Metrics())
         self._part, self._name = 0, ""
-        self._worker: Worker | Desk | None = None
+        self._worker: Worker | EncoderWorker | None = None
         self._closing = False
         self._lock = threading.Lock()
         self.error: Exception | None = None
@@ -117,7 +117,7 @@ class Warming:
     def load(self) -> None:
         """Load the model and start serving it."""
         try:
-            with loading.told(self._begins):
+            with loading.on_program_load(self._begins):
                 ready = self._make()
             with self._lock:
                 if self._closing:

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp
 from shardmill.errors import ShardmillError
 from shardmill.runtime.label import Reader
 from shardmill.runtime.load import engine_name
-from shardmill.runtime.loading import begins
+from shardmill.runtime.loading import report_load
 from shardmill.serve.app import create_app
-from shardmill.serve.encoder import Desk, create_encoder_app
+from shardmill.serve.encoder import EncoderWorker, create_encoder_app
 from shardmill.serve.engine_worker import Worker
-from shardmill.serve.http import Connection, Lobby
-from shardmill.serve.loading import FIRST_PASSES, Ready, Warming
+from shardmill.serve.http import Connection, IdleConnections
+from shardmill.serve.loading import FIRST_PASSES, LoadedApp, LoadingApp
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 
@@ -35,7 +35,11 @@ class Server(uvicorn.Server):
     """uvicorn's server, which also shuts down the worker."""
 
     def __init__(
-        self, config: uvicorn.Config, worker: Worker | Desk | Warming, grace: float, announce: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        worker: Worker | EncoderWorker | LoadingApp,
+        grace: float,
+        announce: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._worker, self._grace, self._announce = worker, grace, announce
@@ -85,10 +89,10 @@ def serve_encoder(
     _serve(partial(_ready_encoder, load, settings), settings, announce, warming)
 
 
-def _ready(load: Callable[[], Model], settings: Settings, listener: socket.socket) -> Ready:
+def _ready(load: Callable[[], Model], settings: Settings, listener: socket.socket) -> LoadedApp:
     """Load a decoder and run every width once."""
     model, metrics = load(), Metrics()
-    begins(FIRST_PASSES)
+    report_load(FIRST_PASSES)
     worker = Worker(
         model,
         metrics,
@@ -97,19 +101,19 @@ def _ready(load: Callable[[], Model], settings: Settings, listener: socket.socke
         draft_table=settings.draft_table,
         context_policy=settings.context_policy,
     )
-    return Ready(create_app(model, worker, metrics, settings), worker, greeting(model, settings, listener))
+    return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting(model, settings, listener))
 
 
-def _ready_encoder(load: Callable[[], Reader], settings: Settings, listener: socket.socket) -> Ready:
+def _ready_encoder(load: Callable[[], Reader], settings: Settings, listener: socket.socket) -> LoadedApp:
     reader, metrics = load(), Metrics()
-    desk = Desk(metrics, settings.limits.queue)
+    desk = EncoderWorker(metrics, settings.limits.queue)
     name = reader.encoder.manifest["model"]
     app = create_encoder_app(name, reader, desk, metrics, settings)
-    return Ready(app, desk, _greeting(name, engine_name(), reader.encoder.threads, settings, listener))
+    return LoadedApp(app, desk, _greeting(name, engine_name(), reader.encoder.threads, settings, listener))
 
 
 def _serve(
-    make: Callable[[socket.socket], Ready], settings: Settings, announce: Callable[[str], None], warming: int | None
+    make: Callable[[socket.socket], LoadedApp], settings: Settings, announce: Callable[[str], None], warming: int | None
 ) -> None:
     listener = bind(settings)
     try:
@@ -125,20 +129,20 @@ def _serve(
 
 
 def _serve_warming(
-    make: Callable[[], Ready],
+    make: Callable[[], LoadedApp],
     settings: Settings,
     announce: Callable[[str], None],
     programs: int,
     listener: socket.socket,
 ) -> None:
     """Listen first, and load the model meanwhile."""
-    warming = Warming(make, programs, settings, announce)
+    warming = LoadingApp(make, programs, settings, announce)
     loader = threading.Thread(target=warming.load, name="loader", daemon=True)  # ends with the process
     server = around(warming, warming, settings, loader.start)
     _serve_until_signal(server, warming, listener)
 
 
-def _serve_until_signal(server: Server, worker: Worker | Desk | Warming, listener: socket.socket) -> None:
+def _serve_until_signal(server: Server, worker: Worker | EncoderWorker | LoadingApp, listener: socket.socket) -> None:
     """Run the server, then close its worker. Raise the worker's error, if one ended the server."""
     worker.stop = lambda: setattr(server, "should_exit", True)
     try:
@@ -149,12 +153,14 @@ def _serve_until_signal(server: Server, worker: Worker | Desk | Warming, listene
         raise worker.error
 
 
-def around(app: ASGIApp, worker: Worker | Desk | Warming, settings: Settings, announce: Callable[[], None]) -> Server:
+def around(
+    app: ASGIApp, worker: Worker | EncoderWorker | LoadingApp, settings: Settings, announce: Callable[[], None]
+) -> Server:
     """Build the server of an application."""
     limits = settings.limits
     config = uvicorn.Config(
         app,
-        http=partial(Connection, lobby=Lobby(limits)),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(Connection, lobby=IdleConnections(limits)),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_level="warning",

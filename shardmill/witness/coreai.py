@@ -27,7 +27,7 @@ from torch.export import ExportedProgram
 from shardmill.gates.stored import Stored
 from shardmill.imports import quiet_process
 from shardmill.models.blocks import build
-from shardmill.models.contract import Blueprint, T, constants, inputs, output, states
+from shardmill.models.contract import GraphSpec, T, constants, inputs, output, states
 from shardmill.models.host import Floats
 
 PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for each
@@ -36,7 +36,7 @@ PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for 
 class CoreAIProgram:
     """A part on Apple's runtime; it is called as `runtime.program.Program` is."""
 
-    def __init__(self, blueprint: Blueprint, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
+    def __init__(self, blueprint: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
         """Convert and load the part.
 
         Args:
@@ -74,7 +74,7 @@ class CoreAIProgram:
             piece.close()
 
 
-def _pieces(blueprint: Blueprint) -> Iterator[Blueprint]:
+def _pieces(blueprint: GraphSpec) -> Iterator[GraphSpec]:
     """Split a part of layers into runs of layers with at most PIECE weights; other parts are one piece."""
     if blueprint.kind != "layers":
         yield blueprint
@@ -91,7 +91,7 @@ def _pieces(blueprint: Blueprint) -> Iterator[Blueprint]:
 class Piece:
     """One Core AI program with an entry point for each width."""
 
-    def __init__(self, blueprint: Blueprint, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
+    def __init__(self, blueprint: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
         self.names, self.output = list(inputs(blueprint)), output(blueprint)
         self.shapes = states(blueprint)
         self.loop, self.stack = asyncio.new_event_loop(), ExitStack()
@@ -145,7 +145,7 @@ def _entry_point(width: int) -> str:
     return f"t{width}"
 
 
-def _convert(blueprint: Blueprint, stored: Mapping[str, Stored], widths: Iterable[int], asset: Path) -> None:
+def _convert(blueprint: GraphSpec, stored: Mapping[str, Stored], widths: Iterable[int], asset: Path) -> None:
     """Write an .aimodel with an entry point for each width.
 
     Args:
@@ -181,7 +181,7 @@ class CodedModule(nn.Module):
     The module itself is built around zeros that need no memory; `forward` puts the expanded matrices in their place.
     """
 
-    def __init__(self, blueprint: Blueprint, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, blueprint: GraphSpec, stored: Mapping[str, Stored]) -> None:
         super().__init__()
         shapes, self.coded = constants(blueprint), [path for path, one in stored.items() if one.coded]
         zero = torch.zeros(1)

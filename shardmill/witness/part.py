@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.gates.encoder import Runner as EncoderRunner
+from shardmill.gates.encoder import EncoderRunner as EncoderRunner
 from shardmill.gates.encoder import Tables
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
-from shardmill.gates.parity import Runner, at_end, relative_error
-from shardmill.gates.passes import compared_widths, cut, filled_up, schedules
+from shardmill.gates.parity import LayersRunner, at_end, relative_error
+from shardmill.gates.passes import compared_widths, filled_up, in_passes, schedules
 from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
 from shardmill.gates.routed import Call, taken_in_turn
-from shardmill.gates.stateless import added
+from shardmill.gates.stateless import experts_contribution
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models import ENCODER
@@ -44,7 +44,7 @@ Run = Callable[[Any, str], Floats]  # a loaded program and the name of a schedul
 
 
 @dataclass(frozen=True)
-class Case:
+class WitnessCase:
     """A part with its inputs and transformers' results.
 
     Attributes:
@@ -64,7 +64,7 @@ class Case:
     widths: tuple[int, ...]
 
 
-def measure(
+def witness_measurements(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> Iterator[Measurement | NotRun]:
     """Yield the measurements of a part.
@@ -97,7 +97,7 @@ def measure(
     yield Measurement("witness_agreement", relative_error(plain, here))
 
 
-def verdict(
+def witness_verdict(
     name: str, engine: Mapping[str, str], runtime: Mapping[str, str], found: Iterable[Measurement | NotRun]
 ) -> dict[str, Any]:
     """Return what witness/P.json contains.
@@ -116,32 +116,34 @@ def verdict(
 
 def _layers(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> Case:
+) -> WitnessCase:
     """Return the case of layers: their input and states follow from the text's hidden states."""
     x = known["hidden"][part.start][:TOKENS]
     held = stored.over(checkpoint_weights(source, stored.prefix)) if part.blueprint.ends_in_experts else stored
     expected = at_end(Reference(source, plan["context"], carried_channels(plan)), part, x, held)
     short = replace(part, slots=min(part.slots, SLOTS))
-    ways = {PLAIN: list(cut(len(x), [1]))} | schedules(len(x), plan["verify"], part.tokens)
+    ways = {PLAIN: list(in_passes(len(x), [1]))} | schedules(len(x), plan["verify"], part.tokens)
     widths = (1, *compared_widths(plan["verify"], part.tokens))
 
     def run(program: Any, name: str) -> Floats:
         apple = not isinstance(program, Program)
-        runner = Runner(bundle, short, {**plan, "context": short.slots}) if apple else Runner(bundle, part, plan)
+        runner = (
+            LayersRunner(bundle, short, {**plan, "context": short.slots}) if apple else LayersRunner(bundle, part, plan)
+        )
         runner.loaded, runner.widths = (lambda: program), widths if apple else runner.widths
         return runner.run(x.numpy(), ways[name])[0]
 
-    return Case(expected, tuple(ways), run, Runner(bundle, part, plan).loaded, short, widths)
+    return WitnessCase(expected, tuple(ways), run, LayersRunner(bundle, part, plan).loaded, short, widths)
 
 
 def _stateless(
     part: Part, bundle: Path, plan: Mapping[str, Any], given: Mapping[str, Floats], expected: Tensor
-) -> Case:
+) -> WitnessCase:
     """Return the case of a part without states, whose inputs [n, channels] are given by name."""
     widths = {f"T={t}": t for t in (1, *compared_widths(plan["verify"], part.tokens))}
 
     def run(program: Any, name: str) -> Floats:
-        passes = filled_up(cut(len(expected), [widths[name]]), list(widths.values()), 2 * len(expected))
+        passes = filled_up(in_passes(len(expected), [widths[name]]), list(widths.values()), 2 * len(expected))
         return np.concatenate(
             [
                 program({key: rows[list(p.tokens)].T[None, :, :, None] for key, rows in given.items()})[0, :, :, 0].T[
@@ -152,12 +154,12 @@ def _stateless(
         )
 
     load = reused(lambda: Program(bundle, False, of_blueprint(part.blueprint, part.calls)))
-    return Case([expected], tuple(widths), run, load, part, tuple(widths.values()))
+    return WitnessCase([expected], tuple(widths), run, load, part, tuple(widths.values()))
 
 
 def _head(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> Case:
+) -> WitnessCase:
     """Return the case of a slice of the LM head."""
     hidden = known["hidden"][-1][:TOKENS]
     reference = Reference(source, plan["context"], carried_channels(plan))
@@ -167,11 +169,11 @@ def _head(
 
 def _experts(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> Case:
+) -> WitnessCase:
     """Return the case of a group of experts, each token routed to experts of the group in turn."""
     reference = Reference(source, plan["context"], carried_channels(plan))
     held = stored.over(checkpoint_weights(source, stored.prefix))
-    call, expected = added(reference, part, known["hidden"][part.layer][:TOKENS], held)
+    call, expected = experts_contribution(reference, part, known["hidden"][part.layer][:TOKENS], held)
     index, values = taken_in_turn(part.start, part.end)(call)
     shares = Call(call.hidden, index, values).share(part.start, part.end)
     given = {"x": call.hidden.numpy(), "weights": shares.numpy()}
@@ -180,7 +182,7 @@ def _experts(
 
 def _encoder(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> Case:
+) -> WitnessCase:
     """Return the case of an encoder of one width: a text that fills it, and one that does not."""
     reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
     texts = passages(known["tokens"].tolist(), part.tokens, plan["task"])[:1]
@@ -194,10 +196,10 @@ def _encoder(
         return runner.run(rows)
 
     width = f"T={part.tokens}"
-    return Case([expected], (width,), run, EncoderRunner(bundle, part, plan).loaded, part, (part.tokens,))
+    return WitnessCase([expected], (width,), run, EncoderRunner(bundle, part, plan).loaded, part, (part.tokens,))
 
 
-CASES: Mapping[str, Callable[..., Case]] = {
+CASES: Mapping[str, Callable[..., WitnessCase]] = {
     "layers": _layers,
     "experts": _experts,
     "head": _head,

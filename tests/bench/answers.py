@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.bench.prompts import Prompt
-from shardmill.bench.server import Answer
+from shardmill.bench.server import TimedAnswer
 from shardmill.bench.speed import Pair
 
 PROMPT = Prompt("task", "1.txt", (1, 2, 3))
 
 
-def answer(**changes: Any) -> Answer:
+def answer(**changes: Any) -> TimedAnswer:
     """Five tokens in four passes of half a second."""
     fields: dict[str, Any] = {
         "tokens": (1, 2, 3, 4, 5),
@@ -28,9 +28,9 @@ def answer(**changes: Any) -> Answer:
         "wall_seconds": 3.0,
         "joules": None,
     }
-    return Answer(**fields | changes)
+    return TimedAnswer(**fields | changes)
 
 
-def pair(plain: Answer | None = None, prompt: Prompt = PROMPT, drafter: str = "ngram", **drafted: Any) -> Pair:
+def pair(plain: TimedAnswer | None = None, prompt: Prompt = PROMPT, drafter: str = "ngram", **drafted: Any) -> Pair:
     """A pair; `drafted` changes the second answer."""
     return Pair(prompt, drafter, plain or answer(), answer(**drafted))

@@ -70,7 +70,7 @@ def test_a_mac_tells_root_only(monkeypatch: pytest.MonkeyPatch, user: int, found
     monkeypatch.setattr(energy.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(energy.shutil, "which", lambda _: found)
-    with energy.meter() as meter:
+    with energy.start_meter() as meter:
         assert meter.joules is None and "powermetrics" in meter.reason
 
 

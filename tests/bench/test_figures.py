@@ -8,7 +8,7 @@ import pytest
 
 from shardmill.bench import speed
 from shardmill.bench.prompts import Prompt, Replay
-from shardmill.bench.speed import Prefill, acceptance, pass_seconds
+from shardmill.bench.speed import PrefillSpeed, acceptance, pass_seconds
 
 from .answers import PROMPT, answer, pair
 
@@ -107,4 +107,4 @@ def test_a_pass_is_timed_by_its_width() -> None:
 
 
 def test_prefill_speed_is_of_the_whole_prompt() -> None:
-    assert Prefill(PROMPT, answer(prefill_seconds=0.5)).tokens_per_second == 6
+    assert PrefillSpeed(PROMPT, answer(prefill_seconds=0.5)).tokens_per_second == 6

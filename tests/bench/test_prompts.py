@@ -22,7 +22,7 @@ def spell(text: str) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 6, 7, 8, 14, 20])
 def test_a_text_is_repeated_to_exactly_the_length(length: int) -> None:
-    assert prompts.tile(range(7), length) == tuple(i % 7 for i in range(length))
+    assert prompts.tile_text(range(7), length) == tuple(i % 7 for i in range(length))
 
 
 def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:

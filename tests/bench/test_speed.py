@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from shardmill import cli, machine
 from shardmill.bench import speed
 from shardmill.bench.energy import Meter
-from shardmill.bench.prompts import Prompt, tile
+from shardmill.bench.prompts import Prompt, tile_text
 from shardmill.bench.server import Client
-from shardmill.bench.speed import Pair, Prefill, Questions
+from shardmill.bench.speed import Pair, PrefillSpeed, Questions
 from shardmill.config import DRAFTERS, Benchmark
 from shardmill.decode.drafters import BY_ITSELF
 
@@ -41,7 +41,7 @@ def settings(**changes: Any) -> Benchmark:
 
 def counting(length: int, group: int | str | None = None) -> Prompt:
     """A prompt that the scripted model expects."""
-    return Prompt(group or length, "counting.txt", tile(range(TURN), length))
+    return Prompt(group or length, "counting.txt", tile_text(range(TURN), length))
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def taken(engine: Counter, prompts: list[Prompt], wanted: Benchmark) -> dict[str
     with asking(engine) as client:
         pairs, prefills = speed.take(client, prompts, wanted.drafters, wanted, print)
     sweep, tasks = ([p for p in prompts if isinstance(p.group, kind)] for kind in (int, str))
-    return speed.summary(pairs, prefills, Questions(sweep, tasks, {}, prompts[0]), (1, 4), 4)
+    return speed.speed_summary(pairs, prefills, Questions(sweep, tasks, {}, prompts[0]), (1, 4), 4)
 
 
 def test_a_row_per_group_and_drafter() -> None:
@@ -127,11 +127,11 @@ def test_a_text_that_ends_at_once_is_reported_and_not_measured() -> None:
     with asking(Counter(end=0)) as client:
         pairs, prefills = speed.take(client, prompts, wanted.drafters, wanted, print)
     asked = Questions(prompts[:1], prompts[1:], {}, prompts[0])
-    got = speed.summary(pairs, prefills, asked, (1, 4), 4)
+    got = speed.speed_summary(pairs, prefills, asked, (1, 4), 4)
     assert len(got["sweep"]) == 2 and got["tasks"] == []
-    gaps = speed.not_run(asked, pairs, QUIET, None)
+    gaps = speed.not_benchmarked(asked, pairs, QUIET, None)
     assert {"kind": "prompt", "what": "copying", "reason": "the model ended a text with its first token"} in gaps
-    nothing = speed.summary([p for p in pairs if p.prompt.group == "copying"], [], asked, (1, 4), 4)
+    nothing = speed.speed_summary([p for p in pairs if p.prompt.group == "copying"], [], asked, (1, 4), 4)
     assert nothing["pass_seconds"] == {} and nothing["break_even"] is None
 
 
@@ -140,15 +140,15 @@ def test_of_a_draft_model_the_replay_is_not_run() -> None:
     (row,) = speed.rows("prompt_tokens", [counting(20)], pairs, 4)
     assert row["oracle"] is None
     asked = Questions([counting(20)], [], {}, counting(20))
-    kinds = {(gap["kind"], gap["what"]) for gap in speed.not_run(asked, pairs, QUIET, Path("draft"))}
+    kinds = {(gap["kind"], gap["what"]) for gap in speed.not_benchmarked(asked, pairs, QUIET, Path("draft"))}
     assert kinds == {("oracle", "replay of draft_model"), ("energy", "energy per token")}
 
 
 def test_a_width_that_no_pass_had_is_a_gap() -> None:
     """With nothing worth drafting there is no break-even to tell."""
     pairs = [pair(prompt=counting(20))]
-    got = speed.summary(
-        pairs, [Prefill(counting(20), answer())], Questions([counting(20)], [], {}, counting(20)), (1, 4), 4
+    got = speed.speed_summary(
+        pairs, [PrefillSpeed(counting(20), answer())], Questions([counting(20)], [], {}, counting(20)), (1, 4), 4
     )
     assert (got["pass_seconds"], got["break_even"]) == ({"1": 0.5}, None)
     assert [gap["what"] for gap in speed.unseen(got["pass_seconds"], (1, 4))] == ["4"]
@@ -157,17 +157,20 @@ def test_a_width_that_no_pass_had_is_a_gap() -> None:
 
 def test_gaps_come_with_their_reason() -> None:
     asked = Questions([], [], {800: "no room", "copying": "no room"}, counting(20))
-    gaps = speed.not_run(asked, [], QUIET, None)
+    gaps = speed.not_benchmarked(asked, [], QUIET, None)
     assert [(gap["what"], gap["reason"]) for gap in gaps[:2]] == [("800", "no room"), ("copying", "no room")]
     assert [gap["kind"] for gap in gaps] == ["prompt", "prompt", "drafter", "energy"]
     for joules, still in ((0.5, False), (0.0, True)):  # one that says 0 has ended, or can't be understood
-        metered = speed.not_run(asked, [pair(answer(joules=joules), joules=joules)], Meter(lambda: 0.0), None)
+        metered = speed.not_benchmarked(asked, [pair(answer(joules=joules), joules=joules)], Meter(lambda: 0.0), None)
         assert [gap["reason"].startswith("the machine's meter stood still") for gap in metered[3:]] == [True] * still
 
 
 def test_prefill_is_held_against_plain_decoding_of_the_same_length() -> None:
     pairs = [pair(answer(decode_seconds=8.0), prompt=counting(20)), pair(prompt=counting(40))]
-    prefills = [Prefill(counting(20), answer(prefill_seconds=5.0)), Prefill(counting(40), answer(prefill_seconds=1.0))]
+    prefills = [
+        PrefillSpeed(counting(20), answer(prefill_seconds=5.0)),
+        PrefillSpeed(counting(40), answer(prefill_seconds=1.0)),
+    ]
     row = speed.prefill_row(20, pairs, prefills, 64)
     assert row == {"prompt_tokens": 20, "width": 64, "tokens_per_second": 4.0, "over_decode": 8.0}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.checkpoint import hashing
-from shardmill.checkpoint.cache import RACY_NS, FileState, HashCache, Span, file_state
+from shardmill.checkpoint.cache import RACY_NS, ByteSpan, FileState, HashCache, file_state
 from shardmill.checkpoint.hashing import hash_file
 
 HOUR_AGO = time.time_ns() - 3_600_000_000_000
@@ -27,7 +27,7 @@ class Watched:
         self.cache = HashCache(folder / "cache" / "hashes.sqlite")
         digest = hashing._digest_span
 
-        def counted(path: Path, span: Span) -> object:
+        def counted(path: Path, span: ByteSpan) -> object:
             self.reads += 1
             return digest(path, span)
 
@@ -128,9 +128,9 @@ def test_hard_link_keeps_the_entry(watched: Watched) -> None:
 
 def test_the_spans_of_a_copy_are_those_of_the_original(watched: Watched, tmp_path: Path) -> None:
     """A checkpoint in another folder: each file is read once, for its own sha256, and no tensor again."""
-    span = Span(1, 3)
+    span = ByteSpan(1, 3)
     watched.settle()
-    found = hashing._digest_spans({watched.path: [Span(0, 3), span]}, watched.cache, 1)
+    found = hashing._digest_spans({watched.path: [ByteSpan(0, 3), span]}, watched.cache, 1)
     copy = tmp_path / "copy"
     copy.write_bytes(b"one")
     watched.settle()
@@ -141,7 +141,7 @@ def test_the_spans_of_a_copy_are_those_of_the_original(watched: Watched, tmp_pat
 
 
 def test_spans_hashed_later_than_the_whole_are_known_of_copies_too(watched: Watched, tmp_path: Path) -> None:
-    span, copy = Span(1, 3), tmp_path / "copy"
+    span, copy = ByteSpan(1, 3), tmp_path / "copy"
     copy.write_bytes(b"one")
     watched.settle()
     for path in (watched.path, copy):
@@ -153,10 +153,10 @@ def test_spans_hashed_later_than_the_whole_are_known_of_copies_too(watched: Watc
 
 
 def test_spans_of_other_bytes_are_not_taken(watched: Watched, tmp_path: Path) -> None:
-    span, other = Span(1, 3), tmp_path / "other"
+    span, other = ByteSpan(1, 3), tmp_path / "other"
     other.write_bytes(b"two")
     watched.settle()
-    found = hashing._digest_spans({watched.path: [Span(0, 3), span]}, watched.cache, 1)
+    found = hashing._digest_spans({watched.path: [ByteSpan(0, 3), span]}, watched.cache, 1)
     watched.hash(other)
     assert hashing._digest_spans({other: [span]}, watched.cache, 1)[other, span] != found[watched.path, span]
 
@@ -176,16 +176,16 @@ def test_old_states_are_forgotten(watched: Watched) -> None:
     """The cache does not grow with every version of a file."""
     cache, old = watched.cache, FileState("1", 2, 3, HOUR_AGO, HOUR_AGO)
     new = FileState("1", 2, 3, HOUR_AGO + 1, HOUR_AGO + 1)
-    cache.record(old, {Span(0, 3): "a" * 64}, time.time_ns())
-    cache.record(new, {Span(0, 3): "b" * 64}, time.time_ns())
-    assert cache.lookup(old) == {} and cache.lookup(new) == {Span(0, 3): "b" * 64}
+    cache.record(old, {ByteSpan(0, 3): "a" * 64}, time.time_ns())
+    cache.record(new, {ByteSpan(0, 3): "b" * 64}, time.time_ns())
+    assert cache.lookup(old) == {} and cache.lookup(new) == {ByteSpan(0, 3): "b" * 64}
 
 
 def test_finite_check_is_part_of_the_key(watched: Watched) -> None:
     """Bytes once hashed without a look at their numbers do not count as checked."""
     state = FileState("1", 2, 8, HOUR_AGO, HOUR_AGO)
-    watched.cache.record(state, {Span(0, 8): "a" * 64}, time.time_ns())
-    assert Span(0, 8, "BF16") not in watched.cache.lookup(state)
+    watched.cache.record(state, {ByteSpan(0, 8): "a" * 64}, time.time_ns())
+    assert ByteSpan(0, 8, "BF16") not in watched.cache.lookup(state)
 
 
 @pytest.mark.parametrize("damage", [b"no database", b"SQLite format 3\0" + b"\xff" * 2000])
@@ -217,5 +217,5 @@ def test_many_writers(watched: Watched) -> None:
     """Several processes or threads may record at once, and every entry is there afterwards."""
     states = [FileState("1", inode, 3, HOUR_AGO, HOUR_AGO) for inode in range(24)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda s: watched.cache.record(s, {Span(0, 3): f"{s.inode:064d}"}, time.time_ns()), states))
-    assert [watched.cache.lookup(s) for s in states] == [{Span(0, 3): f"{s.inode:064d}"} for s in states]
+        list(pool.map(lambda s: watched.cache.record(s, {ByteSpan(0, 3): f"{s.inode:064d}"}, time.time_ns()), states))
+    assert [watched.cache.lookup(s) for s in states] == [{ByteSpan(0, 3): f"{s.inode:064d}"} for s in states]

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save
 
 from shardmill.checkpoint import hashing
-from shardmill.checkpoint.cache import RACY_NS, HashCache, Span, file_state
+from shardmill.checkpoint.cache import RACY_NS, ByteSpan, HashCache, file_state
 from shardmill.checkpoint.hashing import hash_file, scan_checkpoint, tree_hash
 from shardmill.checkpoint.headers import read_header, read_tensors
 from shardmill.errors import CheckpointError
@@ -214,7 +214,7 @@ def test_a_hard_link_made_meanwhile_is_no_change(tmp_path: Path, monkeypatch: py
     file.write_bytes(b"content")
     real = hashing._digest_span
 
-    def linked(path: Path, span: Span) -> object:
+    def linked(path: Path, span: ByteSpan) -> object:
         os.link(file, tmp_path / "b")
         return real(path, span)
 

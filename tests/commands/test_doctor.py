@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from shardmill import cli, machine
 from shardmill.commands import doctor
-from shardmill.commands.doctor import Finding
+from shardmill.commands.doctor import DoctorFinding
 
 
 def shardmill(*arguments: object) -> Result:
@@ -32,7 +32,7 @@ def test_doctor_reports_this_machine() -> None:
 
 def test_doctor_fails_where_a_build_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script can ask: exit code 1 if anything is missing."""
-    monkeypatch.setattr(doctor, "examine", lambda: [Finding("engine", "none", "missing", "reinstall")])
+    monkeypatch.setattr(doctor, "examine", lambda: [DoctorFinding("engine", "none", "missing", "reinstall")])
     assert shardmill("doctor").exit_code == 1
 
 
@@ -50,10 +50,10 @@ def test_doctor_fails_where_a_build_would(monkeypatch: pytest.MonkeyPatch) -> No
             [doctor.system("Darwin", "15.1", "x86_64", True), doctor.system("Darwin", "15.1", "arm64", False)],
             "missing ok",
         ),
-        (doctor.engine(True, True, "15.0"), "ok ok ok"),
-        (doctor.engine(True, True, "14.7"), "missing"),
-        (doctor.engine(True, False, "15.0"), "missing"),
-        (doctor.engine(False, False, ""), "ok limited limited"),
+        (doctor.engine_finding(True, True, "15.0"), "ok ok ok"),
+        (doctor.engine_finding(True, True, "14.7"), "missing"),
+        (doctor.engine_finding(True, False, "15.0"), "missing"),
+        (doctor.engine_finding(False, False, ""), "ok limited limited"),
         ([doctor.memory(4 << 30), doctor.memory(16 << 30)], "limited ok"),
         ([doctor.disk(1 << 20), doctor.disk(1 << 40)], "limited ok"),
         (doctor.packages(["no-such-package==1"]), "missing"),
@@ -62,7 +62,7 @@ def test_doctor_fails_where_a_build_would(monkeypatch: pytest.MonkeyPatch) -> No
         (doctor.packages(["typer>=0.1", "no-such-package==1; extra == 'test'"]), ""),
     ],
 )
-def test_doctor_s_verdicts(findings: list[Finding], verdicts: str) -> None:
+def test_doctor_s_verdicts(findings: list[DoctorFinding], verdicts: str) -> None:
     """What each machine can do: a Mac measures, Linux predicts, old systems and wrong versions are named."""
     assert " ".join(finding.verdict for finding in findings) == verdicts
 
@@ -175,7 +175,7 @@ def test_core_ml_is_reached_where_its_module_can_be_imported(
 
 def test_doctor_never_predicts_on_a_mac_nor_measures_on_linux() -> None:
     """Residency is measured by Core ML or predicted by rules; the report says which."""
-    values = {on: {f.subject: f.value for f in doctor.engine(on, on, "15.0")} for on in (True, False)}
+    values = {on: {f.subject: f.value for f in doctor.engine_finding(on, on, "15.0")} for on in (True, False)}
     assert values[True]["residency"] == "measured"
     assert values[False]["residency"] == "predicted"
     assert values[False]["ANE speed"] == "not run"

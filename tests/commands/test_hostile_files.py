@@ -88,7 +88,7 @@ def test_so_is_what_jobs_read(tmp_path: Path) -> None:
         (tmp_path / name).write_text(DEEP)
     with pytest.raises(UnreadableError, match="nested too deeply"):
         load_part(tmp_path / "part.json")
-    assert sample.read(tmp_path / "samples.json") is None
+    assert sample.read_sample(tmp_path / "samples.json") is None
     with pytest.raises(ConfigError, match="nested too deeply"):
         recipe(str(tmp_path / "recipe.json"))
     (tmp_path / "sizes.json").write_text(DEEP)

@@ -10,7 +10,7 @@ import pytest
 from reciter import shardmill
 
 from shardmill.errors import CheckpointError
-from shardmill.pipeline.job import described
+from shardmill.pipeline.job import error_line
 
 NAME = "\x1b[31mX\x1b]0;evil\x07"
 
@@ -54,5 +54,5 @@ def test_an_error_shows_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr("shardmill.commands.doctor.examine", fail)
     result = shardmill("doctor")
     assert result.output == "shardmill: tensor ?[31mX?]0;evil? ?\n" and result.exit_code == 1
-    assert described(CheckpointError(f"tensor {NAME}"), tmp_path) == "tensor ?[31mX?]0;evil?"
-    assert described(ValueError(NAME), tmp_path).isprintable()
+    assert error_line(CheckpointError(f"tensor {NAME}"), tmp_path) == "tensor ?[31mX?]0;evil?"
+    assert error_line(ValueError(NAME), tmp_path).isprintable()

@@ -128,9 +128,9 @@ def test_the_config_of_a_model_is_found_among_broken_files(tmp_path: Path) -> No
     (tmp_path / "b.yaml").write_text("- model\n- m\n")
     (tmp_path / "c.yaml").write_bytes(b"model: \xff")
     (tmp_path / "d.yaml").write_text("model: m\n")
-    assert config.find("m", tmp_path) == tmp_path / "d.yaml"
+    assert config.find_config("m", tmp_path) == tmp_path / "d.yaml"
     with pytest.raises(ConfigError, match="none names the model n"):
-        config.find("n", tmp_path)
+        config.find_config("n", tmp_path)
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 from shardmill import config, plan
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.models import family
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import ModelDescription
 from shardmill.models.hf_config import load_hf_config
 
 LAYERS, SLOTS, VOCAB = 6, 64, 128
@@ -63,10 +63,10 @@ def write_family(folder: Path, model_type: str, **changes: Any) -> Path:
     return folder
 
 
-def described(folder: Path) -> Model:
+def described(folder: Path) -> ModelDescription:
     """What the checkpoint's config says of it."""
     hf = load_hf_config(folder)
-    model: Model = family(hf.model_type).describe(hf, SLOTS)
+    model: ModelDescription = family(hf.model_type).describe(hf, SLOTS)
     return model
 
 

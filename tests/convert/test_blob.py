@@ -35,7 +35,7 @@ def arrays(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
 
 
 def write_ours(path: Path, kinds: list[int], contents: list[np.ndarray]) -> list[int]:
-    blobs = blob.lay_out((kind, len(a)) for kind, a in zip(kinds, contents, strict=True))
+    blobs = blob.place_blobs((kind, len(a)) for kind, a in zip(kinds, contents, strict=True))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     blob.write_records(file, blobs)
     for where, content in reversed(list(zip(blobs, contents, strict=True))):

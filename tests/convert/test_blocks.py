@@ -18,10 +18,10 @@ from torch import Tensor
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.convert import blob, palette, stream
-from shardmill.convert.stream import Band
+from shardmill.convert.stream import RowRange
 from shardmill.convert.table import write_table
 from shardmill.forms.form import form
-from shardmill.models.architecture import Source
+from shardmill.models.architecture import TensorSource
 from shardmill.plan import Constant
 
 from .small import LAYERS, draft, write_checkpoint
@@ -35,7 +35,7 @@ def write_matrix(folder: Path, name: str, rows: int = ROWS) -> tuple[Constant, T
     values = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(rows))
     values.numpy().tofile(folder / f"{name}.bin")
     size = values.numel() * values.element_size()
-    return Constant(name, Source(name), None, f"{name}.bin", 0, size, "F32", (rows, COLUMNS)), values
+    return Constant(name, TensorSource(name), None, f"{name}.bin", 0, size, "F32", (rows, COLUMNS)), values
 
 
 def streamed(content: stream.Content, folder: Path, size: int) -> bytes:
@@ -55,10 +55,10 @@ def test_palettes_and_their_tables_have_their_places(
     tensor, values = write_matrix(tmp_path, "m")
     wanted, half = form(name), values.half().numpy()
     groups = half.reshape(wanted.tables(ROWS), -1)
-    tables = [palette.table(palette.histogram(group), 2**wanted.bits) for group in groups]
+    tables = [palette.palette_table(palette.histogram(group), 2**wanted.bits) for group in groups]
     codes: list[NDArray[np.uint8]] = [palette.indices(*pair) for pair in zip(tables, groups, strict=True)]
     expected = blob.packed(np.concatenate(codes), wanted.bits).tobytes() + np.concatenate(tables).tobytes()
-    bands = (Band((replace(tensor),)),)
+    bands = (RowRange((replace(tensor),)),)
     data, _ = wanted.blobs((ROWS, COLUMNS))
     assert streamed(stream.Palette(bands, 0, data, wanted), tmp_path, len(expected)) == expected
 
@@ -77,7 +77,7 @@ def test_integers_and_their_scales_have_their_places(
         codes, scales, _ = palette.to_integers(values, wanted.levels)
         expected = blob.packed(codes.numpy(), wanted.bits).tobytes()
         expected, scale = expected + scales.numpy().tobytes(), len(expected)
-    content = stream.Weight(Band((tensor,)), 0, scale, wanted)
+    content = stream.Weight(RowRange((tensor,)), 0, scale, wanted)
     assert streamed(content, tmp_path, len(expected)) == expected
 
 

@@ -49,7 +49,7 @@ def rounded(path: str, name: str, weights: torch.Tensor) -> Tensors:
     if wanted.kind == "fp16":
         return {path: half}
     groups = np.split(half, wanted.tables(len(half)))
-    tables = [palette.table(palette.histogram(group), 2**wanted.bits) for group in groups]
+    tables = [palette.palette_table(palette.histogram(group), 2**wanted.bits) for group in groups]
     codes = [palette.indices(table, group).reshape(group.shape) for table, group in zip(tables, groups, strict=True)]
     return {f"{path}.{name}.codes": np.concatenate(codes), f"{path}.{name}.lut": np.stack(tables)}
 

@@ -22,7 +22,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.template import sample
 from shardmill.convert.template.pattern import StampError
 from shardmill.convert.weights import PartWeights
-from shardmill.models.interface import FIXED, GRAPH, HOST, Calls
+from shardmill.models.interface import FIXED, GRAPH, HOST, EntryPoints
 from shardmill.plan import Part
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fixed(part: Part) -> Part:
-    return replace(part, calls=Calls(FIXED, WIDTHS))
+    return replace(part, calls=EntryPoints(FIXED, WIDTHS))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -113,8 +113,8 @@ def test_the_weights_are_those_of_one_function(checkpoint: Path, tmp_path: Path)
 def test_shorter_contexts_take_no_room_but_their_text(checkpoint: Path, tmp_path: Path, state: str) -> None:
     """The weight file is that of one context, the functions of the whole context are the same, and two runs agree."""
     part = layers_part(checkpoint, 1, 3)
-    one = replace(part, calls=Calls(FIXED, WIDTHS, state))
-    several = replace(part, calls=Calls(FIXED, WIDTHS, state, (16, 32)))
+    one = replace(part, calls=EntryPoints(FIXED, WIDTHS, state))
+    several = replace(part, calls=EntryPoints(FIXED, WIDTHS, state, (16, 32)))
     for name, chosen in {"one": one, "several": several, "again": several}.items():
         convert_stamped(chosen, checkpoint, "int8", tmp_path / f"{name}.mlpackage", templates.FOLDER)
     assert files(tmp_path / "several.mlpackage") == files(tmp_path / "again.mlpackage")
@@ -132,7 +132,7 @@ def test_shorter_contexts_take_no_room_but_their_text(checkpoint: Path, tmp_path
 
 def test_shorter_contexts_are_those_that_coremltools_combines(checkpoint: Path, tmp_path: Path) -> None:
     """Which stores the weights once by their values, here by their names."""
-    part = replace(layers_part(checkpoint, 1, 3), calls=Calls(FIXED, (1, 4), GRAPH, (16,)))
+    part = replace(layers_part(checkpoint, 1, 3), calls=EntryPoints(FIXED, (1, 4), GRAPH, (16,)))
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")

@@ -17,7 +17,7 @@ from shardmill.convert.plain import convert_plain
 from shardmill.convert.stamped import convert_stamped
 from shardmill.models.blocks import build
 from shardmill.models.contract import constants
-from shardmill.models.interface import ENUMERATED, FIXED, HOST, RANGE, Calls
+from shardmill.models.interface import ENUMERATED, FIXED, HOST, RANGE, EntryPoints
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
 
@@ -33,8 +33,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-@pytest.mark.parametrize("calls", [Calls(ENUMERATED, (1, 4), HOST), Calls(FIXED, (1, 4), HOST)], ids=lambda c: c.shapes)
-def test_stamped_packages_are_plain_ones(checkpoint: Path, tmp_path: Path, calls: Calls) -> None:
+@pytest.mark.parametrize(
+    "calls", [EntryPoints(ENUMERATED, (1, 4), HOST), EntryPoints(FIXED, (1, 4), HOST)], ids=lambda c: c.shapes
+)
+def test_stamped_packages_are_plain_ones(checkpoint: Path, tmp_path: Path, calls: EntryPoints) -> None:
     """Of plain layers, which with states keep coremltools' own names."""
     part = replace(layers_part(checkpoint, 1, 3), calls=calls)
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
@@ -50,7 +52,7 @@ def test_stamped_packages_are_plain_ones(checkpoint: Path, tmp_path: Path, calls
 def test_layers_of_several_kinds_give_what_is_new_to_each(tmp_path: Path) -> None:
     """Rings of convolutions beside keys and values."""
     source = write_family(tmp_path / "checkpoint", "lfm2")
-    part = replace(draft(source, [[0, 2], [2, 4]])["layers_00_02"], calls=Calls(RANGE, (), HOST))
+    part = replace(draft(source, [[0, 2], [2, 4]])["layers_00_02"], calls=EntryPoints(RANGE, (), HOST))
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
@@ -58,7 +60,7 @@ def test_layers_of_several_kinds_give_what_is_new_to_each(tmp_path: Path) -> Non
 
 def test_enumerated_shapes_are_described_as_coremltools_describes_them(checkpoint: Path, tmp_path: Path) -> None:
     """Of a program with one input it can convert them itself."""
-    part = replace(head_part(checkpoint, 32, 64), calls=Calls(ENUMERATED, (1, 4), HOST))
+    part = replace(head_part(checkpoint, 32, 64), calls=EntryPoints(ENUMERATED, (1, 4), HOST))
     convert_stamped(part, checkpoint, "fp16", tmp_path / "ours.mlpackage", templates.FOLDER)
     weights = {path: torch.rand(shape) for path, shape in constants(part.blueprint).items()}
     hidden = part.graph.hidden

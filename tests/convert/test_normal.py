@@ -11,7 +11,7 @@ from coremltools.proto import MIL_pb2
 from models.tiny_families import SLOTS, tiny_config
 
 from shardmill.convert import trace
-from shardmill.convert.normal import by_layer, layer_in, layer_out, normal_form, normalise
+from shardmill.convert.normal import constants_by_layer, layer_in, layer_out, normal_form, normalise
 from shardmill.convert.template.pattern import StampError, check_closed, main_block
 from shardmill.models import family
 from shardmill.models.contract import constants, window_slots
@@ -105,7 +105,10 @@ def step(result: str, *read: str) -> Any:
 def test_layers_that_more_than_one_value_joins_are_refused() -> None:
     steps = [step("a", "x", "layers_0_w"), step("b", "a"), step("c", "a", "b", "layers_1_w"), step("d", "a", "c")]
     with pytest.raises(StampError, match="layer 1: more than one value"):
-        by_layer(
+        constants_by_layer(
             steps[:2] + [step("e", "x", "b")] + [step("c", "x", "e", "layers_1_w")], {"layers_0_w", "layers_1_w"}, ()
         )
-    assert {i: len(part) for i, part in by_layer(steps, {"layers_0_w", "layers_1_w"}, ()).items()} == {0: 1, 1: 3}
+    assert {i: len(part) for i, part in constants_by_layer(steps, {"layers_0_w", "layers_1_w"}, ()).items()} == {
+        0: 1,
+        1: 3,
+    }

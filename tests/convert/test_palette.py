@@ -8,7 +8,7 @@ from coremltools.models.neural_network.quantization_utils import _get_kmeans_loo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.convert.palette import histogram, indices, table
+from shardmill.convert.palette import histogram, indices, palette_table
 
 
 def drawn(kind: str, count: int) -> np.ndarray:
@@ -32,7 +32,7 @@ def test_error_is_near_that_of_coremltools_optimal_k_means(kind: str, bits: int)
     """coremltools' kmeans1d finds the best table there is; a uniform grid would be 2 to 30 times worse with tails."""
     values = drawn(kind, 20_000)
     best, _ = _get_kmeans_lookup_table_and_weight(bits, values, force_kmeans1d=True)
-    found = error(values, table(histogram(values), 2**bits))
+    found = error(values, palette_table(histogram(values), 2**bits))
     assert 0.999 < found / error(values, best.astype(np.float16)) < 1.15
 
 
@@ -40,7 +40,7 @@ def test_error_is_near_that_of_coremltools_optimal_k_means(kind: str, bits: int)
 @settings(max_examples=20, deadline=None)
 def test_order_does_not_count(order: list[int], entries: int) -> None:
     values = drawn("normal", 300)
-    assert np.array_equal(table(histogram(values[order]), entries), table(histogram(values), entries))
+    assert np.array_equal(palette_table(histogram(values[order]), entries), palette_table(histogram(values), entries))
 
 
 @given(st.lists(st.integers(0, 65535), min_size=1, max_size=400), st.sampled_from([16, 64]))
@@ -48,7 +48,7 @@ def test_order_does_not_count(order: list[int], entries: int) -> None:
 def test_every_number_gets_the_nearest_entry(bits: list[int], entries: int) -> None:
     values = np.array(bits, np.uint16).view(np.float16)
     values = np.append(values[np.isfinite(values)], np.float16(1))
-    found = table(histogram(values), entries)
+    found = palette_table(histogram(values), entries)
     assert found.dtype == np.float16 and found.shape == (entries,) and np.isfinite(found).all()
     assert (np.diff(found.astype(np.float64)) >= 0).all()
     distances = np.abs(values.astype(np.float64)[:, None] - found.astype(np.float64))
@@ -69,7 +69,7 @@ def test_of_two_entries_at_one_distance_the_smaller_is_taken() -> None:
 def test_every_entry_is_the_mean_of_its_numbers(entries: int) -> None:
     """What k-means ends with, to the rounding of entries to fp16."""
     values = drawn("normal", 20_000)
-    found = table(histogram(values), entries)
+    found = palette_table(histogram(values), entries)
     chosen, exact = indices(found, values), values.astype(np.float64)
     means = np.array([exact[chosen == i].mean() for i in range(entries)])
     assert np.abs(means - found.astype(np.float64)).max() < 4e-3 * exact.std()

@@ -103,7 +103,7 @@ def rewritten(part: Part, checkpoint: Path, source: Path, dtype: str, spoil: flo
     source.mkdir()
     tensors, content = [], b""
     for tensor in part.tensors:
-        values = weights.read(tensor, checkpoint).float().numpy().copy()
+        values = weights.read_tensor(tensor, checkpoint).float().numpy().copy()
         if spoil is not None and tensor is part.tensors[-1]:
             values.flat[-1] = spoil
         raw = values.astype({"F16": np.float16, "F32": np.float32}[dtype]).tobytes()
@@ -137,13 +137,13 @@ def test_templates_are_kept_between_processes_and_damaged_ones_made_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    original = sample.convert
+    original = sample.convert_sample
 
     def counted(*arguments: object) -> bytes:
         made.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sample, "convert", counted)
+    monkeypatch.setattr(sample, "convert_sample", counted)
     part, hashes = head_part(checkpoint, 0, 32), set()
 
     def convert(name: str) -> int:

@@ -28,7 +28,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Path]:
 
 
 def composed(part: Part) -> object:
-    return sample.template(part, "int8", None).compose(0, 1, sample.widths(part))
+    return sample.template(part, "int8", None).compose(0, 1, sample.sample_widths(part))
 
 
 def test_a_tensor_that_the_program_does_not_use_is_told(head: tuple[Part, Path]) -> None:
@@ -60,9 +60,9 @@ def test_blocks_of_any_size_and_any_order_give_the_same_file(
 ) -> None:
     part, source = head
     blobs, weights = place(composed(part), part, INT8)
-    stream.write(tmp_path / "whole", blobs, weights, source, threads=1)
+    stream.write_weights(tmp_path / "whole", blobs, weights, source, threads=1)
     monkeypatch.setattr(stream, "BLOCK", size)
-    stream.write(tmp_path / "blocks", blobs, weights[::-1], source, threads=4)
+    stream.write_weights(tmp_path / "blocks", blobs, weights[::-1], source, threads=4)
     assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
@@ -71,7 +71,7 @@ def test_torch_gets_its_threads_back(head: tuple[Part, Path], tmp_path: Path) ->
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        stream.write(tmp_path / "w", *place(composed(part), part, INT8), source, threads=2)
+        stream.write_weights(tmp_path / "w", *place(composed(part), part, INT8), source, threads=2)
         assert torch.get_num_threads() == 2
         with ThreadPoolExecutor(1) as pool:  # a thread starts with what was set last in any
             assert pool.submit(torch.get_num_threads).result() == 2
@@ -84,7 +84,7 @@ def test_records_lead_to_the_tensors(head: tuple[Part, Path], tmp_path: Path) ->
     part, source = head
     spec = composed(part)
     blobs, weights = place(spec, part, INT8)
-    stream.write(tmp_path / "w", blobs, weights, source, threads=2)
+    stream.write_weights(tmp_path / "w", blobs, weights, source, threads=2)
     content = (tmp_path / "w").read_bytes()
     offsets = [v.blobFileValue.offset for _, values in weight_sites(spec) for v in values]
     stored, levels, scale = (

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from shardmill.cli import app
 from shardmill.device.kit import write_kit
-from shardmill.device.rank import rank
+from shardmill.device.rank import rank_builds
 from shardmill.device.recording import import_result
 from shardmill.evidence.file import of_build
 from shardmill.files import load_json, sealed, write_json
-from shardmill.report.devices import devices
+from shardmill.report.devices import device_sections
 
 from .finished import LAYERS, SETTINGS, finish
 from .lane import measured, unpacked
@@ -54,11 +54,11 @@ def test_passes_are_measured_in_each_context(tmp_path: Path) -> None:
             lines[name][f"pass.T={width}"]["timing"]["ms"] = ms
     write_json(kit / "result.json", sealed({**content, "engine": {"name": "coreml"}}))
     import_result(kit / "result.json", [build])
-    (row,) = rank([build])
+    (row,) = rank_builds([build])
     assert (row["ms"], row["shorter"], row["place"]) == (MS["laddered"], {SHORT: MS[f"laddered@{SHORT}"]}, 1)
     printed = CliRunner().invoke(app, ["device", "rank", str(build)], env={"COLUMNS": "300"}).stdout
     assert f"T=4 in {SHORT} slots: 3.00" in printed
     evidence = of_build(kit / "result.json", load_json(kit / "result.json"), load_json(build / "model.json"))
     assert evidence is not None
-    (device,) = devices([evidence], [])
+    (device,) = device_sections([evidence], [])
     assert [(one.slots, one.width) for one in device.passes] == [(WHOLE, 1), (WHOLE, 4), (SHORT, 1), (SHORT, 4)]

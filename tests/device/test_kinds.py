@@ -15,7 +15,7 @@ from models import tiny_encoders
 from shardmill.convert import package
 from shardmill.convert.table import write_table
 from shardmill.device.kit import write_kit
-from shardmill.device.rank import rank
+from shardmill.device.rank import rank_builds
 from shardmill.files import load_json, write_json
 
 from .finished import LAYERS, SETTINGS, finish
@@ -62,7 +62,7 @@ def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: st
     for part, width in zip(variant["parts"], plan["buckets"], strict=True):
         assert found[f"{part['name']}/parity.T={width}"]["value"]["psnr"] > 40
         assert found[f"pass.T={width}"]["value"] == {"programs": 1}
-    assert rank([build]) == []  # nothing was imported
+    assert rank_builds([build]) == []  # nothing was imported
 
 
 @pytest.mark.parametrize("bundles", ["one", "each"])

@@ -17,7 +17,7 @@ from shardmill import files
 from shardmill.lane import results as lane_results
 from shardmill.lane.cut import operations
 from shardmill.lane.results import sealed
-from shardmill.lane.todo import Measurement, seconds_left
+from shardmill.lane.todo import PlannedMeasurement, seconds_left
 
 from .lane import HERE, command, environment, lines, measured, result, timeless
 
@@ -183,9 +183,11 @@ def test_the_seal_is_that_of_every_record() -> None:
 
 
 def test_the_estimate_goes_by_kind_and_weights() -> None:
-    known = [Measurement(f"m/{unit}/{kind}", (), size) for unit, size in (("a", 10), ("b", 30)) for kind in ("x", "y")]
+    known = [
+        PlannedMeasurement(f"m/{unit}/{kind}", (), size) for unit, size in (("a", 10), ("b", 30)) for kind in ("x", "y")
+    ]
     done = {"m/a/x": {"timing": {"seconds": 2.0}}, "m/a/y": {"timing": {"seconds": 5.0}}}
     assert seconds_left([known[2]], done, known) == 6.0
     assert seconds_left(known[2:], done, known) == 21.0
-    assert seconds_left([Measurement("m/a/z", (), 10)], done, known) == 3.5
+    assert seconds_left([PlannedMeasurement("m/a/z", (), 10)], done, known) == 3.5
     assert seconds_left(known, {}, known) == 0.0

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from shardmill.lane import child
-from shardmill.lane.job import Job
+from shardmill.lane.job import MeasurementJob
 
 from .lane import HERE, command, environment, measured
 
@@ -112,7 +112,7 @@ def test_a_full_disk_is_no_refusal_of_core_ml(
     def fail(*_: Any) -> Any:
         raise error
 
-    job = cast(Job, SimpleNamespace(stage_name="compile", work=tmp_path / "later"))
+    job = cast(MeasurementJob, SimpleNamespace(stage_name="compile", work=tmp_path / "later"))
     monkeypatch.setitem(child.MEASURES, "compile", fail)
     assert child._measured(job, "a/compile")["status"] == "not_run"
     error = RuntimeError("no")

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.device.rank import rank
+from shardmill.device.rank import rank_builds
 from shardmill.device.recording import import_result
 from shardmill.lane.kit import read_kit
 from shardmill.lane.main import _parser
@@ -68,7 +68,7 @@ def test_what_fails_only_if_it_is_loaded_otherwise_is_no_trouble_of_the_build(
     failed = {key for key, line in found.items() if line["status"] == "refused"}
     assert failed == {f"{unit}/load.{'portable' if way == 'portable' else 'unhinted'}" for unit in UNITS}
     import_result(on_a_mac(kit / "result.json", tmp_path / "mac.json"), [own])
-    (row,) = rank([own])
+    (row,) = rank_builds([own])
     assert (row["place"], row["trouble"]) == (1, "")
     assert not any("bisect" in key for key in found)
 

@@ -74,7 +74,7 @@ def test_what_is_warm_is_warm_without_a_note(
 ) -> None:
     (tmp_path / "cache/shardmill/warm.json").mkdir(parents=True)  # where the note would be
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = list(warm.warm(build, "fp16"))
+    found = list(warm.warm_programs(build, "fp16"))
     assert found and all(one.seconds is not None for one in found)
     assert "can't be written" in caplog.text and "the next run can't compare its times" in caplog.text
 

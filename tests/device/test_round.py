@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from shardmill import machine
 from shardmill.cli import app
 from shardmill.device.kit import write_kit
-from shardmill.device.rank import rank
+from shardmill.device.rank import rank_builds
 from shardmill.device.recording import import_result
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, sealed, write_json
@@ -73,7 +73,7 @@ def test_from_kit_to_evidence_on_the_portable_engine(kit: Path, own: Path) -> No
     assert said.exit_code == 0, said.output
     (file,) = (own / "evidence").iterdir()
     assert file.read_bytes() == (kit / "result.json").read_bytes() and file.name.endswith("-portable-coreml.json")
-    (row,) = rank([own])
+    (row,) = rank_builds([own])
     assert row["place"] == 1 and row["system"].endswith("portable_coreml")
 
 
@@ -147,7 +147,7 @@ def test_the_fastest_build_of_a_checkpoint_wins_on_each_chip(kit: Path, build: P
     import_result(on_a_mac(kit / "result.json", tmp_path / "a.json", slower=5), [own])
     import_result(on_a_mac(kit / "result.json", tmp_path / "b.json"), [other])
     import_result(on_a_mac(kit / "result.json", tmp_path / "c.json", chip="Apple M3"), [own])
-    rows = rank([own, other])
+    rows = rank_builds([own, other])
     assert [(row["system"][:12], Path(row["build"]).name, row["place"]) for row in rows] == [
         ("Apple M3, ma", "own", 1),
         ("Apple M4 Max", "other", 1),
@@ -167,13 +167,16 @@ def test_what_was_not_measured_in_its_narrowest_passes_has_no_place(kit: Path, o
     lines(content)["pass.T=1"] = {"status": "not_run", "value": {}, "timing": {}, "detail": "the disk was full"}
     write_json(tmp_path / "b.json", sealed(content))
     import_result(tmp_path / "b.json", [other])
-    assert [(Path(row["build"]).name, row["place"]) for row in rank([own, other])] == [("own", 1), ("other", None)]
+    assert [(Path(row["build"]).name, row["place"]) for row in rank_builds([own, other])] == [
+        ("own", 1),
+        ("other", None),
+    ]
 
 
 def test_what_fails_on_a_device_has_no_place(kit: Path, own: Path, tmp_path: Path) -> None:
     measured(kit, FAULT="nan:head_0")
     import_result(on_a_mac(kit / "result.json", tmp_path / "a.json"), [own])
-    (row,) = rank([own])
+    (row,) = rank_builds([own])
     assert (row["place"], row["trouble"]) == (None, "head_0/parity.T=1 wrong")
 
 

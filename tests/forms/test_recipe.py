@@ -9,7 +9,7 @@ import pytest
 
 from shardmill.errors import ConfigError
 from shardmill.files import write_json
-from shardmill.forms.recipe import called, misfits, read, recipe
+from shardmill.forms.recipe import called, read_recipe, recipe, recipe_misfits
 
 SHAPES = {
     "layers.0.norm.weight": (96,),
@@ -27,13 +27,13 @@ def written(folder: Path, **content: Any) -> str:
 
 def test_a_matrix_whose_name_can_t_be_written_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"r\.json: '\\ud800': no matrix has such a name"):
-        read({"schema": 1, "default": "int8", "matrices": {"\ud800": "int4"}}, "r.json")
+        read_recipe({"schema": 1, "default": "int8", "matrices": {"\ud800": "int4"}}, "r.json")
 
 
 def test_a_file_says_the_form_of_each_matrix(tmp_path: Path) -> None:
     found = recipe(written(tmp_path, default="palette4/32", matrices={HEAD: "int8"}))
     assert found.forms(SHAPES) == {PROJECTION: "palette4/32", HEAD: "int8"}
-    assert list(misfits(found, SHAPES)) == []
+    assert list(recipe_misfits(found, SHAPES)) == []
     assert found.within(SHAPES) == {"schema": 1, "default": "palette4/32", "matrices": {HEAD: "int8"}}
 
 
@@ -41,7 +41,7 @@ def test_the_rules_of_thumb() -> None:
     assert recipe("int8").forms(SHAPES) == {PROJECTION: "int8", HEAD: "int8"}
     assert recipe("fp16").forms(SHAPES) == {PROJECTION: "fp16", HEAD: "fp16"}
     assert recipe("int4").forms(SHAPES) == {PROJECTION: "int4", HEAD: "int8"}
-    assert not list(misfits(recipe("int4"), {PROJECTION: (96, 128)}))  # a model without a head, an encoder
+    assert not list(recipe_misfits(recipe("int4"), {PROJECTION: (96, 128)}))  # a model without a head, an encoder
 
 
 def test_a_recipe_in_normal_form_names_only_what_is_no_default(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_what_is_no_json_and_what_is_not_there(tmp_path: Path) -> None:
 
 def test_names_that_the_model_does_not_have_are_told(tmp_path: Path) -> None:
     found = recipe(written(tmp_path, matrices={"layers.7.mlp.down_proj.weight": "int4", ROUTER: "int8", HEAD: "fp16"}))
-    first, second = misfits(found, SHAPES)
+    first, second = recipe_misfits(found, SHAPES)
     assert first.startswith(f"convert.precision: {ROUTER} is no matrix of this model; it stays in fp16")
     beginning = "convert.precision: layers.7.mlp.down_proj.weight is no matrix of this model; there is "
     assert second.startswith(f"{beginning}{PROJECTION}, and ")
 
 
 def test_groups_that_do_not_divide_are_told(tmp_path: Path) -> None:
-    (line,) = misfits(recipe(written(tmp_path, default="palette4/96")), SHAPES)
+    (line,) = recipe_misfits(recipe(written(tmp_path, default="palette4/96")), SHAPES)
     assert line == f"convert.precision: {HEAD}: palette4/96: its 64 output channels do not divide into groups of 96"
 
 

@@ -53,7 +53,7 @@ class Made:
     def stored(self, bucket: int) -> PackageWeights:
         return PackageWeights(self.folder / f"encoder_{bucket}.mlpackage", self.parts[f"encoder_{bucket}"])
 
-    def part(self, bucket: int, runner: type[gates.Runner] = gates.Runner) -> list[dict[str, Any]]:
+    def part(self, bucket: int, runner: type[gates.EncoderRunner] = gates.EncoderRunner) -> list[dict[str, Any]]:
         """The rows of a part's verdict."""
         part = self.parts[f"encoder_{bucket}"]
         made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
@@ -69,7 +69,7 @@ class Made:
         def load() -> Encoder:
             return encoder(manifest, self.folder)
 
-        found = gates.stack_parity(load, self.reference(), self.stored(16), self.plan, self.known)
+        found = gates.encoder_stack_parity(load, self.reference(), self.stored(16), self.plan, self.known)
         return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
 
@@ -114,14 +114,14 @@ def missed(rows: list[dict[str, Any]]) -> set[str]:
     return {row["name"] for row in rows if not row["passed"]}
 
 
-class Leaky(gates.Runner):
+class Leaky(gates.EncoderRunner):
     """Lets tokens see what fills the bucket up."""
 
     def passes(self, passes: Any, noise: float = 0.0) -> Floats:
         return super().passes(passes, noise) + np.float32(0.01 * noise)
 
 
-class Mixing(gates.Runner):
+class Mixing(gates.EncoderRunner):
     """Takes texts that share a pass for one text."""
 
     def passes(self, passes: Any, noise: float = 0.0) -> Floats:

@@ -51,7 +51,7 @@ def test_a_program_that_takes_another_expert_too_is_told(mixed: tiny.Build, tmp_
 
 def measured(found: Choices, indices: list[torch.Tensor]) -> measurement.Measurement:
     """What the gate says of choices in fp32."""
-    return experts.agreement("experts_agreement", experts.compared(found, indices, "fp32"))
+    return experts.choice_agreement("experts_agreement", experts.compare_choices(found, indices, "fp32"))
 
 
 def test_close_calls_are_counted_apart() -> None:
@@ -96,13 +96,13 @@ def test_a_program_is_compared_up_to_a_close_call_that_fell_otherwise() -> None:
     chosen = torch.tensor([1.0, 0.0, 0.0]).repeat(1, 200, 1)
     truth = torch.zeros(200, 1, dtype=torch.long)
     right = torch.zeros(200, dtype=torch.bool)
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 200
+    assert experts.compare_choices(Choices(chosen, scores), [truth], "fp32").decided(right) == 200
     truth[150] = 1
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 150
+    assert experts.compare_choices(Choices(chosen, scores), [truth], "fp32").decided(right) == 150
     truth[20] = 1  # no close call: it counts as it is
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 150
+    assert experts.compare_choices(Choices(chosen, scores), [truth], "fp32").decided(right) == 150
     scores[0, 100:] = torch.tensor([1.0, 1.0, 0.0])
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(right) == 200
+    assert experts.compare_choices(Choices(chosen, scores), [truth], "fp32").decided(right) == 200
 
 
 def test_an_expert_on_the_edge_of_sharing_a_softmax_may_end_the_comparison() -> None:
@@ -111,14 +111,14 @@ def test_an_expert_on_the_edge_of_sharing_a_softmax_may_end_the_comparison() -> 
     chosen, truth = (scores > 2).float(), torch.tensor([[0, 1]] * 200)
     right, wrong = torch.zeros(200, dtype=torch.bool), torch.zeros(200, dtype=torch.bool)
     wrong[120:] = True
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32", 0.01).decided(wrong) == 200
+    assert experts.compare_choices(Choices(chosen, scores), [truth], "fp32", 0.01).decided(wrong) == 200
     scores[0, 120, 1] = 4.0 - 2 * 0.01 * 4.0  # as far from the best as it may be
-    found = experts.compared(Choices(chosen, scores), [truth], "fp32", 0.01)
+    found = experts.compare_choices(Choices(chosen, scores), [truth], "fp32", 0.01)
     assert found.decided(wrong) == 120 and bool(found.same.all())
     assert found.decided(right) == 200  # it fell the same
     wrong[50:] = True  # what was wrong before it is no excuse
     assert found.decided(wrong) == 120
-    assert experts.compared(Choices(chosen, scores), [truth], "fp32").decided(wrong) == 200
+    assert experts.compare_choices(Choices(chosen, scores), [truth], "fp32").decided(wrong) == 200
 
 
 @pytest.mark.parametrize(("at", "tokens"), [(1, 200), (31, 200), (10, 16)])
@@ -129,7 +129,7 @@ def test_a_close_call_that_leaves_few_tokens_is_refused(at: int, tokens: int) ->
     chosen = torch.tensor([1.0, 0.0, 0.0]).repeat(8, tokens, 1)
     truths = [torch.zeros(tokens, 1, dtype=torch.long) for _ in range(8)]
     truths[0][at] = 1
-    found = experts.compared(Choices(chosen, scores), truths, "fp32")
+    found = experts.compare_choices(Choices(chosen, scores), truths, "fp32")
     with pytest.raises(GateError, match=rf"at token {at} of {tokens}: .* at least 32 are needed; .* another text"):
         found.decided(torch.zeros(tokens, dtype=torch.bool))
 
@@ -140,6 +140,6 @@ def test_something_is_always_compared() -> None:
     scores[0, 0] = torch.tensor([1.0, 1.0, 0.0])
     chosen, truth = torch.tensor([1.0, 0.0, 0.0]).repeat(1, 200, 1), torch.zeros(200, 1, dtype=torch.long)
     truth[0] = 1
-    found = experts.compared(Choices(chosen, scores), [truth], "fp32")
+    found = experts.compare_choices(Choices(chosen, scores), [truth], "fp32")
     assert found.decided(torch.ones(200, dtype=torch.bool)) == 200
     assert found.before(3).same.shape == (1, 3)

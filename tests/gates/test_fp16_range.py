@@ -12,7 +12,7 @@ import tiny
 
 from shardmill import machine
 from shardmill.commands.quality import summary
-from shardmill.gates.nonfinite import Row, audit, by_layer, first_to_leave, worst
+from shardmill.gates.nonfinite import LayerRangeRow, audit_values, first_to_leave, ranges_by_layer, worst
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
@@ -28,18 +28,18 @@ def engine(built: tiny.Build) -> Engine:
 
 def test_the_engine_is_not_watched_afterwards(engine: Engine, built: tiny.Build) -> None:
     """Watched passes are interpreted, which is slow; a pass that fails leaves nobody watching either."""
-    audit(engine, built.text[:4])
+    audit_values(engine, built.text[:4])
     assert [program.around for program in engine.programs] == [nullcontext] * len(engine.programs)
     with pytest.raises(IndexError):
-        audit(engine, [10**6] * 4)
+        audit_values(engine, [10**6] * 4)
     assert [program.around for program in engine.programs] == [nullcontext] * len(engine.programs)
 
 
 def test_a_sound_model_stays_in_fp16(engine: Engine, built: tiny.Build) -> None:
     """Every program and layer has a row; the mask's -1e4 is in none of them, what is next to it is."""
-    rows = audit(engine, built.text[:10])
+    rows = audit_values(engine, built.text[:10])
     assert {row.program for row in rows} == set(built.packages)
-    assert [row.layer for row in by_layer(rows)] == [0, 1, 2, 3, None, None]
+    assert [row.layer for row in ranges_by_layer(rows)] == [0, 1, 2, 3, None, None]
     assert not any(row.leaves for row in rows)
     assert min(row.headroom for row in rows) > 100
     scores = [row for row in rows if row.kind == "add" and "scores" in row.output]
@@ -53,7 +53,7 @@ def test_the_first_overflow_is_told(engine: Engine, built: tiny.Build) -> None:
     values, (marked, plain) = engine.table.values.copy(), (7, 5)
     values[marked] = np.inf
     engine.table = replace(engine.table, values=values)
-    rows = audit(engine, [plain] * 6 + [marked, plain])
+    rows = audit_values(engine, [plain] * 6 + [marked, plain])
     first = first_to_leave(rows)
     assert first is not None
     assert (first.layer, first.first) == (0, 4)  # passes of four tokens: the second one starts at token 4
@@ -65,8 +65,8 @@ def test_the_first_overflow_is_told(engine: Engine, built: tiny.Build) -> None:
 def test_the_earliest_pass_decides_then_the_order_of_operations() -> None:
     """Later operations that failed earlier in the text come first."""
 
-    def row(output: str, first: int | None) -> Row:
-        return Row("p", 0, "add", output, 1.0, 2.0, int(first is not None), 0, first)
+    def row(output: str, first: int | None) -> LayerRangeRow:
+        return LayerRangeRow("p", 0, "add", output, 1.0, 2.0, int(first is not None), 0, first)
 
     rows = [row("a", 8), row("b", 4), row("c", 4), row("d", None)]
     found = first_to_leave(rows)

@@ -12,7 +12,7 @@ import pytest
 import tiny
 from convert.small import write_family
 
-from shardmill.gates.nonfinite import audit
+from shardmill.gates.nonfinite import audit_values
 from shardmill.machine import load_programs_as
 from shardmill.models import host
 from shardmill.runtime.engine import Engine
@@ -84,13 +84,13 @@ def test_an_embedding_without_its_scale(gemma: tiny.Build) -> None:
 
 def shifted(patch: pytest.MonkeyPatch, change: Any) -> None:
     """Changes the ring's masks of every pass."""
-    real = host.Host._ring_masks
+    real = host.KVLayout._ring_masks
 
-    def masks(self: host.Host, at: Any) -> dict[str, Any]:
+    def masks(self: host.KVLayout, at: Any) -> dict[str, Any]:
         found: dict[str, Any] = change(real(self, at))
         return found
 
-    patch.setattr(host.Host, "_ring_masks", masks)
+    patch.setattr(host.KVLayout, "_ring_masks", masks)
 
 
 def test_taps_read_in_the_wrong_order(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +108,13 @@ def test_an_input_written_into_the_wrong_slot_of_the_ring(lfm: tiny.Build, monke
 def test_a_ring_that_keeps_the_last_inputs_written(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shifting state would, rejected drafts included: only those show it."""
 
-    def start(self: host.Host, at: Any) -> dict[str, Any]:
+    def start(self: host.KVLayout, at: Any) -> dict[str, Any]:
         begun = getattr(self, "written", 0)
         self.written = begun + len(at)  # type: ignore[attr-defined]
         return real(self, np.arange(begun, begun + len(at)))
 
-    real = host.Host._ring_masks
-    monkeypatch.setattr(host.Host, "_ring_masks", start)
+    real = host.KVLayout._ring_masks
+    monkeypatch.setattr(host.KVLayout, "_ring_masks", start)
     with caught("rejected_draft_error") as error:
         judged.part(lfm, FIRST)
     assert "program_error" not in str(error.value) and "width_error is" not in str(error.value)
@@ -124,4 +124,4 @@ def test_what_either_mask_hides_is_no_activation(gemma: tiny.Build) -> None:
     """The audit of fp16's range would take the sliding mask's -1e4 for a value near its end."""
     with load_programs_as("fp16"):
         engine = Engine(in_place(gemma.plan, gemma.packages, gemma.table), Path("/"))
-    assert min(row.headroom for row in audit(engine, gemma.text[:16])) > 50
+    assert min(row.headroom for row in audit_values(engine, gemma.text[:16])) > 50

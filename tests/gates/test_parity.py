@@ -13,7 +13,7 @@ from shardmill.gates import parity
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import Allowed
 from shardmill.lane.figures import psnr
-from shardmill.models.interface import Calls
+from shardmill.models.interface import EntryPoints
 
 
 def test_relative_error_is_the_worst_row_s() -> None:
@@ -50,7 +50,7 @@ class Remembered:
 
     def __init__(self, result: tuple[Any, dict[str, Any]]) -> None:
         self.result = result
-        self.part = type("Part", (), {"tokens": 2, "calls": Calls()})()
+        self.part = type("Part", (), {"tokens": 2, "calls": EntryPoints()})()
         self.runtime = {"verify": 2}
 
     def run(self, rows: Any, passes: Any) -> tuple[Any, dict[str, Any]]:

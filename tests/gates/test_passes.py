@@ -8,8 +8,8 @@ from shardmill.gates.passes import (
     Pass,
     at_lengths,
     compared_widths,
-    cut,
     filled_up,
+    in_passes,
     schedules,
     with_padding,
     with_rejected_drafts,
@@ -26,7 +26,7 @@ def kept(passes: list[Pass]) -> list[int]:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("verify", "upper"), [(1, 1), (2, 2), (4, 4), (8, 8), (4, 16), (1, 16), (4, 64)])
 def test_every_position_is_kept_once_and_in_order(length: int, verify: int, upper: int) -> None:
-    for name, passes in {"plain": list(cut(length, [1])), **schedules(length, verify, upper)}.items():
+    for name, passes in {"plain": list(in_passes(length, [1])), **schedules(length, verify, upper)}.items():
         assert kept(passes) == list(range(length)), name
         for p in passes:
             assert len(p.tokens) == len(p.positions) <= upper
@@ -112,7 +112,7 @@ def test_every_context_is_fed_and_moved_to_with_room_for_each_pass(count: int) -
 @pytest.mark.parametrize("widths", [(4,), (1, 4), (1, 4, 16)])
 def test_passes_are_filled_up_to_the_widths_of_a_program_and_keep_their_rows(widths: tuple[int, ...]) -> None:
     """On Core ML every further width takes minutes; a session fills a pass up in the same way."""
-    for name, passes in {"plain": list(cut(37, [1])), **schedules(37, 4, widths[-1])}.items():
+    for name, passes in {"plain": list(in_passes(37, [1])), **schedules(37, 4, widths[-1])}.items():
         filled = list(filled_up(passes, widths, slots=64))
         assert kept(filled) == kept(passes), name
         assert {len(p.tokens) for p in filled} <= set(widths), name
@@ -123,7 +123,7 @@ def test_passes_are_filled_up_to_the_widths_of_a_program_and_keep_their_rows(wid
 
 
 def test_no_pass_is_filled_up_beyond_its_context_or_without_widths() -> None:
-    passes = list(cut(6, [1]))
+    passes = list(in_passes(6, [1]))
     assert list(filled_up(passes, (), slots=64)) == passes
     assert [len(p.tokens) for p in filled_up(passes, (4,), slots=6)] == [4, 4, 4, 1, 1, 1]
     short = [Pass((5,), (5,), 1, slots=6)]

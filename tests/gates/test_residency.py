@@ -15,9 +15,9 @@ import tiny
 from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import GateError
 from shardmill.gates import residency
-from shardmill.gates.residency import Row, measurements
+from shardmill.gates.residency import Row, placement_measurements
 from shardmill.lane.todo import measured_status, planned
-from shardmill.models.interface import FIXED, Calls
+from shardmill.models.interface import FIXED, EntryPoints
 
 from .judged import judge
 
@@ -59,9 +59,9 @@ def test_only_a_small_program_may_be_left_to_the_cpu() -> None:
     """Rule W5: the dispatcher does not find it worth while. Nothing is asked of a prediction."""
     measured = [replace(row("ane"), evidence="measured"), replace(row("not_chosen"), evidence="measured")]
     with pytest.raises(GateError, match="not_chosen is 1, must be <= 0"):
-        judge("residency", measurements(measured, []))
-    small = judge("residency", measurements(measured, [{"severity": "warn", "rule": "W5", "why": "small"}]))
-    predicted = judge("residency", measurements([row("eligible")], []))
+        judge("residency", placement_measurements(measured, []))
+    small = judge("residency", placement_measurements(measured, [{"severity": "warn", "rule": "W5", "why": "small"}]))
+    predicted = judge("residency", placement_measurements([row("eligible")], []))
     assert "not_chosen" not in {number["name"] for number in [*small, *predicted]}
 
 
@@ -69,21 +69,21 @@ def test_only_a_small_program_may_be_left_to_the_cpu() -> None:
 def test_one_operation_is_enough_to_fail(status: str) -> None:
     rows = [row("ane"), row("eligible"), row("no_device", "const"), row(status, "ios18.topk")]
     with pytest.raises(GateError, match=rf"{status} is 1, must be <= 0 \(first: ios18\.topk out D3\)"):
-        judge("residency", measurements(rows, []))
-    judge("residency", measurements(rows[:-1], []))
+        judge("residency", placement_measurements(rows, []))
+    judge("residency", placement_measurements(rows[:-1], []))
 
 
 def test_an_error_of_the_whole_program_fails_too() -> None:
     finding = {"severity": "error", "rule": "D3", "why": "mixes fixed and flexible inputs"}
     with pytest.raises(GateError, match="program_findings is 1, must be <= 0 .*D3: mixes fixed"):
-        judge("residency", measurements([row("ane")], [finding]))
-    judge("residency", measurements([row("ane")], [{**finding, "severity": "warning"}]))
+        judge("residency", placement_measurements([row("ane")], [finding]))
+    judge("residency", placement_measurements([row("ane")], [{**finding, "severity": "warning"}]))
 
 
 @pytest.mark.parametrize("name", ["layers_00_02", "head_0"])
 def test_our_own_programs_are_predicted_to_be_resident(built: tiny.Build, name: str) -> None:
     rows, findings = residency.predict(built.packages[name], 4)
-    judge(name, measurements(rows, findings))
+    judge(name, placement_measurements(rows, findings))
     assert {r.evidence for r in rows} == {"predicted"}
     assert {r.shape for r in rows} == {"T=1..4"}
     assert sum(r.operation.endswith("conv") for r in rows) == {"layers_00_02": 8, "head_0": 1}[name]
@@ -94,17 +94,17 @@ def test_a_plan_s_operations_have_the_names_of_the_prediction_s(built: tiny.Buil
     """Or the two can't be compared: a write to a state has no output to be named by."""
     predicted, _ = residency.predict(built.packages["layers_00_02"], 4)
     bundle = compiled(built.packages["layers_00_02"], tmp_path / "m.mlmodelc")
-    measured = list(residency.measure(bundle, "T=1"))
+    measured = list(residency.measure_placement(bundle, "T=1"))
     assert [(r.function, r.output) for r in measured] == [(r.function, r.output) for r in predicted]
     assert "k_0" in {r.output for r in measured if r.operation.split(".")[-1] == "write_state"}
 
 
 def test_each_function_is_judged_at_its_own_width(built: tiny.Build, tmp_path: Path) -> None:
-    part, path = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    part, path = replace(built.parts["layers_02_03"], calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
     convert_stamped(part, built.source, "int8", path, templates.FOLDER)
     bundle = compiled(path, tmp_path / "p.mlmodelc")
-    rows, findings = residency.inspect(path, bundle, 4, functions={"t1": 1, "t4": 4})
-    judge("p", measurements(rows, findings))
+    rows, findings = residency.inspect_placement(path, bundle, 4, functions={"t1": 1, "t4": 4})
+    judge("p", placement_measurements(rows, findings))
     assert {(r.function, r.shape) for r in rows} == {("t1", "T=1"), ("t4", "T=4")}
     assert {sum(r.operation.endswith("conv") for r in rows if r.function == name) for name in ("t1", "t4")} == {4}
 
@@ -113,7 +113,7 @@ def test_a_function_that_a_plan_leaves_out_is_measured_all_the_same(
     built: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Core ML's plan of a program of several functions names the default one; the others would pass unseen."""
-    part, path = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    part, path = replace(built.parts["layers_02_03"], calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
     convert_stamped(part, built.source, "int8", path, templates.FOLDER)
     portable_coreml.install("fp32")
 

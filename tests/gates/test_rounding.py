@@ -24,7 +24,7 @@ from shardmill.gates.rounding import weight_steps, weights_kept
 from shardmill.gates.stored import Stored
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import Chosen, PackageWeights
-from shardmill.models.architecture import Source
+from shardmill.models.architecture import TensorSource
 
 from .judged import in_int8
 from .test_weights import FORMS, NORM, NOWHERE, PROJECTION, block_rows, mixed, original, stored
@@ -99,7 +99,7 @@ def test_channels_of_zeros_and_of_next_to_nothing_are_no_distance(monkeypatch: p
     values = torch.tensor([[1.0, -0.5], [0, 0], [1e-8, 0]])
     scale = torch.tensor([[1 / 127], [0.0], [0.0]])
     quantised = torch.tensor([[127, -64], [0, 0], [0, 0]], dtype=torch.int8)
-    tensor = SimpleNamespace(path="w", source=Source("w"), label="w")
+    tensor = SimpleNamespace(path="w", source=TensorSource("w"), label="w")
     part = SimpleNamespace(shapes={"w": (3, 2)}, tensors=[tensor])
     kept = SimpleNamespace(part=part, stored=lambda _: Stored(quantised, scale))
     worst, _ = steps_from(monkeypatch, cast("PackageWeights", kept), {"w": values})

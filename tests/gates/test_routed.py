@@ -170,13 +170,13 @@ def test_a_layer_that_scales_what_it_does_not_have(
 def test_a_layer_that_hands_on_no_router_state(
     zaya: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice = mixture.Choice.forward
+    choice = mixture.ExpertChoice.forward
 
     def stateless(self: Any, x: Tensor, order: Tensor, before: Tensor | None = None) -> tuple[Tensor, Any]:
         weight, state = choice(self, x, order, before)
         return weight, None if state is None else state * 0
 
-    monkeypatch.setattr(mixture.Choice, "forward", stateless)
+    monkeypatch.setattr(mixture.ExpertChoice, "forward", stateless)
     with caught("program_error"):
         judged.part(zaya, FIRST, judged.converted(zaya, FIRST, tmp_path / "wrong.mlpackage"))
 

@@ -15,7 +15,7 @@ import torch
 
 from shardmill.gates import stack
 from shardmill.gates.measurement import Measurement, NotRun
-from shardmill.gates.stack import POSITIONS, compared
+from shardmill.gates.stack import POSITIONS, compare_distributions
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
 
@@ -28,7 +28,7 @@ def logits(*rows: list[float]) -> torch.Tensor:
 
 def top1(original: torch.Tensor, shipped: torch.Tensor) -> Measurement:
     """Of logits alone: what follows them does not count."""
-    found = stack.top1(compared(original, shipped, torch.zeros(len(original), dtype=torch.int64)))
+    found = stack.top1(compare_distributions(original, shipped, torch.zeros(len(original), dtype=torch.int64)))
     assert isinstance(found, Measurement)
     return found
 
@@ -38,7 +38,7 @@ def test_distributions_are_compared_row_by_row_however_many_there_are() -> None:
     random = torch.Generator().manual_seed(0)
     original, shipped = torch.randn(2, 2 * POSITIONS + 5, VOCAB, generator=random)
     following = torch.randint(VOCAB, (len(original),), generator=random)
-    found, p, q = compared(original, shipped, following), original.log_softmax(-1), shipped.log_softmax(-1)
+    found, p, q = compare_distributions(original, shipped, following), original.log_softmax(-1), shipped.log_softmax(-1)
     torch.testing.assert_close(found.divergence, (p.exp() * (p - q)).sum(-1))
     torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(original, following, reduction="none"))
     torch.testing.assert_close(
@@ -63,7 +63,7 @@ def test_a_margin_counts_from_a_tenth_of_a_nat() -> None:
 
 def test_an_original_that_is_decided_nowhere_is_not_asked_for_top1() -> None:
     """It would be the share of nothing, by which a sound program failed."""
-    found = stack.top1(compared(logits([0.09, 0, -9]), logits([0, 0.09, -9]), torch.tensor([0])))
+    found = stack.top1(compare_distributions(logits([0.09, 0, -9]), logits([0, 0.09, -9]), torch.tensor([0])))
     assert isinstance(found, NotRun) and "decided at no position" in found.reason
 
 

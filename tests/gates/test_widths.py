@@ -214,8 +214,8 @@ def test_the_edge(built: tiny.Build, precision: str, share: float, monkeypatch: 
 
 def off_by_one(patch: Patch, late: Callable[[NDArray[np.int64]], Any]) -> None:
     """Gives some tokens of a pass the rotary tables of the next position."""
-    real = host.Host._rotary
-    patch.setattr(host.Host, "_rotary", lambda self, at: real(self, at + late(at)))
+    real = host.KVLayout._rotary
+    patch.setattr(host.KVLayout, "_rotary", lambda self, at: real(self, at + late(at)))
 
 
 def test_a_width_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:

@@ -20,7 +20,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.lane.bisect import layer_at, search
 from shardmill.lane.cut import cut_after, operations
 from shardmill.machine import is_portable
-from shardmill.models.interface import FIXED, Calls
+from shardmill.models.interface import FIXED, EntryPoints
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="looks into the portable engine, which is not on a Mac")
 WIDTH = 2
@@ -119,7 +119,7 @@ def test_layers_are_told_by_where_they_begin() -> None:
 @pytest.mark.usefixtures("fp32")
 def test_one_of_several_functions_is_cut_off_by_itself(built: tiny.Build, tmp_path: Path) -> None:
     """It stays as the only one, with its own shapes, and gives what it gave."""
-    part = replace(built.parts["layers_02_03"], calls=Calls(FIXED, (1, WIDTH)))
+    part = replace(built.parts["layers_02_03"], calls=EntryPoints(FIXED, (1, WIDTH)))
     package, cut = tmp_path / "both.mlpackage", tmp_path / "cut.mlpackage"
     convert_stamped(part, built.source, "int8", package, templates.FOLDER)
     found = operations(package, f"t{WIDTH}")

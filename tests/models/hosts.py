@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.host import Host
+from shardmill.models.host import KVLayout
 
 
-def host(slots: int = 48, window: int | None = None, taps: int = 0, ring: int = 0, **tables: Any) -> Host:
+def host(slots: int = 48, window: int | None = None, taps: int = 0, ring: int = 0, **tables: Any) -> KVLayout:
     """A host of a model with this context, window, taps, ring for the window, and rotary tables."""
-    return Host({"context": slots, "rope": tables, "window": window, "window_slots": ring, "conv_taps": taps})
+    return KVLayout({"context": slots, "rope": tables, "window": window, "window_slots": ring, "conv_taps": taps})

@@ -16,8 +16,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from shardmill.models import family
 from shardmill.models.architecture import Graph
 from shardmill.models.blocks import GatedMLP, ShortConv, build
-from shardmill.models.contract import RING, Blueprint, constants, inputs, output, states
-from shardmill.models.host import Host
+from shardmill.models.contract import RING, GraphSpec, constants, inputs, output, states
+from shardmill.models.host import KVLayout
 
 from .small_configs import FAMILIES, small_config
 
@@ -58,7 +58,7 @@ def test_a_short_convolution_over_its_ring_is_transformers(taps: int, widths: li
     weights = theirs.state_dict()
     weights |= {f"tap_{j}": weights["conv.weight"][:, 0, j] for j in range(taps)}
     ours, ring = ShortConv(graph_of(config), weights, "").eval(), draw(1, 1, config.hidden_size, RING)
-    host = Host({"context": 64, "rope": {}, "window": None, "window_slots": 0, "conv_taps": taps})
+    host = KVLayout({"context": 64, "rope": {}, "window": None, "window_slots": 0, "conv_taps": taps})
     first, rows = 0, []
     with torch.no_grad():
         for width in widths:
@@ -86,8 +86,8 @@ def test_a_part_has_the_contract_s_constants_inputs_states_and_output(model_type
     architecture = family(model_type).describe(small_config(model_type), 64).architecture
     layers = tuple(enumerate(architecture.kinds))[1:]
     for blueprint in (
-        Blueprint("layers", architecture.graph, layers, 64),
-        Blueprint("head", architecture.graph, rows=32),
+        GraphSpec("layers", architecture.graph, layers, 64),
+        GraphSpec("head", architecture.graph, rows=32),
     ):
         weights = {path: draw(*shape, seed=i) for i, (path, shape) in enumerate(constants(blueprint).items())}
         part = build(blueprint, weights)
@@ -110,7 +110,7 @@ def test_a_branch_is_scaled_before_it_is_added() -> None:
     """Granite's residual multiplier, on both branches."""
     config = small_config("granite")
     graph, kind = graph_of(config), family("granite").describe(config, 64).architecture.kinds[0]
-    blueprint = Blueprint("layers", graph, ((0, kind),), 64)
+    blueprint = GraphSpec("layers", graph, ((0, kind),), 64)
     weights = {
         path: draw(*shape, seed=i) / shape[-1] ** 0.5 for i, (path, shape) in enumerate(constants(blueprint).items())
     }

@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.models.buckets import apart, arrays, attention_mask, bucket_for, columns, packed
+from shardmill.models.buckets import apart, arrays, bucket_for, columns, encoder_mask, packed_texts
 
 from . import tiny_encoders
 
 
 @given(st.lists(st.integers(1, 20), max_size=40), st.integers(20, 60))
 def test_every_text_has_a_pass_with_room_for_it(counts: list[int], longest: int) -> None:
-    passes = packed(counts, longest)
+    passes = packed_texts(counts, longest)
     assert sorted(i for one in passes for i in one) == list(range(len(counts)))
     sizes = [sum(counts[i] for i in one) for one in passes]
     assert all(0 < size <= longest for size in sizes)
@@ -25,7 +25,7 @@ def test_every_text_has_a_pass_with_room_for_it(counts: list[int], longest: int)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from([None, 1, 3]))
 def test_a_token_sees_its_own_text_only(counts: list[int], band: int | None) -> None:
     bucket = 24
-    mask = attention_mask(bucket, counts, band)[0, 0]
+    mask = encoder_mask(bucket, counts, band)[0, 0]
     texts = [text for text, count in enumerate(counts) for _ in range(count)]
     for t, mine in enumerate(texts):
         seen = [s for s, other in enumerate(texts) if other == mine and (band is None or abs(s - t) <= band)]

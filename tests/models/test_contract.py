@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from models.hosts import host
-from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, Kind
+from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, LayerSpec
 from shardmill.models.contract import (
     RING,
-    Blueprint,
+    GraphSpec,
     T,
     constants,
     inputs,
@@ -25,8 +25,8 @@ from shardmill.models.contract import (
 )
 
 GRAPH = Graph(hidden=64, heads=4, kv_heads=2, head_dim=32, rope_dim=24, ffn=96, rms_norm_eps=1e-5, conv_taps=3)
-FULL, LOCAL, BARE = Kind(), Kind(rope=LOCAL_ROPE, mask=SLIDING_MASK), Kind(rope=None)
-SLIDING, CONV = Kind(mask=SLIDING_MASK), Kind(mixer="conv")
+FULL, LOCAL, BARE = LayerSpec(), LayerSpec(rope=LOCAL_ROPE, mask=SLIDING_MASK), LayerSpec(rope=None)
+SLIDING, CONV = LayerSpec(mask=SLIDING_MASK), LayerSpec(mixer="conv")
 ROPE = {"rope_cos": (T, 12), "rope_sin": (T, 12)}
 ROPE_LOCAL = {"rope_cos_local": (T, 12), "rope_sin_local": (T, 12)}
 MASK, MASK_SLIDING = {"attn_mask": (1, 1, T, 48)}, {"attn_mask_sliding": (1, 1, T, 48)}
@@ -34,9 +34,9 @@ WRITE = {"kv_write_mask": (1, 1, 48, T)}
 RINGS = {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, 2, RING, T)}
 
 
-def layers(*kinds: Kind, first: int = 5) -> Blueprint:
+def layers(*kinds: LayerSpec, first: int = 5) -> GraphSpec:
     """Layers from `first` on, over 48 slots."""
-    return Blueprint("layers", GRAPH, tuple(enumerate(kinds, start=first)), 48)
+    return GraphSpec("layers", GRAPH, tuple(enumerate(kinds, start=first)), 48)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def layers(*kinds: Kind, first: int = 5) -> Blueprint:
     ],
 )
 def test_a_part_has_the_inputs_that_its_layers_use_in_one_order(
-    kinds: list[Kind], beside_x: list[dict[str, Any]]
+    kinds: list[LayerSpec], beside_x: list[dict[str, Any]]
 ) -> None:
     """Also however the layers are ordered: the order is that of the program's inputs."""
     expected = [("x", (1, 64, T, 1)), *(item for group in beside_x for item in group.items())]
@@ -70,7 +70,7 @@ def test_states_are_named_by_absolute_layer_and_kind() -> None:
 
 
 def test_a_head_has_one_input_one_output_and_no_state() -> None:
-    head = Blueprint("head", GRAPH, rows=200)
+    head = GraphSpec("head", GRAPH, rows=200)
     assert (inputs(head), states(head), output(head)) == ({"hidden": (1, 64, T, 1)}, {}, "logits")
     assert list(constants(head).items()) == [("norm.weight", (64,)), ("lm_head.weight", (200, 64))]
 
@@ -85,7 +85,7 @@ def test_names_of_rotary_inputs_keep_the_table_s_own_at_the_end() -> None:
     assert rope_inputs("rope_local") == ("rope_cos_local", "rope_sin_local")
 
 
-def names(blueprint: Blueprint, index: int) -> list[str]:
+def names(blueprint: GraphSpec, index: int) -> list[str]:
     """Constants of a layer without their common prefix."""
     prefix = f"layers.{index}."
     return [path.removeprefix(prefix) for path in constants(blueprint) if path.startswith(prefix)]

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardmill import plan
 from shardmill.errors import CheckpointError
 from shardmill.models import family, supported
-from shardmill.models.architecture import LOCAL_ROPE, MASK, SLIDING_MASK, Kind, Source
+from shardmill.models.architecture import LOCAL_ROPE, MASK, SLIDING_MASK, LayerSpec, TensorSource
 from shardmill.models.decoder import IDLE, READ, decoder, is_neutral, kinds_by_type, refuse_unplaced, sliding_kind
 
 from .small_configs import FAMILIES, small_config
@@ -92,23 +92,25 @@ def test_a_tied_head_is_the_table_and_a_copy_of_it_is_ignored() -> None:
     untied, tied = (
         decoder(small_config("llama", tie_word_embeddings=t), 64, ("attention_bias", "mlp_bias")) for t in (False, True)
     )
-    assert untied.sources["lm_head.weight"] == Source("lm_head.weight") and untied.ignored == ()
-    assert tied.sources["lm_head.weight"] == Source("model.embed_tokens.weight")
+    assert untied.sources["lm_head.weight"] == TensorSource("lm_head.weight") and untied.ignored == ()
+    assert tied.sources["lm_head.weight"] == TensorSource("model.embed_tokens.weight")
     assert tied.ignored == ("lm_head.weight",)
 
 
 def test_the_embedding_s_scale_holds_the_stream_s_and_the_head_has_neither() -> None:
     found = described(embedding_scale=12.0, stream_scale=0.125)
     assert found.architecture.embedding_scale == 1.5
-    assert found.sources["embedding"] == Source("model.embed_tokens.weight", times=1.5)
+    assert found.sources["embedding"] == TensorSource("model.embed_tokens.weight", times=1.5)
     assert found.sources["lm_head.weight"].times == 1.0
     assert found.architecture.graph.stream_eps == found.architecture.graph.rms_norm_eps / 64
 
 
 def test_names_get_the_prefix_of_the_checkpoint() -> None:
-    norm = {"input_layernorm.weight": Source("other.weight", add=1.0)}
+    norm = {"input_layernorm.weight": TensorSource("other.weight", add=1.0)}
     found = described(tensors=norm, final_norm="last.weight").under("language_model.model.")
-    assert found.sources["layers.3.input_layernorm.weight"] == Source("language_model.model.layers.3.other.weight", 1.0)
+    assert found.sources["layers.3.input_layernorm.weight"] == TensorSource(
+        "language_model.model.layers.3.other.weight", 1.0
+    )
     assert found.sources["layers.0.mlp.up_proj.weight"].tensor == "language_model.model.layers.0.mlp.up_proj.weight"
     assert found.sources["norm.weight"].tensor == "language_model.model.last.weight"
     assert found.sources["lm_head.weight"].tensor == "lm_head.weight"
@@ -117,14 +119,14 @@ def test_names_get_the_prefix_of_the_checkpoint() -> None:
 
 def test_a_window_counts_where_it_is_narrower_than_the_context() -> None:
     assert [sliding_kind(64, window).mask for window in (None, 0, 63, 64, 65)] == [MASK, MASK, SLIDING_MASK, MASK, MASK]
-    assert sliding_kind(64, 8, rope=None) == Kind(rope=None, mask=SLIDING_MASK)
+    assert sliding_kind(64, 8, rope=None) == LayerSpec(rope=None, mask=SLIDING_MASK)
     assert described(window=8).architecture.window is None  # no layer slides
-    assert described(window=8, kinds=[Kind(mask=SLIDING_MASK), *[Kind()] * 3]).architecture.window == 8
+    assert described(window=8, kinds=[LayerSpec(mask=SLIDING_MASK), *[LayerSpec()] * 3]).architecture.window == 8
 
 
 def test_layer_types_are_kinds() -> None:
     found = kinds_by_type(["sliding_attention", "full_attention"], 64, 8, sliding_rope=LOCAL_ROPE)
-    assert found == (Kind(rope=LOCAL_ROPE, mask=SLIDING_MASK), Kind())
+    assert found == (LayerSpec(rope=LOCAL_ROPE, mask=SLIDING_MASK), LayerSpec())
     with pytest.raises(CheckpointError, match="layer_types: 'chunked_attention': programs have full_attention and"):
         kinds_by_type(["full_attention", "chunked_attention"], 64, 8)
 

@@ -10,13 +10,13 @@ import pytest
 from models.tiny_families import tiny_config
 from shardmill.errors import CheckpointError
 from shardmill.models import family
-from shardmill.models.hf_config import described
+from shardmill.models.hf_config import model_description
 
 
 def test_a_null_field_is_the_config_s_fault() -> None:
     config = tiny_config("granitemoe", logits_scaling=None)
     with pytest.raises(CheckpointError, match="a field is null, or of another type than a granitemoe model's"):
-        described(family("granitemoe"), config, 64)
+        model_description(family("granitemoe"), config, 64)
 
 
 def test_a_bug_of_a_family_is_not_told_as_the_config_s_fault() -> None:
@@ -28,7 +28,7 @@ def test_a_bug_of_a_family_is_not_told_as_the_config_s_fault() -> None:
 
     broken.describe = describe  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no_such_field"):
-        described(broken, tiny_config("llama"), 64)
+        model_description(broken, tiny_config("llama"), 64)
 
 
 def test_a_default_config_that_is_refused_shows_no_bug() -> None:
@@ -36,4 +36,4 @@ def test_a_default_config_that_is_refused_shows_no_bug() -> None:
     config = tiny_config("lfm2_moe")
     vars(config)["num_experts"] = None  # transformers checks the type of an attribute that is set
     with pytest.raises(CheckpointError, match="a field is null, or of another type than a lfm2_moe model's"):
-        described(family("lfm2_moe"), config, 64)
+        model_description(family("lfm2_moe"), config, 64)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardmill.gates.parity import relative_error
-from shardmill.models.architecture import Architecture, Ends, Kind, Model, Source, blocks
+from shardmill.models.architecture import Architecture, EncoderIO, LayerSpec, ModelDescription, TensorSource, blocks
 from shardmill.models.experts import transposed
 
 from . import tiny_encoders as tiny
@@ -18,32 +18,32 @@ LEAST = 1e-3  # error of a fault; the limit of the gate is 1e-4
 FILTER = "openai_privacy_filter"
 
 
-def graph(model: Model, **changes: object) -> Model:
+def graph(model: ModelDescription, **changes: object) -> ModelDescription:
     """The model with options of its graph changed."""
     a = model.architecture
     return replace(model, architecture=replace(a, graph=replace(a.graph, **changes)))  # type: ignore[arg-type]
 
 
-def architecture(model: Model, change: Callable[[Architecture], Architecture]) -> Model:
+def architecture(model: ModelDescription, change: Callable[[Architecture], Architecture]) -> ModelDescription:
     """The model with its architecture changed."""
     return replace(model, architecture=change(model.architecture))
 
 
-def banded(model: Model, more: int) -> Model:
+def banded(model: ModelDescription, more: int) -> ModelDescription:
     """The model with a band that is so much wider."""
     return architecture(model, lambda a: replace(a, band=(a.band or 0) + more))
 
 
-def straight(model: Model) -> Model:
+def straight(model: ModelDescription) -> ModelDescription:
     """Without the order of rows that makes neighbours halves."""
     turned = ("self_attn.q_proj.", "self_attn.k_proj.")
     found = {
         path: blocks(sources)[0].tensor for path, sources in model.sources.items() if any(t in path for t in turned)
     }
-    return replace(model, sources={**model.sources, **{path: Source(name) for path, name in found.items()}})
+    return replace(model, sources={**model.sources, **{path: TensorSource(name) for path, name in found.items()}})
 
 
-def interleaved(model: Model) -> Model:
+def interleaved(model: ModelDescription) -> ModelDescription:
     """Gate and up as every other column, as gpt-oss has them."""
     a = model.architecture
     assert a.graph.experts is not None
@@ -55,23 +55,23 @@ def interleaved(model: Model) -> Model:
     return replace(model, sources=found)
 
 
-def experts(model: Model, **changes: object) -> Model:
+def experts(model: ModelDescription, **changes: object) -> ModelDescription:
     """The model with options of its experts changed."""
     assert model.architecture.graph.experts is not None
     return graph(model, experts=replace(model.architecture.graph.experts, **changes))  # type: ignore[arg-type]
 
 
-def kinds(model: Model, change: Callable[[Kind], Kind]) -> Model:
+def kinds(model: ModelDescription, change: Callable[[LayerSpec], LayerSpec]) -> ModelDescription:
     """The model with every layer changed."""
     return architecture(model, lambda a: replace(a, kinds=tuple(map(change, a.kinds))))
 
 
-def ends(model: Model, change: Callable[[Ends], Ends]) -> Model:
+def ends(model: ModelDescription, change: Callable[[EncoderIO], EncoderIO]) -> ModelDescription:
     """The model with what is around its layers changed."""
-    return architecture(model, lambda a: replace(a, ends=change(a.ends or Ends())))
+    return architecture(model, lambda a: replace(a, ends=change(a.ends or EncoderIO())))
 
 
-MUTANTS: dict[str, tuple[str, Callable[[Model], Model]]] = {
+MUTANTS: dict[str, tuple[str, Callable[[ModelDescription], ModelDescription]]] = {
     "a band that leaves out its edge": (
         FILTER,
         lambda m: architecture(m, lambda a: replace(a, band=(a.band or 0) - 1)),
@@ -93,7 +93,7 @@ MUTANTS: dict[str, tuple[str, Callable[[Model], Model]]] = {
 }
 
 
-def error(model_type: str, change: Callable[[Model], Model]) -> float:
+def error(model_type: str, change: Callable[[ModelDescription], ModelDescription]) -> float:
     """The error of the worst token of a changed model, in a bucket that is not filled."""
     model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
     made = tiny.Blocks(change(tiny.described(model)), model.state_dict())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models import blocks, cca, mixture, primitives, routing
-from shardmill.models.architecture import Model, Source
+from shardmill.models.architecture import ModelDescription, TensorSource
 from shardmill.models.architecture import blocks as blocks_of
 
 from .test_family_mutants import LIMIT, Mutation, error, graph, kinds, swapped
@@ -23,7 +23,7 @@ from .test_family_mutants import LIMIT, Mutation, error, graph, kinds, swapped
 def experts(**changes: Any) -> Mutation:
     """Other options of the experts."""
 
-    def changed(model: Model) -> Model:
+    def changed(model: ModelDescription) -> ModelDescription:
         found = model.architecture.graph.experts
         assert found is not None
         return graph(experts=replace(found, **changes))(model)
@@ -31,17 +31,17 @@ def experts(**changes: Any) -> Mutation:
     return changed
 
 
-def every_class(model: Model) -> Model:
+def every_class(model: ModelDescription) -> ModelDescription:
     """All experts, weighed by a softmax over all of them: soft routing."""
     found = model.architecture.graph.experts
     assert found is not None
     return experts(chosen=found.classes, choice_bias=False)(model)
 
 
-def resourced(suffix: str, change: Callable[[Source], Source]) -> Mutation:
+def resourced(suffix: str, change: Callable[[TensorSource], TensorSource]) -> Mutation:
     """Other sources of the constants whose paths end in `suffix`."""
 
-    def changed(model: Model) -> Model:
+    def changed(model: ModelDescription) -> ModelDescription:
         found = {
             path: tuple(map(change, blocks_of(source)))
             for path, source in model.sources.items()
@@ -53,7 +53,7 @@ def resourced(suffix: str, change: Callable[[Source], Source]) -> Mutation:
     return changed
 
 
-def halved(source: Source) -> Source:
+def halved(source: TensorSource) -> TensorSource:
     """Rows of the first half, where the checkpoint has every other row."""
     assert source.rows is not None
     first, stop, _ = source.rows
@@ -96,7 +96,7 @@ def test_a_mistake_is_found_out(name: str) -> None:
     assert error(model_type, mutation) > LIMIT
 
 
-def _without_router_bias(model: Model) -> Model:
+def _without_router_bias(model: ModelDescription) -> ModelDescription:
     return resourced("router.bias", lambda source: replace(source, times=0.0))(model)
 
 

@@ -17,14 +17,14 @@ from shardmill import plan
 from shardmill.checkpoint.headers import TensorInfo, check_tensors
 from shardmill.errors import CheckpointError
 from shardmill.gates.thresholds import THRESHOLDS
-from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, Kind, Model
+from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, LayerSpec, ModelDescription
 from shardmill.models.contract import RING
-from shardmill.models.host import Floats, Host
+from shardmill.models.host import Floats, KVLayout
 
 from . import tiny_families as tiny
 
 LIMIT = THRESHOLDS["program_error"].limit
-Mutation = Callable[[Model], Model]
+Mutation = Callable[[ModelDescription], ModelDescription]
 
 
 def graph(**changes: Any) -> Mutation:
@@ -34,7 +34,7 @@ def graph(**changes: Any) -> Mutation:
     )
 
 
-def kinds(change: Callable[[Kind], Kind]) -> Mutation:
+def kinds(change: Callable[[LayerSpec], LayerSpec]) -> Mutation:
     """Other layers."""
     return lambda model: replace(
         model, architecture=replace(model.architecture, kinds=tuple(map(change, model.architecture.kinds)))
@@ -44,7 +44,7 @@ def kinds(change: Callable[[Kind], Kind]) -> Mutation:
 def window(by: int) -> Mutation:
     """Another window."""
 
-    def changed(model: Model) -> Model:
+    def changed(model: ModelDescription) -> ModelDescription:
         a = model.architecture
         assert a.window is not None
         return replace(model, architecture=replace(a, window=a.window + by))
@@ -55,7 +55,7 @@ def window(by: int) -> Mutation:
 def sources(suffix: str, **changes: Any) -> Mutation:
     """Constants whose paths end in `suffix`, from elsewhere or changed otherwise."""
 
-    def changed(model: Model) -> Model:
+    def changed(model: ModelDescription) -> ModelDescription:
         found = {path: source for path, source in model.sources.items() if path.endswith(suffix)}
         assert found
         return replace(model, sources={**model.sources, **{path: replace(s, **changes) for path, s in found.items()}})
@@ -66,7 +66,7 @@ def sources(suffix: str, **changes: Any) -> Mutation:
 def swapped(one: str, other: str) -> Mutation:
     """Two constants of every layer, each in the other's place."""
 
-    def changed(model: Model) -> Model:
+    def changed(model: ModelDescription) -> ModelDescription:
         found = dict(model.sources)
         for path in model.sources:
             if path.endswith(one):
@@ -122,7 +122,7 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
 }
 
 
-def error(model_type: str, mutation: Mutation = lambda model: model, host: type[Host] = Host) -> float:
+def error(model_type: str, mutation: Mutation = lambda model: model, host: type[KVLayout] = KVLayout) -> float:
     """How far off the tiny model of a family is after a mistake."""
     model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
     engine = tiny.Blocks(mutation(tiny.described(model)), tiny.tensors_of(model), host=host)
@@ -143,7 +143,7 @@ def test_an_epsilon_that_is_not_scaled_with_the_stream_is_found_out(
     assert error(model_type) > LIMIT
 
 
-class LastWritten(Host):
+class LastWritten(KVLayout):
     """Keeps the convolution's last inputs in the order of writing, rejected ones included, as a naive port does."""
 
     written = 0

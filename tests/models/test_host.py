@@ -8,7 +8,7 @@ import torch
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from models.hosts import host
-from shardmill.models.host import MASKED, NEVER, Host, attention_mask, rope_tables, write_mask
+from shardmill.models.host import MASKED, NEVER, KVLayout, attention_mask, rope_tables, write_mask
 
 
 def test_tables_are_named_after_the_inputs_and_read_at_the_positions() -> None:
@@ -25,7 +25,7 @@ def test_tables_are_named_after_the_inputs_and_read_at_the_positions() -> None:
 def test_tables_hold_as_many_positions_as_there_are_slots() -> None:
     rope = {"inv_freq": [1.0], "scale": 1.0}
     runtime = {"context": 4, "rope": {"rope": rope}, "window": None, "window_slots": 0, "conv_taps": 0}
-    assert len(Host(runtime).tables["rope_cos"]) == 4
+    assert len(KVLayout(runtime).tables["rope_cos"]) == 4
     assert rope_tables(rope, 2)[0].dtype == np.float32
 
 

@@ -18,7 +18,7 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.models import family
 from shardmill.models.architecture import SLIDING_MASK
 from shardmill.models.blocks import build
-from shardmill.models.contract import Blueprint
+from shardmill.models.contract import GraphSpec
 from shardmill.models.families import phi3
 from shardmill.models.hf_config import load_hf_config
 from shardmill.models.rope import rope
@@ -141,7 +141,7 @@ def layer() -> tuple[Any, Any]:
             weight.copy_(1 + 0.3 * torch.randn_like(weight) if weight.ndim == 1 else 0.15 * torch.randn_like(weight))
     weights = {f"layers.0.{name}": t.detach() for name, t in theirs.state_dict().items()}
     found = phi3.describe(config, 16).architecture
-    return theirs, lambda: build(Blueprint("layers", found.graph, ((0, found.kinds[0]),), 16), weights)
+    return theirs, lambda: build(GraphSpec("layers", found.graph, ((0, found.kinds[0]),), 16), weights)
 
 
 @pytest.mark.parametrize("widths", [[4], [1, 1, 1, 1], [1, 3], [3, 1]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardmill.models.host import Host, rope_rows, rope_tables
+from shardmill.models.host import KVLayout, rope_rows, rope_tables
 
 ROPE = {"inv_freq": [1.0, 0.3, 0.01], "scale": 1.5}
 
@@ -21,7 +21,7 @@ def test_rotary_rows_go_on_where_the_tables_end() -> None:
 def test_a_pass_may_lie_past_the_slots() -> None:
     """Every table that a model has goes on, also in a pass across its end."""
     model = {"context": 8, "window": None, "window_slots": 0, "conv_taps": 0}
-    host = Host(model | {"rope": {"rope": ROPE, "rope_local": ROPE}})
+    host = KVLayout(model | {"rope": {"rope": ROPE, "rope_local": ROPE}})
     found = host.arrays([7, 4], [7, 8])
     for name, rows in zip(("rope_cos", "rope_sin"), rope_rows(ROPE, np.array([7, 8])), strict=True):
         assert np.array_equal(found[name], rows)

@@ -23,7 +23,7 @@ from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates import measurement, stack
 from shardmill.gates.reference import Reference, carried_channels
-from shardmill.gates.stack import TurningDrafter, one_by_one
+from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.machine import load_programs_as
 from shardmill.models import supported
 from shardmill.pipeline.steps.split import split
@@ -107,7 +107,7 @@ def test_the_gates_of_the_stack_pass(shipped: Shipped) -> None:
 def test_a_greedy_text_with_drafts_is_transformers_own(shipped: Shipped) -> None:
     """Each of 100 tokens is the one that transformers, given the packages' weights, finds most likely there."""
     engine = shipped.engine()
-    truth = one_by_one(engine, PROMPT, NEW)
+    truth = decode_one_by_one(engine, PROMPT, NEW)
     drafter = TurningDrafter(len(PROMPT), truth, engine.vocab)
     engine.reset()
     found = run(Session(engine), PROMPT, max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())

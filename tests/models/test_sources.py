@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardmill.models.architecture import Source
+from shardmill.models.architecture import TensorSource
 from shardmill.models.sources import assembled, magnitude, picked, put_back, turned, undone
 
 STACK = torch.arange(24.0).reshape(2, 3, 4) - 7
 
 SOURCES = {
-    "as it is": Source("w"),
-    "a gain of 1 + weight, scaled": Source("w", add=1.0, times=0.125),
-    "transposed": Source("w", transposed=True),
-    "every other row": Source("w", rows=(1, 3, 2)),
-    "columns, transposed, one in two": Source("w", transposed=True, rows=(0, 4, 2)),
-    "one of the last axis": Source("w", column=2),
-    "brought to one magnitude": Source("w", magnitude="divide"),
+    "as it is": TensorSource("w"),
+    "a gain of 1 + weight, scaled": TensorSource("w", add=1.0, times=0.125),
+    "transposed": TensorSource("w", transposed=True),
+    "every other row": TensorSource("w", rows=(1, 3, 2)),
+    "columns, transposed, one in two": TensorSource("w", transposed=True, rows=(0, 4, 2)),
+    "one of the last axis": TensorSource("w", column=2),
+    "brought to one magnitude": TensorSource("w", magnitude="divide"),
 }
 
 
@@ -33,7 +33,7 @@ def test_what_a_source_does_can_be_undone(name: str) -> None:
 
 
 def test_a_repeated_number_is_put_back_once() -> None:
-    source, target = Source("w", repeat=3), torch.zeros(4)
+    source, target = TensorSource("w", repeat=3), torch.zeros(4)
     block = turned(STACK[0, 0], source)
     assert (block.tolist(), source.block_shape((4,))) == (STACK[0, 0].repeat_interleave(3).tolist(), (12,))
     put_back(target, block, source)
@@ -43,7 +43,7 @@ def test_a_repeated_number_is_put_back_once() -> None:
 def test_vectors_beside_a_table_are_added_and_multiplied() -> None:
     """ZAYA's embedding is (e + bias) * scale."""
     plus, by = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 2.0, 4.0, 4.0])
-    source = Source("w", plus="b", by="s", times=0.5)
+    source = TensorSource("w", plus="b", by="s", times=0.5)
     rows = turned(STACK[0], source, [plus, by])
     assert torch.equal(rows, (STACK[0] + plus) * by * 0.5)
     assert torch.equal(undone(rows, source, [plus, by]), STACK[0])
@@ -53,7 +53,7 @@ def test_a_magnitude_loses_nothing() -> None:
     """It is a power of two, and no value is over it."""
     values = torch.tensor([[0.3, -5.1], [0.0, 2.0]])
     assert (magnitude(values), magnitude(torch.zeros(2)), magnitude(torch.tensor([4.0]))) == (8.0, 1.0, 4.0)
-    only = Source("w", magnitude="only", repeat=3)
+    only = TensorSource("w", magnitude="only", repeat=3)
     assert turned(values, only).tolist() == [8.0] * 3
 
 

@@ -17,8 +17,8 @@ from shardmill.checkpoint.headers import read_tensors
 from shardmill.errors import CheckpointError
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.models import synthetic
-from shardmill.models.architecture import Source
-from shardmill.models.synthetic import draw_rows, synth_checkpoint
+from shardmill.models.architecture import TensorSource
+from shardmill.models.synthetic import draw_rows, write_synthetic_checkpoint
 
 from .small_configs import FAMILIES, small_config
 from .tiny_families import TINY
@@ -44,7 +44,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dest = tmp_path_factory.mktemp("synthetic") / "model"
-    synth_checkpoint(CONFIG, dest, seed=1, max_file_bytes=2_000_000)
+    write_synthetic_checkpoint(CONFIG, dest, seed=1, max_file_bytes=2_000_000)
     return dest
 
 
@@ -84,8 +84,8 @@ def test_files_are_split_like_the_hubs(folder: Path) -> None:
 
 
 def test_seed_decides_the_bytes_and_threads_do_not(folder: Path, tmp_path: Path) -> None:
-    synth_checkpoint(CONFIG, tmp_path / "same", seed=1, max_file_bytes=2_000_000, threads=1)
-    synth_checkpoint(CONFIG, tmp_path / "other", seed=2, max_file_bytes=2_000_000)
+    write_synthetic_checkpoint(CONFIG, tmp_path / "same", seed=1, max_file_bytes=2_000_000, threads=1)
+    write_synthetic_checkpoint(CONFIG, tmp_path / "other", seed=2, max_file_bytes=2_000_000)
     assert tree_hash(tmp_path / "same") == tree_hash(folder) != tree_hash(tmp_path / "other")
 
 
@@ -93,7 +93,7 @@ def test_blocks_join_seamlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Each block is written to its own rows: the file holds what was drawn, for every block of every tensor."""
     monkeypatch.setattr(synthetic, "BLOCK_ELEMENTS", 96 * 10)
     config = CONFIG | {"num_hidden_layers": 1}
-    synth_checkpoint(config, tmp_path / "m", seed=3)
+    write_synthetic_checkpoint(config, tmp_path / "m", seed=3)
     tensors = read_tensors(tmp_path / "m")
     for recipe in synthetic._recipes(config):
         info = tensors[recipe.name]
@@ -106,7 +106,7 @@ def test_blocks_join_seamlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_values_follow_the_recipe() -> None:
     """bf16 bits decode to the mean and deviation asked for, and neighbouring blocks are not copies."""
-    recipe = synthetic._recipe("layers.0.mlp.gate_proj.weight", Source("w"), (4096, 256), 256, 1, 0.02)
+    recipe = synthetic._recipe("layers.0.mlp.gate_proj.weight", TensorSource("w"), (4096, 256), 256, 1, 0.02)
     block = draw_rows(recipe, 0, 4096, seed=0)
     quiet = np.delete(block, synthetic._loud_channels(256, 0), axis=1)
     values = (quiet.astype(np.uint32) << 16).view(np.float32)
@@ -117,7 +117,7 @@ def test_values_follow_the_recipe() -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_kind_of_constant_has_a_recipe(model_type: str, tmp_path: Path) -> None:
     """Biases, taps of convolutions, gains of 1 + weight: transformers finds every tensor, and its answer is sound."""
-    synth_checkpoint(small_config(model_type).to_dict(), tmp_path / "m", seed=1)
+    write_synthetic_checkpoint(small_config(model_type).to_dict(), tmp_path / "m", seed=1)
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32, output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():
@@ -127,14 +127,14 @@ def test_every_kind_of_constant_has_a_recipe(model_type: str, tmp_path: Path) ->
 
 
 def test_a_gain_of_one_plus_weight_is_drawn_around_zero(tmp_path: Path) -> None:
-    synth_checkpoint(small_config("gemma3_text").to_dict(), tmp_path / "m", seed=1)
+    write_synthetic_checkpoint(small_config("gemma3_text").to_dict(), tmp_path / "m", seed=1)
     weights = checkpoint_weights(tmp_path / "m")
     for name in ("input_layernorm", "post_feedforward_layernorm", "self_attn.q_norm"):
         assert abs(weights(f"model.layers.0.{name}.weight").float().median()) < 0.1
 
 
 def test_untied_head_is_written(tmp_path: Path) -> None:
-    synth_checkpoint(CONFIG | {"tie_word_embeddings": False, "num_hidden_layers": 1}, tmp_path / "m", seed=0)
+    write_synthetic_checkpoint(CONFIG | {"tie_word_embeddings": False, "num_hidden_layers": 1}, tmp_path / "m", seed=0)
     assert read_tensors(tmp_path / "m")["lm_head.weight"].shape == (512, 96)
     assert "lm_head.weight" not in {r.name for r in synthetic._recipes(CONFIG)}
 
@@ -145,7 +145,7 @@ def test_tokenizer_is_copied_and_nothing_else(tmp_path: Path) -> None:
     lender.mkdir()
     for name in ("tokenizer.json", "config.json", "model.safetensors", "model.safetensors.index.json", "x.py"):
         (lender / name).write_text("{}")
-    synth_checkpoint(CONFIG | {"num_hidden_layers": 1}, tmp_path / "m", seed=0, tokenizer=lender)
+    write_synthetic_checkpoint(CONFIG | {"num_hidden_layers": 1}, tmp_path / "m", seed=0, tokenizer=lender)
     names = {p.name for p in (tmp_path / "m").iterdir()}
     assert "tokenizer.json" in names and "x.py" not in names and "model.safetensors" not in names
     assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "phi3"
@@ -158,7 +158,7 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path) -> None:
     for layers in (2, 16):
         tracemalloc.start()
         config = CONFIG | {"num_hidden_layers": layers, "hidden_size": 384, "intermediate_size": 1024}
-        synth_checkpoint(config, tmp_path / str(layers), seed=0, threads=1)
+        write_synthetic_checkpoint(config, tmp_path / str(layers), seed=0, threads=1)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
@@ -167,17 +167,17 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path) -> None:
 def test_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can't be written is said in one line before anything is written."""
     with pytest.raises(CheckpointError, match="model_type 'gpt2' is not supported"):
-        synth_checkpoint(CONFIG | {"model_type": "gpt2"}, tmp_path / "m", seed=0)
+        write_synthetic_checkpoint(CONFIG | {"model_type": "gpt2"}, tmp_path / "m", seed=0)
     with pytest.raises(CheckpointError, match="hidden_size"):
-        synth_checkpoint({"model_type": "phi3"}, tmp_path / "m", seed=0)
+        write_synthetic_checkpoint({"model_type": "phi3"}, tmp_path / "m", seed=0)
     with pytest.raises(CheckpointError, match="is there already"):
-        synth_checkpoint(CONFIG, tmp_path, seed=0)
+        write_synthetic_checkpoint(CONFIG, tmp_path, seed=0)
     with pytest.raises(CheckpointError, match="absent: no such folder"):
-        synth_checkpoint(CONFIG, tmp_path / "m", seed=0, tokenizer=tmp_path / "absent")
+        write_synthetic_checkpoint(CONFIG, tmp_path / "m", seed=0, tokenizer=tmp_path / "absent")
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(CheckpointError, match="disk full"):
-        synth_checkpoint(CONFIG, tmp_path / "m", seed=0)
+        write_synthetic_checkpoint(CONFIG, tmp_path / "m", seed=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,7 +185,7 @@ def test_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_experts_write_is_scaled_down_by_depth_whatever_the_layout(experts: int, tmp_path: Path) -> None:
     """Each of a few layers would otherwise drown what came before it, and one rounding would change all after it."""
     content = {**TINY["gpt_oss"], "num_local_experts": experts, "num_hidden_layers": 2, "model_type": "gpt_oss"}
-    synth_checkpoint(content, tmp_path / "ck", 0)
+    write_synthetic_checkpoint(content, tmp_path / "ck", 0)
     weights = checkpoint_weights(tmp_path / "ck")
     down, up = (weights(f"model.layers.0.mlp.experts.{name}").float() for name in ("down_proj", "gate_up_proj"))
     assert float(down.std()) == pytest.approx(synthetic.HUSHED / math.sqrt(4 * down.shape[-1]), rel=0.05)

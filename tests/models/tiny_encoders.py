@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shardmill import models
-from shardmill.models.architecture import Model, blocks
+from shardmill.models.architecture import ModelDescription, blocks
 from shardmill.models.blocks import build
 from shardmill.models.buckets import apart, arrays, columns
 from shardmill.models.contract import constants, inputs, table_constants, whole_blueprint
@@ -83,16 +83,16 @@ def tiny_model(model_type: str, task: str = "token-classification", **changes: A
     return model
 
 
-def described(model: Any, length: int = 128) -> Model:
+def described(model: Any, length: int = 128) -> ModelDescription:
     """Our description of one of transformers' models."""
-    found: Model = models.family(model.config.model_type, models.ENCODER).describe(model.config, length)
+    found: ModelDescription = models.family(model.config.model_type, models.ENCODER).describe(model.config, length)
     return found
 
 
 class Blocks:
     """The PyTorch blocks of an encoder, called as a runtime calls its programs."""
 
-    def __init__(self, model: Model, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, model: ModelDescription, tensors: dict[str, Tensor]) -> None:
         self.a, blueprint = model.architecture, whole_blueprint(model.architecture)
         shapes = constants(blueprint)
         weights = {path: self.held(model, path, shape, tensors) for path, shape in shapes.items()}
@@ -100,7 +100,7 @@ class Blocks:
         self.names, self.module = list(inputs(blueprint)), build(blueprint, weights)
 
     @staticmethod
-    def held(model: Model, path: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:
+    def held(model: ModelDescription, path: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:
         """A constant of its blocks."""
         found = []
         for source in blocks(model.sources[path]):

@@ -19,10 +19,10 @@ from shardmill import models
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
-from shardmill.models.architecture import Model, Source, blocks
+from shardmill.models.architecture import ModelDescription, TensorSource, blocks
 from shardmill.models.blocks import build
-from shardmill.models.contract import Blueprint, constants, inputs, window_slots
-from shardmill.models.host import Floats, Host
+from shardmill.models.contract import GraphSpec, constants, inputs, window_slots
+from shardmill.models.host import Floats, KVLayout
 from shardmill.models.sources import assembled, turned
 from shardmill.pipeline.steps.split import prefix_of
 
@@ -244,24 +244,24 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
     return {**head, **revert_weight_conversion(model, state)}
 
 
-def described(model: Any, slots: int = SLOTS) -> Model:
+def described(model: Any, slots: int = SLOTS) -> ModelDescription:
     """Our description of one of transformers' models, by the names that its tensors have in memory."""
     config = model.config.get_text_config()
-    found: Model = models.family(model.config.model_type).describe(config, slots)
+    found: ModelDescription = models.family(model.config.model_type).describe(config, slots)
     return found.under(prefix_of(tensors_of(model), found.prefix))
 
 
-def weights_of(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weights_of(model: ModelDescription, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The constants of all programs by their paths."""
     a = model.architecture
-    shapes = constants(Blueprint("layers", a.graph, tuple(enumerate(a.kinds)))) | constants(
-        Blueprint("head", a.graph, rows=a.vocab)
+    shapes = constants(GraphSpec("layers", a.graph, tuple(enumerate(a.kinds)))) | constants(
+        GraphSpec("head", a.graph, rows=a.vocab)
     )
     shapes["embedding"] = (a.vocab, a.graph.hidden)
     return {path: _constant(blocks(model.sources[path]), tensors, shape) for path, shape in shapes.items()}
 
 
-def _constant(sources: Sequence[Source], tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
+def _constant(sources: Sequence[TensorSource], tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
     """A constant from the tensors of its sources."""
     found = []
     for source in sources:
@@ -276,14 +276,20 @@ class Blocks:
 
     widths, verify, tokens_max = (1, 2, 3, 4), 4, 4
 
-    def __init__(self, model: Model, tensors: Mapping[str, Tensor], slots: int = SLOTS, host: type[Host] = Host):
+    def __init__(
+        self,
+        model: ModelDescription,
+        tensors: Mapping[str, Tensor],
+        slots: int = SLOTS,
+        host: type[KVLayout] = KVLayout,
+    ):
         a = model.architecture
         ring = window_slots(a.window, self.tokens_max, slots)
-        blueprint = Blueprint("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
+        blueprint = GraphSpec("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
         weights = weights_of(model, tensors)
         self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(blueprint))
         self.table, self.carry = weights["embedding"], a.graph.carry
-        self.layers, self.head = build(blueprint, weights), build(Blueprint("head", a.graph, rows=a.vocab), weights)
+        self.layers, self.head = build(blueprint, weights), build(GraphSpec("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
         known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
         self.host = host(known | {"conv_taps": a.graph.conv_taps})

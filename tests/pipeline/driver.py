@@ -20,7 +20,7 @@ from shardmill.pipeline import code_digest, dag
 from shardmill.pipeline.cache.remote import Remote
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import arguments, describe, perform, taken
-from shardmill.pipeline.resolve import settle
+from shardmill.pipeline.resolve import resolve_config
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import RECEIPT
 
@@ -51,7 +51,7 @@ def one_thread() -> Iterator[None]:
 
 def _worked(root: Path, content: dict[str, Any], leave_out: Collection[str], shared: Remote | None) -> Iterator[str]:
     found, kept = config.parse(content), root / "build/.store"
-    settings = found if found.is_settled else settle(found, "config", kept)
+    settings = found if found.is_settled else resolve_config(found, "config", kept)
     build, store = root / "build" / settings.model, Store(kept, shared=shared)
     steps = dag.wanted(STEPS, settings)
     for job in dag.jobs(steps, settings):
@@ -64,7 +64,7 @@ def _worked(root: Path, content: dict[str, Any], leave_out: Collection[str], sha
         task = describe(step.task, given, store, tools)
         mine = dag.own(steps, job)
         receipt = build / dag.expanded(step.receipt, dag.names(settings), mine)[0] if step.receipt else None
-        if perform(task, dag.outputs(steps, job, settings, build), receipt, store, taken(given)) and receipt:
+        if perform(task, dag.job_outputs(steps, job, settings, build), receipt, store, taken(given)) and receipt:
             yield receipt.relative_to(build).as_posix().removesuffix(RECEIPT)
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.job import described, full_at, uncopied_at
+from shardmill.pipeline.job import error_line, full_at, uncopied_at
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -63,7 +63,7 @@ def test_a_copy_that_a_library_in_c_could_not_end_is_named() -> None:
     said = "filesystem error: cannot copy: Input/output error [/tmp/a.mlmodel] [build/.store/tmp-1/a b.mlmodel]"
     error = wrapped(RuntimeError(said))
     assert full_at(error) is None and uncopied_at(error) == "build/.store/tmp-1/a b.mlmodel"
-    line = described(RuntimeError(said), Path("log"))
+    line = error_line(RuntimeError(said), Path("log"))
     assert line.startswith("build/.store/tmp-1/a b.mlmodel: the disk is full, or fails; free some space")
     assert uncopied_at(RuntimeError(said.replace("Input/output error", "No such file or directory"))) is None
 

@@ -25,8 +25,8 @@ def test_a_bucket_that_is_silent_is_soon_given_up(
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
         began = time.monotonic()
-        answer = cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
-    assert answer is cache_remote.Answer.SILENT
+        answer = cache_remote.pull(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+    assert answer is cache_remote.PullResult.SILENT
     assert time.monotonic() - began < 60  # it is eight minutes with each layer as it comes
     assert "Read timeout" in caplog.text
 
@@ -41,14 +41,14 @@ def test_who_waited_in_vain_spares_the_others(
         asked.append(1)
         raise TimeoutError("no answer")
 
-    def ask() -> cache_remote.Answer:
-        return cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
+    def ask() -> cache_remote.PullResult:
+        return cache_remote.pull(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), lambda work: None)
 
-    monkeypatch.setattr(cache_remote, "find", silent)
+    monkeypatch.setattr(cache_remote, "find_entry", silent)
     caplog.set_level(logging.INFO)
-    assert [ask(), ask()] == [cache_remote.Answer.SILENT] * 2 and len(asked) == 2
+    assert [ask(), ask()] == [cache_remote.PullResult.SILENT] * 2 and len(asked) == 2
     monkeypatch.setattr(cache_remote, "LONG", -1.0)
-    assert [ask(), ask()] == [cache_remote.Answer.SILENT] * 2 and len(asked) == 3
+    assert [ask(), ask()] == [cache_remote.PullResult.SILENT] * 2 and len(asked) == 3
     assert "not asked, as it was silent 0 s ago" in caplog.text
     os.utime(tmp_path / cache_remote.MARK, (time.time() - cache_remote.PAUSE - 1,) * 2)
     ask()
@@ -64,11 +64,11 @@ def test_a_download_that_stands_still_is_silence(tmp_path: Path, monkeypatch: py
     def stands_still(work: object) -> None:
         raise OSError("no bytes") from ReadTimeoutError()
 
-    monkeypatch.setattr(cache_remote, "find", lambda *_: {"file": "a" * 64})
+    monkeypatch.setattr(cache_remote, "find_entry", lambda *_: {"file": "a" * 64})
     monkeypatch.setattr(cache_remote, "LONG", -1.0)
     assert (
-        cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), stands_still)
-        is cache_remote.Answer.SILENT
+        cache_remote.pull(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), stands_still)
+        is cache_remote.PullResult.SILENT
     )
     assert (tmp_path / cache_remote.MARK).exists()
 
@@ -79,7 +79,9 @@ def test_a_download_that_breaks_off_is_not_silence(tmp_path: Path, monkeypatch: 
     def breaks(work: object) -> None:
         raise ConnectionError("reset by peer")
 
-    monkeypatch.setattr(cache_remote, "find", lambda *_: {"file": "a" * 64})
+    monkeypatch.setattr(cache_remote, "find_entry", lambda *_: {"file": "a" * 64})
     monkeypatch.setattr(cache_remote, "LONG", -1.0)
-    assert cache_remote.ask(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), breaks) is cache_remote.Answer.SILENT
+    assert (
+        cache_remote.pull(Remote("s3://bucket/folder"), tmp_path / ("a" * 64), breaks) is cache_remote.PullResult.SILENT
+    )
     assert not (tmp_path / cache_remote.MARK).exists()

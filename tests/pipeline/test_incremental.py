@@ -89,7 +89,7 @@ def forecast(root: Path, content: dict[str, Any]) -> set[str]:
     return {v.step for v in verdicts(root, content) if v.status != "unchanged"} - {"benchmark/speed"}
 
 
-def verdicts(root: Path, content: dict[str, Any]) -> list[why.Verdict]:
+def verdicts(root: Path, content: dict[str, Any]) -> list[why.StepOutlook]:
     """All that `shardmill why` says."""
     parsed = config.parse(content)
     build = root / "build" / parsed.model
@@ -161,7 +161,7 @@ def test_benchmark_setting_changed(root: Path) -> None:
     """What is measured later has no part in a package; `why` tells of it, for it takes longest of all."""
     changed = settings(benchmark=BENCHMARK | {"new_tokens": 3})
     assert driver.run(root, changed) == []
-    assert verdicts(root, changed)[-1] == why.Verdict("benchmark/speed", "works", "not made before")
+    assert verdicts(root, changed)[-1] == why.StepOutlook("benchmark/speed", "works", "not made before")
 
 
 def test_the_benchmark_is_foreseen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +169,11 @@ def test_the_benchmark_is_foreseen(root: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("shardmill.bench.speed.benchmark", lambda build, settings: {})
     driver.measure(root, settings())
     (root / "build/tiny/model.json").unlink()
-    assert verdicts(root, settings())[-1] == why.Verdict("benchmark/speed", "unchanged")
+    assert verdicts(root, settings())[-1] == why.StepOutlook("benchmark/speed", "unchanged")
     (last,) = (v for v in verdicts(root, settings(benchmark=BENCHMARK | {"new_tokens": 3})) if v.status != "unchanged")
-    assert last == why.Verdict("benchmark/speed", "works", "params.settings.new_tokens")
+    assert last == why.StepOutlook("benchmark/speed", "works", "params.settings.new_tokens")
     (root / "sample.txt").write_text("another text" * 99)
-    assert verdicts(root, settings())[-1] == why.Verdict("benchmark/speed", "depends", "model.json")
+    assert verdicts(root, settings())[-1] == why.StepOutlook("benchmark/speed", "depends", "model.json")
 
 
 def test_converter_changed_with_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

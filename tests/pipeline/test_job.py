@@ -15,7 +15,7 @@ import pytest
 
 from shardmill.errors import GateError
 from shardmill.machine import THREAD_VARIABLES as THREADS
-from shardmill.pipeline.job import as_paths, described
+from shardmill.pipeline.job import as_paths, error_line
 
 SCRIPT = """
 import json, logging, sys
@@ -204,15 +204,15 @@ def test_the_log_says_what_memory_it_took_whether_it_fails_or_not(ending: str, t
 
 def test_errors_become_one_line() -> None:
     log = Path("logs/a.log")
-    assert described(GateError("the number"), log) == "the number"
+    assert error_line(GateError("the number"), log) == "the number"
     full = OSError(errno.ENOSPC, "No space left on device", "build/x")
-    assert described(full, log) == "build/x: the disk is full; free some space and run the same command again"
-    assert described(shutil.Error([("a", "build/b", str(full))]), log).startswith("build/b: the disk is full")
+    assert error_line(full, log) == "build/x: the disk is full; free some space and run the same command again"
+    assert error_line(shutil.Error([("a", "build/b", str(full))]), log).startswith("build/b: the disk is full")
     closed = PermissionError(errno.EACCES, "Permission denied", "build/.store/x")
-    assert described(closed, log) == "build/.store/x: Permission denied; allow it and run the same command again"
-    assert described(GateError("a library\n said"), log) == "a library said"
-    assert described(ValueError("first\nsecond"), log) == "unexpected ValueError: first (traceback in logs/a.log)"
-    assert described(KeyError(), log) == "unexpected KeyError: KeyError (traceback in logs/a.log)"
+    assert error_line(closed, log) == "build/.store/x: Permission denied; allow it and run the same command again"
+    assert error_line(GateError("a library\n said"), log) == "a library said"
+    assert error_line(ValueError("first\nsecond"), log) == "unexpected ValueError: first (traceback in logs/a.log)"
+    assert error_line(KeyError(), log) == "unexpected KeyError: KeyError (traceback in logs/a.log)"
 
 
 @pytest.mark.parametrize(("value", "expected"), [("a", Path("a")), (["a", "b"], [Path("a"), Path("b")]), ([], [])])

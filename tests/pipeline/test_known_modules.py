@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardmill.pipeline import code_digest
-from shardmill.pipeline.code_digest import keep, read_module
+from shardmill.pipeline.code_digest import read_module, save_modules
 
 PARSED = code_digest.parsed
 
@@ -48,7 +48,7 @@ def again(file: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[code_digest.Modu
 
     monkeypatch.setattr(code_digest, "parsed", counted)
     found = read_module(file)
-    keep()
+    save_modules()
     return found, read
 
 

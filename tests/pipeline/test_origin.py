@@ -12,7 +12,7 @@ import pytest
 from shardmill import config
 from shardmill.attest.statement import PATHS
 from shardmill.errors import ConfigError
-from shardmill.pipeline.resolve import grounded, load, workflow_root
+from shardmill.pipeline.resolve import grounded, load_resolved, workflow_root
 
 THERE = "resources/demo/config.json"
 
@@ -57,9 +57,9 @@ def test_what_is_no_section_is_left_to_whoever_checks_the_config(wrong: Any) -> 
 
 def test_a_config_s_file_is_read_as_a_build_reads_it() -> None:
     root = workflow_root()
-    found = load(root / "configs/demo.yaml")
+    found = load_resolved(root / "configs/demo.yaml")
     assert found.source.path == os.path.relpath(root / "resources/demo")
     assert found.parity.text == os.path.relpath(root / config.Parity().text)
     Path("wrong.yaml").write_text("- a list")
     with pytest.raises(ConfigError, match="wrong.yaml: expected a mapping"):
-        load(Path("wrong.yaml"))
+        load_resolved(Path("wrong.yaml"))

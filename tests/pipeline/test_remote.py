@@ -197,7 +197,7 @@ def test_after_a_file_that_is_gone_the_rest_is_not_fetched(
     monkeypatch.setattr(type(fs), "size", lambda self, source: 0)
     monkeypatch.setattr(remote, "hash_file", lambda path: f"{int(path.name):064}")
     files = {f"folder.mlpackage/{i}": remote.Listed(f"{i:064}", 0) for i in range(100)}
-    with pytest.raises(remote.Refused, match="0 is gone"):
+    with pytest.raises(remote.RemoteRefusal, match="0 is gone"):
         remote.bring(folder, files, {"folder": tmp_path / "folder.mlpackage"}, tmp_path)
     assert len(fetched) < 50
 
@@ -209,9 +209,9 @@ def test_a_store_that_sends_more_than_it_lists_fills_no_disk(url: str, tmp_path:
     here.perform(mine)
     fs, root = fsspec.core.url_to_fs(url)
     fs.pipe_file(f"{root}/v1/files/{DATA}", bytes(1 << 16))
-    listed = remote.find(shared, entry(mine).name)
+    listed = remote.find_entry(shared, entry(mine).name)
     assert listed is not None and listed["folder.mlpackage/deep/data.bin"] == remote.Listed(DATA, 2)
-    with pytest.raises(remote.Refused, match="data.bin has more than the 2 bytes that are listed"):
+    with pytest.raises(remote.RemoteRefusal, match="data.bin has more than the 2 bytes that are listed"):
         remote.bring(shared, listed, {name: tmp_path / name for name in ("folder.mlpackage", "file.json")}, tmp_path)
 
 
@@ -220,8 +220,8 @@ def test_a_list_without_end_is_not_read(url: str, tmp_path: Path, monkeypatch: p
     mine, here = machine(tmp_path / "a", shared)
     here.perform(mine)
     monkeypatch.setattr(remote, "ENTRY_BYTES", 100)
-    with pytest.raises(remote.Refused, match="longer than any list of files"):
-        remote.find(shared, entry(mine).name)
+    with pytest.raises(remote.RemoteRefusal, match="longer than any list of files"):
+        remote.find_entry(shared, entry(mine).name)
 
 
 def test_an_entry_of_before_has_no_sizes_and_is_taken(folder: Remote, tmp_path: Path) -> None:

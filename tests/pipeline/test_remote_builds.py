@@ -73,11 +73,11 @@ def test_of_a_damaged_or_silent_store_why_foresees_nothing(
     asked: list[str] = []
 
     def statuses(find: Callable[..., object]) -> set[str]:
-        monkeypatch.setattr(remote, "find", lambda shared, key: asked.append(key) or find(shared, key))
+        monkeypatch.setattr(remote, "find_entry", lambda shared, key: asked.append(key) or find(shared, key))
         return {verdict.status for verdict in why.forecast(parsed, build, store)}
 
     def refuse(*_: object) -> None:
-        raise remote.Refused("it is damaged")
+        raise remote.RemoteRefusal("it is damaged")
 
     def fail(*_: object) -> None:
         raise ConnectionError("no route to host")

@@ -51,12 +51,12 @@ def test_a_bucket_is_waited_for_as_long_by_either_of_its_names(protocol: str, mo
         return SimpleNamespace(), "b/x"
 
     monkeypatch.setattr("fsspec.core.url_to_fs", opened)
-    remote.check(Remote(f"{protocol}://b/x"))
+    remote.check_address(Remote(f"{protocol}://b/x"))
     assert given == [{"use_listings_cache": False, **remote.PATIENCE["s3"]}]
 
 
 @pytest.mark.parametrize(("url", "message"), [("nonsense://x", "nonsense"), ("gs://x/y", "gcsfs")])
 def test_a_store_that_nothing_here_can_open_is_refused(url: str, message: str) -> None:
     with pytest.raises(ShardmillError, match=f"{remote.URL}: .*{message}"):
-        remote.check(Remote(url))
-    remote.check(Remote("file:///tmp"))
+        remote.check_address(Remote(url))
+    remote.check_address(Remote("file:///tmp"))

@@ -35,7 +35,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settled(**changes: Any) -> config.Config:
-    return resolve.settle(config.parse(tiny.settings("checkpoint", **changes)), "a.yaml")
+    return resolve.resolve_config(config.parse(tiny.settings("checkpoint", **changes)), "a.yaml")
 
 
 def refusal(**changes: Any) -> str:
@@ -140,7 +140,7 @@ def test_of_a_repository_only_config_json_is_fetched_and_only_once(
         assert settled(source=HUB, **OPEN).ranges == ((0, 4),)
     assert asked == [("a/b", "0" * 40)]
     given = config.parse(tiny.settings("", source=HUB))
-    assert resolve.settle(given, "a.yaml") == given
+    assert resolve.resolve_config(given, "a.yaml") == given
     assert len(asked) == 1
 
 
@@ -164,7 +164,7 @@ def test_memory_is_expected_as_the_plan_says_it(
     parts, plan = split(source, chosen, HashCache(tmp_path / "hashes"), read_json(source / "source.json")["files"])
     expected = resolve.expected(chosen)
     for name in (*(part.name for part in parts), None):
-        assert resources.sizes(expected, 16, name) == resources.sizes(plan, 16, name)
+        assert resources.part_sizes(expected, 16, name) == resources.part_sizes(plan, 16, name)
 
 
 @pytest.mark.usefixtures("checkpoint")
@@ -182,9 +182,9 @@ def test_memory_is_not_expected_as_of_a_program_of_another_form() -> None:
 def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny("bert", tmp_path / "checkpoint"), tmp_path)
-    chosen = resolve.settle(config.parse(tiny_encoders.settings(source)), "a.yaml")
+    chosen = resolve.resolve_config(config.parse(tiny_encoders.settings(source)), "a.yaml")
     for name in (*parts, None):
-        assert resources.sizes(resolve.expected(chosen), 16, name) == resources.sizes(plan, 16, name)
+        assert resources.part_sizes(resolve.expected(chosen), 16, name) == resources.part_sizes(plan, 16, name)
 
 
 @pytest.mark.usefixtures("checkpoint")

@@ -17,7 +17,7 @@ from shardmill.checkpoint import hub
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import code_digest, snakefile
 from shardmill.pipeline.batch import Batch
-from shardmill.pipeline.resolve import settle
+from shardmill.pipeline.resolve import resolve_config
 from shardmill.pipeline.table import STEPS
 
 from .workflows import IN_BUILD
@@ -196,7 +196,7 @@ def test_what_is_recorded_before_there_is_a_checkpoint_holds_afterwards(
     """Else the jobs of a finished build would be submitted once more."""
     hub_s = {"source": {"repo": "a/b", "revision": "0" * 40}, "topology": "auto"}
     monkeypatch.setattr(hub, "download_config", lambda *_: Path("checkpoint/config.json"))
-    configs = [settle(config.parse(settings | own), "a.yaml") for own in ({}, hub_s)]
+    configs = [resolve_config(config.parse(settings | own), "a.yaml") for own in ({}, hub_s)]
     before = [watched_split(one) for one in configs]
     assert before == 2 * [code_digest.tools(STEPS["split"], "phi3")]
     shutil.copytree("checkpoint", "build/tiny/source")

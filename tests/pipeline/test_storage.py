@@ -58,10 +58,10 @@ def test_where_files_lie_in_build_nothing_changes() -> None:
     with room(inputs, outputs, "tiny") as found:
         assert (found.inputs, found.outputs, found.is_elsewhere) == (inputs, outputs, False)
     for path in (*inputs.values(), *outputs.values()):
-        assert storage.stored(str(path), IN_BUILD) == str(path)
-    assert storage.stored("build/tiny/plan.json", IN_STORAGE) == "build/tiny/plan.json"
+        assert storage.is_in_storage(str(path), IN_BUILD) == str(path)
+    assert storage.is_in_storage("build/tiny/plan.json", IN_STORAGE) == "build/tiny/plan.json"
     for path in ("build/tiny/packages/a.mlpackage", "build/tiny/compiled/a.mlmodelc", "build/tiny/plots"):
-        assert storage.stored(path, IN_STORAGE) == f"{path}.tar"
+        assert storage.is_in_storage(path, IN_STORAGE) == f"{path}.tar"
 
 
 def test_a_job_sees_a_build_with_what_its_rule_names_and_nothing_else(home: Path, tmp_path: Path) -> None:

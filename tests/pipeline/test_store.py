@@ -17,7 +17,7 @@ from stored import Made, Outcome, entry, never, write_both
 from shardmill.errors import ShardmillError
 from shardmill.files import SEAL, dumps
 from shardmill.pipeline.cache import entry as entries
-from shardmill.pipeline.cache.receipts import differences
+from shardmill.pipeline.cache.receipts import key_differences
 from shardmill.pipeline.cache.store import Action, Store
 
 
@@ -158,10 +158,10 @@ def test_the_reason_for_work_names_the_ingredient(shop: Store, here: Outcome, ca
 
 def test_differences_name_leaves() -> None:
     before = {"inputs": {"a": "1", "b": "2"}, "params": {"rope": {"scale": 1}}, "code": "x"}
-    assert differences(before, before) == []
-    assert differences(before, {**before, "code": "y"}) == ["code"]
-    assert differences(before, {**before, "inputs": {"a": "1", "c": "2"}}) == ["inputs.b", "inputs.c"]
-    assert differences(before, {**before, "params": {"rope": {"scale": 2}}}) == ["params.rope.scale"]
+    assert key_differences(before, before) == []
+    assert key_differences(before, {**before, "code": "y"}) == ["code"]
+    assert key_differences(before, {**before, "inputs": {"a": "1", "c": "2"}}) == ["inputs.b", "inputs.c"]
+    assert key_differences(before, {**before, "params": {"rope": {"scale": 2}}}) == ["params.rope.scale"]
 
 
 def rot(file: Path) -> None:

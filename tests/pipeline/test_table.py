@@ -124,7 +124,7 @@ def test_a_rule_reads_what_its_row_says(name: str, settings: config.Config) -> N
     named = {key: flat(value) for key, value in rule.items() if key and (key != dag.WAITS or flat(value))}
     named.pop(dag.BESIDE, None)
     steps = {**dag.wanted(STEPS, settings), name: step}
-    expected = {key: paths(files, settings, step) for key, files in dag.inputs(steps, name).items()}
+    expected = {key: paths(files, settings, step) for key, files in dag.step_inputs(steps, name).items()}
     expected |= {key: flat(files(settings)) for key, files in step.outside.items()}
     waits = paths(dag.waits(steps, name), settings, step)
     if waits:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.errors import ConfigError
-from shardmill.pipeline.resolve import CALIBRATION, overlaps, read_text
+from shardmill.pipeline.resolve import CALIBRATION, overlaps, read_corpus
 
 LINES = [f"line {number} of a text that is told apart by its number" for number in range(100)]
 TEXT = "\n".join(LINES)
@@ -36,4 +36,4 @@ def test_another_text_may_have_a_few_lines_in_common(seen: str) -> None:
 def test_a_text_is_utf8(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes("é".encode("latin-1"))
     with pytest.raises(ConfigError, match="a: not UTF-8 text"):
-        read_text(tmp_path / "a")
+        read_corpus(tmp_path / "a")

@@ -17,7 +17,7 @@ from shardmill.forms.form import form, matrices
 from shardmill.gates import stored
 from shardmill.plan import Part
 from shardmill.precision import measured as module
-from shardmill.precision.measured import measured, write_original
+from shardmill.precision.measured import measured_forms, write_original
 from shardmill.precision.part_codes import FormWeights, rounded, write_part_codes
 from shardmill.precision.part_costs import as_stored
 
@@ -83,7 +83,7 @@ def test_a_mixed_set_costs_what_transformers_says(
     forms = chosen(case)
     assert {*forms.values()} == {*FORMS}
     write_original(case.model, case.texts, tmp_path / "original.safetensors")
-    found = measured(case.model, tmp_path / "original.safetensors", held(case, forms, codes))
+    found = measured_forms(case.model, tmp_path / "original.safetensors", held(case, forms, codes))
 
     model, text = in_memory(case), torch.tensor(case.texts)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_a_mixed_set_costs_what_transformers_says(
 def test_the_original_in_fp16_costs_next_to_nothing(case: Case, codes: dict[str, Path], tmp_path: Path) -> None:
     write_original(case.model, case.texts, tmp_path / "original.safetensors")
     forms = dict.fromkeys(chosen(case), "fp16")
-    found = measured(case.model, tmp_path / "original.safetensors", held(case, forms, codes))
+    found = measured_forms(case.model, tmp_path / "original.safetensors", held(case, forms, codes))
     assert abs(found["kl"]) < 1e-6 and found["perplexity"] == pytest.approx(1, abs=1e-3) and found["top1"] == 1
 
 
@@ -132,8 +132,10 @@ def test_a_head_with_a_bias_and_experts_are_measured_too(tmp_path: Path, monkeyp
     write_original(case.model, case.texts, tmp_path / "original.safetensors")
     paths = [path for part in case.parts for path in matrices(part.shapes)]
     files = dict.fromkeys([part.name for part in case.parts], tmp_path / "none")  # fp16 and INT8 need no codes
-    exact = measured(case.model, tmp_path / "original.safetensors", held(case, dict.fromkeys(paths, "fp16"), files))
+    exact = measured_forms(
+        case.model, tmp_path / "original.safetensors", held(case, dict.fromkeys(paths, "fp16"), files)
+    )
     experts = [path for path in paths if "experts" in path]
     mixed = held(case, {path: "fp16" for path in paths if path not in experts}, files)
-    found = measured(case.model, tmp_path / "original.safetensors", mixed)
+    found = measured_forms(case.model, tmp_path / "original.safetensors", mixed)
     assert abs(exact["kl"]) < 1e-6 and experts and 1e-7 < found["kl"] < 0.1

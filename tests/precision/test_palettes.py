@@ -29,7 +29,7 @@ def draw(seed: int = 0) -> tuple[Tensor, Tensor]:
 def unweighed(weight: Tensor, bits: int) -> Tensor:
     """As conversion makes a palette of its own, for the whole matrix."""
     half = weight.half().numpy()
-    entries = palette.table(palette.histogram(half), 2**bits)
+    entries = palette.palette_table(palette.histogram(half), 2**bits)
     return torch.from_numpy(entries[palette.indices(entries, half.ravel())].reshape(half.shape)).float()
 
 

@@ -15,7 +15,7 @@ from shardmill.precision import part_costs
 from shardmill.precision.original import Original, original
 from shardmill.precision.part_codes import write_part_codes
 from shardmill.precision.part_costs import Costs, as_stored
-from shardmill.precision.quantisers import Codes
+from shardmill.precision.quantisers import QuantizedMatrix
 
 from .cases import SLOTS, Case
 
@@ -40,7 +40,7 @@ def alone(case: Case, part: Part, codes: Path) -> tuple[str, float]:
     """The first matrix of a part, and what it costs when nothing else runs."""
     m = next(case.matrices(part))
     with safe_open(codes, framework="pt") as stored:
-        values = Codes(*(stored.get_tensor(f"{m.path}.int4.{name}") for name in ("codes", "scale"))).values
+        values = QuantizedMatrix(*(stored.get_tensor(f"{m.path}.int4.{name}") for name in ("codes", "scale"))).values
     with TemporaryFile() as spool:
         costs = Costs(case.model, m.before, m.index, spool)
         if part.kind == "head":

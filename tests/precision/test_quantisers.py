@@ -8,7 +8,7 @@ from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ, Mo
 from torch import Tensor, nn
 
 from shardmill.precision import quantisers
-from shardmill.precision.quantisers import Codes, clipped, error, gptq
+from shardmill.precision.quantisers import QuantizedMatrix, clipped, error, gptq
 
 ROWS, COLUMNS, SAMPLES = 24, 64, 400
 
@@ -22,11 +22,11 @@ def draw(seed: int = 0) -> tuple[Tensor, Tensor]:
     return weight, torch.randn(SAMPLES, COLUMNS, generator=at) @ mixing
 
 
-def plain(weight: Tensor, bits: int) -> Codes:
+def plain(weight: Tensor, bits: int) -> QuantizedMatrix:
     """Rounding to nearest, with nothing cut off."""
     high = 2 ** (bits - 1) - 1
     scale = (weight.abs().amax(dim=1) / high).half()
-    return Codes((weight / scale.float()[:, None]).round().clamp(-high - 1, high).to(torch.int8), scale)
+    return QuantizedMatrix((weight / scale.float()[:, None]).round().clamp(-high - 1, high).to(torch.int8), scale)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

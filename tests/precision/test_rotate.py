@@ -21,7 +21,7 @@ from shardmill.convert.weights import read_info
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates.parity import relative_error
 from shardmill.precision import rotate as precision_rotate
-from shardmill.precision.rotate import rotate
+from shardmill.precision.rotate import rotate_checkpoint
 
 ROTATED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite")
 NOT = ("gemma3_text", "gemma2", "olmo2", "granitemoe", "lfm2")  # norms behind matrices, experts, convolutions
@@ -37,7 +37,7 @@ def logits(source: Path) -> torch.Tensor:
 @pytest.mark.parametrize("family", ROTATED)
 def test_transformers_computes_the_same_with_other_weights(family: str, tmp_path: Path) -> None:
     source = write_tiny(family, tmp_path / "source")
-    assert rotate(source, tmp_path / "rotated") < 1e-5
+    assert rotate_checkpoint(source, tmp_path / "rotated") < 1e-5
     assert relative_error(logits(tmp_path / "rotated"), logits(source)) < 1e-5
     before, after = read_tensors(source), read_tensors(tmp_path / "rotated")
     assert set(after) == set(before) | {precision_rotate.HEAD}
@@ -50,7 +50,7 @@ def test_transformers_computes_the_same_with_other_weights(family: str, tmp_path
 def test_it_repeats_to_the_bit(tmp_path: Path) -> None:
     source = write_tiny("qwen2", tmp_path / "source")
     for name in ("a", "b"):
-        rotate(source, tmp_path / name)
+        rotate_checkpoint(source, tmp_path / name)
     files = sorted(file.name for file in (tmp_path / "a").iterdir())
     assert files == sorted(file.name for file in (tmp_path / "b").iterdir()) and "rotation.json" in files
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
@@ -60,7 +60,7 @@ def test_it_repeats_to_the_bit(tmp_path: Path) -> None:
 def test_a_model_that_cant_be_rotated_is_refused(family: str, tmp_path: Path) -> None:
     source = write_tiny(family, tmp_path / "source")
     with pytest.raises(CheckpointError, match="can't be rotated"):
-        rotate(source, tmp_path / "rotated")
+        rotate_checkpoint(source, tmp_path / "rotated")
     assert not (tmp_path / "rotated").exists()
 
 
@@ -71,7 +71,7 @@ def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
     tensors = load_file(file)
     save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"{name} is F8_E4M3; only weights that are not quantised"):
-        rotate(source, tmp_path / "rotated")
+        rotate_checkpoint(source, tmp_path / "rotated")
 
 
 @pytest.mark.parametrize("gone", ["lm_head.weight", "model.layers.1.input_layernorm.weight", "model.norm.weight"])
@@ -83,7 +83,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(gone: str, tmp_
     places = json.loads(index.read_text())["weight_map"]
     index.write_text(json.dumps({"weight_map": {name: place for name, place in places.items() if name != gone}}))
     with pytest.raises(CheckpointError, match=f"1 missing \\({gone}\\)"):
-        rotate(source, tmp_path / "rotated")
+        rotate_checkpoint(source, tmp_path / "rotated")
     assert not (tmp_path / "rotated").exists()
 
 
@@ -97,29 +97,29 @@ def test_a_head_that_is_not_the_tied_table_and_a_nan_are_refused_by_name(tmp_pat
     index["weight_map"]["lm_head.weight"] = file.name
     (source / INDEX_FILE).write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight is not the embedding table"):
-        rotate(source, tmp_path / "rotated")
+        rotate_checkpoint(source, tmp_path / "rotated")
     nan = torch.full_like(tensors[table], torch.nan)
     save_file({**tensors, table: nan, "lm_head.weight": nan.clone()}, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"not every weight is finite: lm_head\.weight"):
-        rotate(source, tmp_path / "rotated")
+        rotate_checkpoint(source, tmp_path / "rotated")
 
 
 def test_a_disk_without_room_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy is fp32 and has an LM head of its own, so it is larger than what it is made from."""
     source = write_tiny("qwen2", tmp_path / "source", tie_word_embeddings=True)
-    rotate(source, tmp_path / "first")
+    rotate_checkpoint(source, tmp_path / "first")
     needed = sum(tensor.end - tensor.start for tensor in read_tensors(tmp_path / "first").values())
     used = shutil.disk_usage(tmp_path)
     for free, refused in ((needed, False), (needed - 1, True)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: used._replace(free=free))
         with pytest.raises(CheckpointError, match="disk full") if refused else nullcontext():
-            rotate(source, tmp_path / f"{free}")
+            rotate_checkpoint(source, tmp_path / f"{free}")
     assert not (tmp_path / f"{needed - 1}").exists()
 
 
 def test_what_is_no_checkpoint_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as said:
-        rotate(tmp_path / "none", tmp_path / "rotated")
+        rotate_checkpoint(tmp_path / "none", tmp_path / "rotated")
     assert str(said.value).count(str(tmp_path / "none")) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_rotation_leaves_nothing(wrong: str, tmp_path: Path, monkeypatch
     source = write_tiny("qwen3", tmp_path / "source")
     monkeypatch.setattr(precision_rotate, wrong, lambda tensor, *_: tensor.float())
     with pytest.raises(GateError, match="can't be rotated exactly"):
-        rotate(source, tmp_path / "rotated")
+        rotate_checkpoint(source, tmp_path / "rotated")
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
 from shardmill.release import rebuild
-from shardmill.release.rebuild import code_lines, codes_compared, compare, read_original
+from shardmill.release.rebuild import code_lines, codes_compared, compare_rebuilt, read_original
 
 from .signed import run
 
@@ -103,7 +103,7 @@ def test_the_command_tells_how_many_differ(
     """Here nothing but the codes is other, as where the matrix has another form: every subject has the same bytes."""
     build, again = calibrated(tmp_path / "one"), calibrated(tmp_path / "two", *changes)
     original = read_original(build)
-    assert compare(original, again) == [] and len(codes_compared(original, again)) == 1 + len(changes)
+    assert compare_rebuilt(original, again) == [] and len(codes_compared(original, again)) == 1 + len(changes)
     monkeypatch.setattr(rebuild, "check_tools", lambda original: None)
     monkeypatch.setattr(rebuild, "build_again", lambda *_: again)
     found, text = run("rebuild", build)

@@ -21,16 +21,16 @@ from shardmill.checkpoint import hashing
 from shardmill.checkpoint import hub as checkpoint_hub
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
-from shardmill.release.publish import Wish, prepare, upload
+from shardmill.release.publish import PublishOptions, prepare_upload, upload
 from shardmill.release.publishable import License, check_leaks, check_license
-from shardmill.release.pull import Address, address, located, pull
+from shardmill.release.pull import Address, address, local_build, pull
 from shardmill.release.sign import signed_files
 
 from .signed import Keys, model_signing, run
 from .store_hub import LFS, StoreHub, running
 
 REPO = "acme/tiny-ane"
-WISH = Wish(REPO, license="apache-2.0")
+WISH = PublishOptions(REPO, license="apache-2.0")
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreHub]:
         yield hub
 
 
-def publish(build: Path, wish: Wish = WISH) -> str:
-    return upload(build, prepare(build, wish), wish)
+def publish(build: Path, wish: PublishOptions = WISH) -> str:
+    return upload(build, prepare_upload(build, wish), wish)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -54,8 +54,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_what_was_published_is_pulled_byte_for_byte(build: Path, keys: Keys, hub: StoreHub, tmp_path: Path) -> None:
-    wish = Wish(REPO, license="apache-2.0", key=keys.private)
-    files = prepare(build, wish)
+    wish = PublishOptions(REPO, license="apache-2.0", key=keys.private)
+    files = prepare_upload(build, wish)
     commit = upload(build, files, wish)
     pulled = pull(Address(REPO, commit), tmp_path / "pulled")
     assert contents(pulled) == {name: (build / name).read_bytes() for name in files}
@@ -65,7 +65,7 @@ def test_what_was_published_is_pulled_byte_for_byte(build: Path, keys: Keys, hub
 
 
 def test_a_repository_looks_as_hubs_and_people_know_them(build: Path, keys: Keys, hub: StoreHub) -> None:
-    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    publish(build, PublishOptions(REPO, license="apache-2.0", key=keys.private))
     files = hub.files(REPO)
     assert files is not None
     wanted = {"README.md", "config.json", "tokenizer.json", "model.json", "embedding.safetensors", "report.html"}
@@ -77,12 +77,12 @@ def test_a_repository_looks_as_hubs_and_people_know_them(build: Path, keys: Keys
 
 
 def test_what_macos_leaves_in_folders_is_neither_signed_nor_uploaded(build: Path, keys: Keys, hub: StoreHub) -> None:
-    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    publish(build, PublishOptions(REPO, license="apache-2.0", key=keys.private))
     before = hub.files(REPO)
     for folder in (build, build / "attestations", build / "compiled/head_0.mlmodelc"):
         (folder / ".DS_Store").touch()
         (folder / "._model.sig").touch()
-    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    publish(build, PublishOptions(REPO, license="apache-2.0", key=keys.private))
     after = hub.files(REPO)
     assert before is not None and after is not None and after.keys() == before.keys()
     assert not {name for name in signed_files(build) if "/." in f"/{name}"}
@@ -138,7 +138,7 @@ def test_names_that_are_words_of_every_build_are_no_leak(
 
 
 def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: StoreHub, keys: Keys) -> None:
-    publish(build, Wish(REPO, license="apache-2.0", key=keys.private))
+    publish(build, PublishOptions(REPO, license="apache-2.0", key=keys.private))
     card = ModelCard.load(build / "README.md")
     again = huggingface_hub.ModelCardData(**card.data.to_dict(), ignore_metadata_errors=False)
     assert again.to_dict() == card.data.to_dict()
@@ -156,7 +156,7 @@ def test_the_card_of_an_encoder_says_how_to_label(build: Path, monkeypatch: pyte
     model = read_json(build / "model.json")
     model["parts"][0]["kind"] = "encoder"
     monkeypatch.setattr("shardmill.release.card.read_manifest", lambda *_: model | {"labels": ["O"]})
-    prepare(build, WISH)
+    prepare_upload(build, WISH)
     card = ModelCard.load(build / "README.md")
     assert card.data.pipeline_tag == "token-classification"
     assert "shardmill label hf:" in card.text and "shardmill generate" not in card.text
@@ -169,8 +169,8 @@ def test_a_card_names_the_base_model(build: Path, hub: StoreHub, monkeypatch: py
     monkeypatch.setitem(made.SETTINGS, "source", source)
     made.attest(build)
     with pytest.raises(ShardmillError, match="license other is not known to allow changed copies"):
-        prepare(build, Wish(REPO))
-    prepare(build, Wish(REPO, may=True))
+        prepare_upload(build, PublishOptions(REPO))
+    prepare_upload(build, PublishOptions(REPO, may=True))
     data = ModelCard.load(build / "README.md").data
     assert (data.base_model, data.to_dict()["base_model_relation"]) == ("acme/tiny", "quantized")
     assert (data.license, data.license_name, data.license_link) == ("other", "acme-1", "https://acme.example")
@@ -198,7 +198,7 @@ def test_a_license_that_nobody_knows_must_be_said(build: Path) -> None:
 )
 def test_a_name_that_no_repository_has_is_refused_before_anything_is_written(build: Path, name: str) -> None:
     with pytest.raises(ShardmillError, match="no repository can be called so; it reads OWNER/NAME"):
-        prepare(build, Wish(name, license="mit"))
+        prepare_upload(build, PublishOptions(name, license="mit"))
     assert not (build / "README.md").exists()
 
 
@@ -209,10 +209,10 @@ def test_a_dry_run_sends_nothing(build: Path, hub: StoreHub) -> None:
 
 
 def test_a_private_repository_is_private(build: Path, hub: StoreHub) -> None:
-    publish(build, Wish(REPO, license="mit", private=True))
+    publish(build, PublishOptions(REPO, license="mit", private=True))
     assert hub.private == {REPO}
-    publish(build, Wish(REPO, license="mit", private=True))
-    publish(build, Wish(REPO, license="mit"))
+    publish(build, PublishOptions(REPO, license="mit", private=True))
+    publish(build, PublishOptions(REPO, license="mit"))
     assert hub.private == {REPO}
 
 
@@ -230,7 +230,7 @@ def test_nothing_goes_to_a_public_repository_that_was_to_be_private(build: Path,
 def test_one_form_of_the_programs_is_enough(
     build: Path, keys: Keys, hub: StoreHub, tmp_path: Path, include: str
 ) -> None:
-    publish(build, Wish(REPO, license="mit", include=include, key=keys.private))  # type: ignore[arg-type]
+    publish(build, PublishOptions(REPO, license="mit", include=include, key=keys.private))  # type: ignore[arg-type]
     pulled = pull(Address(REPO, None), tmp_path / "pulled")
     assert [name for name in ("packages", "compiled") if (pulled / name).exists()] == [include]
     assert run("verify", pulled, "--key", keys.public)[0] == 0
@@ -239,7 +239,7 @@ def test_one_form_of_the_programs_is_enough(
 def test_what_was_signed_is_not_cut_without_the_key(build: Path, keys: Keys) -> None:
     assert run("sign", build, "--key", keys.private)[0] == 0
     with pytest.raises(ShardmillError, match="give --key to sign it anew"):
-        prepare(build, Wish(REPO, license="mit", include="packages"))
+        prepare_upload(build, PublishOptions(REPO, license="mit", include="packages"))
 
 
 def test_what_was_signed_before_is_published_without_the_key(
@@ -259,7 +259,7 @@ def test_a_signed_card_is_not_rewritten_without_the_key(
     build: Path, keys: Keys, hub: StoreHub, change: tuple[str, str], dry: bool
 ) -> None:
     """Readers would find a signature that does not hold; the build itself would be broken as well."""
-    publish(build, Wish(REPO, license="mit", key=keys.private))
+    publish(build, PublishOptions(REPO, license="mit", key=keys.private))
     there = dict(hub.files(REPO))
     repo, license = change
     code, text = run("publish", build, repo, "--license", license, *(["--dry-run"] if dry else []))
@@ -269,7 +269,7 @@ def test_a_signed_card_is_not_rewritten_without_the_key(
 
 
 def test_a_signed_card_is_published_again_as_it_is(build: Path, keys: Keys, hub: StoreHub, tmp_path: Path) -> None:
-    publish(build, Wish(REPO, license="mit", key=keys.private))
+    publish(build, PublishOptions(REPO, license="mit", key=keys.private))
     assert run("publish", build, REPO, "--license", "mit")[0] == 0
     assert run("verify", pull(Address(REPO, None), tmp_path / "pulled"), "--key", keys.public)[0] == 0
     assert run("publish", build, "other/model", "--license", "mit", "--key", keys.private)[0] == 0
@@ -302,7 +302,7 @@ def test_somebody_s_own_repository_is_left_alone(build: Path, hub: StoreHub) -> 
 
 def test_a_repository_with_a_part_of_the_build_is_gone_on_with(build: Path, hub: StoreHub) -> None:
     """So it is after a break, where the client commits in several pieces."""
-    files = prepare(build, WISH)
+    files = prepare_upload(build, WISH)
     hub.commit(REPO, {"README.md": b"", files[-1]: (build / files[-1]).read_bytes()})
     upload(build, files, WISH)
     assert {*files} == {*(hub.files(REPO) or {})}
@@ -390,17 +390,17 @@ def test_a_second_command_reads_no_file_of_a_published_build_again_but_what_has_
     """A server of 70 GB would read 70 GB before it loads them, at every start."""
     monkeypatch.setattr("shardmill.checkpoint.cache.RACY_NS", 0)  # as if it had been pulled a while ago
     publish(build)
-    target = located(f"hf:{REPO}")
-    located(f"hf:{REPO}")
+    target = local_build(f"hf:{REPO}")
+    local_build(f"hf:{REPO}")
     reads: list[str] = []
     digest = hashing._digest_span
     monkeypatch.setattr(hashing, "_digest_span", lambda path, span: reads.append(str(path)) or digest(path, span))
-    assert located(f"hf:{REPO}") == target
+    assert local_build(f"hf:{REPO}") == target
     assert [path for path in reads if path.endswith(LFS)] == []
     weights = next(target.rglob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[::-1])
     with pytest.raises(ShardmillError, match=weights.name):
-        located(f"hf:{REPO}")
+        local_build(f"hf:{REPO}")
 
 
 def test_a_folder_that_is_in_use_is_left_alone(build: Path, hub: StoreHub, tmp_path: Path) -> None:
@@ -420,5 +420,5 @@ def test_addresses_are_read_strictly() -> None:
 
 
 def test_the_record_of_a_bundle_says_what_stayed_behind(build: Path) -> None:
-    prepare(build, WISH)
+    prepare_upload(build, WISH)
     assert read_json(build / "bundle.json")["left_out"] == ["source/model.safetensors"]

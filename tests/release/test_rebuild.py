@@ -19,9 +19,9 @@ from shardmill.attest.statement import with_seal
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.release import rebuild
-from shardmill.release.compare import explained
-from shardmill.release.rebuild import check_tools, compare, read_original, state
-from shardmill.release.sign import sign
+from shardmill.release.compare import explain_difference
+from shardmill.release.rebuild import check_tools, compare_rebuilt, read_original, state
+from shardmill.release.sign import sign_build
 
 from .signed import Keys, run
 
@@ -106,7 +106,7 @@ def receipt(**changes: Any) -> dict[str, Any]:
 def test_a_difference_is_explained_by_the_step_and_the_ingredient(changes: dict[str, Any], said: str) -> None:
     before = {"one": receipt(), "same": receipt()}
     after = {"one": receipt(outputs={"x": "2"}, **changes), "same": receipt(code="another, with the same result")}
-    assert explained(before, after) == [said]
+    assert explain_difference(before, after) == [said]
 
 
 def test_what_only_follows_comes_last() -> None:
@@ -116,13 +116,17 @@ def test_what_only_follows_comes_last() -> None:
         "b": receipt(outputs={"x": "2"}, code="d"),
         "c": receipt(),
     }
-    assert explained(before, after) == ["b: code differ", "c: only one build has this step", "a: other inputs (a)"]
+    assert explain_difference(before, after) == [
+        "b: code differ",
+        "c: only one build has this step",
+        "a: other inputs (a)",
+    ]
 
 
 def test_every_subject_counts(build: Path, tmp_path: Path) -> None:
     again = made.finish(tmp_path / "again")
     original = read_original(build)
-    assert compare(original, again) == []
+    assert compare_rebuilt(original, again) == []
     verdict = again / "parity/stack.json"
     verdict.chmod(0o644)
     write_json(verdict, {**made.GATES["parity/stack"], "not_run": {"psnr": "no"}})
@@ -131,14 +135,14 @@ def test_every_subject_counts(build: Path, tmp_path: Path) -> None:
     write_json(again / "parity/stack.receipt.json", sealed(row))
     shutil.rmtree(again / "benchmark")  # which comes after the attestation
     made.attest(again)
-    assert compare(original, again) == [
+    assert compare_rebuilt(original, again) == [
         "parity/stack: other bytes by the same key: another kind of processor, perhaps",
         "parity/stack.json: other bytes",
     ]
 
 
 def test_who_rebuilds_signs_and_is_counted(build: Path, keys: Keys, others: Keys, tmp_path: Path) -> None:
-    sign(build, keys.private)
+    sign_build(build, keys.private)
     again = made.finish(tmp_path / "again")
     written = state(again, others.private, build)
     assert [path.name for path in written] == [f"rebuild-{others.known.short}.dsse.jsonl"] * 2
@@ -150,13 +154,13 @@ def test_who_rebuilds_signs_and_is_counted(build: Path, keys: Keys, others: Keys
 
 
 def test_who_built_it_does_not_count_twice(build: Path, keys: Keys, tmp_path: Path) -> None:
-    sign(build, keys.private)
+    sign_build(build, keys.private)
     state(made.finish(tmp_path / "again"), keys.private, build)
     assert "by 1 independently" in run("verify", build, "--key", keys.public)[1]
 
 
 def test_a_statement_about_other_bytes_is_no_rebuild(build: Path, keys: Keys, others: Keys, tmp_path: Path) -> None:
-    sign(build, keys.private)
+    sign_build(build, keys.private)
     again = made.finish(tmp_path / "again")
 
     def change(content: dict[str, Any]) -> None:
@@ -169,7 +173,7 @@ def test_a_statement_about_other_bytes_is_no_rebuild(build: Path, keys: Keys, ot
 
 
 def test_a_statement_under_another_s_name_is_refused(build: Path, keys: Keys, others: Keys, tmp_path: Path) -> None:
-    sign(build, keys.private)
+    sign_build(build, keys.private)
     (_, copy) = state(made.finish(tmp_path / "again"), others.private, build)
     copy.rename(copy.with_name(f"rebuild-{'0' * 16}.dsse.jsonl"))
     code, text = run("verify", build, "--key", keys.public, "--key", others.public)
@@ -253,7 +257,7 @@ def test_a_stranger_builds_the_same_bytes(tmp_path: Path, keys: Keys, others: Ke
     """With another hash seed, number of cores, locale and time zone; then verify counts two."""
     project = undisturbed(tmp_path / "project")
     shutil.copytree(ROOT / "resources", project.folder / "resources")
-    sign(project.build, keys.private)
+    sign_build(project.build, keys.private)
     command = [sys.executable, "-c", "from shardmill.cli import main; main()", "rebuild", str(project.build)]
     other = {"PYTHONHASHSEED": "7", "LC_ALL": "C", "TZ": "Asia/Tokyo"}
     done = subprocess.run(

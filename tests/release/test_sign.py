@@ -21,7 +21,7 @@ from shardmill.files import read_json, sealed, write_json
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.pipeline.audit import is_out_of_scope
 from shardmill.release import verify
-from shardmill.release.sign import read_private, read_public, sign, signed_files
+from shardmill.release.sign import read_private, read_public, sign_build, signed_files
 from shardmill.release.verify import prove
 
 from .signed import Keys, in_toto_alone, make_keys, model_signing, run
@@ -31,7 +31,7 @@ FLIPS = 200
 
 @pytest.fixture
 def signed(build: Path, keys: Keys) -> Path:
-    sign(build, keys.private)
+    sign_build(build, keys.private)
     return build
 
 
@@ -53,7 +53,7 @@ def test_without_a_key_nobody_proves(signed: Path, build: Path) -> None:
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
 def test_other_tools_alone_verify(build: Path, tmp_path: Path, curve: ec.EllipticCurve) -> None:
     keys, wrong = make_keys(tmp_path, "right", curve), make_keys(tmp_path, "wrong", curve)
-    sign(build, keys.private)
+    sign_build(build, keys.private)
     done = model_signing(build, keys.public)
     assert done.returncode == 0 and "succeeded" in done.stdout + done.stderr, done
     assert model_signing(build, wrong.public).returncode != 0
@@ -147,7 +147,7 @@ def stripped_subject(signed: Path, tmp_path: Path, keys: Keys) -> tuple[str, Key
     content = read_json(signed / "provenance.json")
     content["subject"] = [row for row in content["subject"] if "head_0.mlpackage" not in row["name"]]
     write_json(signed / "provenance.json", with_seal(content))
-    sign(signed, keys.private)
+    sign_build(signed, keys.private)
     return "provenance.json: packages/head_0.mlpackage/inner/data is no subject of it", keys
 
 
@@ -195,7 +195,7 @@ def another_bundle_s_signature(signed: Path, tmp_path: Path, keys: Keys) -> tupl
     drawn = read_json(other / "report.receipt.json")
     drawn["outputs"]["page"] = made.hash_file(other / "report.html")
     write_json(other / "report.receipt.json", sealed(drawn))
-    sign(other, keys.private)
+    sign_build(other, keys.private)
     shutil.copyfile(other / "model.sig", signed / "model.sig")
     return "model.sig: ", keys
 
@@ -264,7 +264,7 @@ def test_nothing_that_is_signed_is_snakemake_s(signed: Path) -> None:
 
 def test_signing_twice_is_signing_once(signed: Path, keys: Keys, others: Keys) -> None:
     before = signed_files(signed)
-    sign(signed, others.private)
+    sign_build(signed, others.private)
     assert signed_files(signed) == before
     assert run("verify", signed, "--key", others.public)[0] == 0
     assert run("verify", signed, "--key", keys.public)[0] == 1
@@ -273,7 +273,7 @@ def test_signing_twice_is_signing_once(signed: Path, keys: Keys, others: Keys) -
 def test_a_build_that_is_wrong_is_not_signed(build: Path, keys: Keys) -> None:
     (build / "more").touch()
     with pytest.raises(ShardmillError, match="more: not a part of the build"):
-        sign(build, keys.private)
+        sign_build(build, keys.private)
     assert not (build / "model.sig").exists() and not (build / "attestations").exists()
 
 

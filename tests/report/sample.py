@@ -9,7 +9,7 @@ from typing import Any, cast
 from shardmill.config import Benchmark, Budget, Calibration, Config, Convert
 from shardmill.pipeline import dag
 from shardmill.pipeline.table import STEPS
-from shardmill.report.read import Build, Piece
+from shardmill.report.read import Build, PartRow
 
 PARTS = ("layers_00_02", "head_0")
 PORTABLE = {"name": "portable"}
@@ -213,9 +213,9 @@ def build(**changes: Any) -> Build:
         "plan": plan(),
         "source": {"repo": "who/what", "commit": "f" * 40, "files": {"config.json": {"sha256": "e" * 64, "size": 998}}},
         "pieces": (
-            Piece("layers_00_02", "layers", 0, 2, 12, 196992, 201728, 248832),
-            Piece("head_0", "head", 0, 1024, 2, 98400, 3 * 2**29, 2**31),
-            Piece("embedding", "embedding", 0, 1024, 1, 98304, None, None),
+            PartRow("layers_00_02", "layers", 0, 2, 12, 196992, 201728, 248832),
+            PartRow("head_0", "head", 0, 1024, 2, 98400, 3 * 2**29, 2**31),
+            PartRow("embedding", "embedding", 0, 1024, 1, 98304, None, None),
         ),
         "speed": speed(),
         "receipts": receipts(),

@@ -10,7 +10,7 @@ from report import sample
 from report.reading import section, words
 from shardmill.forms.recipe import costliest
 from shardmill.report.page import render
-from shardmill.report.points import judged, points, steps
+from shardmill.report.points import front_steps, judged, measured_points
 
 
 def search(**changes: Any) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def test_the_matrices_that_cost_most_come_first_with_what_more_bits_would_save()
 
 
 def test_the_rows_of_the_front_begin_and_end_with_its_own() -> None:
-    found, shown = search()["front"], steps(search())
+    found, shown = search()["front"], front_steps(search())
     assert shown[0] == found[0] and shown[-1] == found[-1] and 5 <= len(shown) <= 9
-    assert steps(search(front=found[:1])) == found[:1]
+    assert front_steps(search(front=found[:1])) == found[:1]
 
 
 def test_the_page_says_what_was_chosen_and_where_the_loss_lies() -> None:
@@ -87,7 +87,7 @@ GOOD = {
 
 
 def test_estimates_that_rank_as_what_was_measured_are_believed() -> None:
-    found = judged(points(GOOD))
+    found = judged(measured_points(GOOD))
     assert found.correlation == pytest.approx(1) and len(found.sentences) == 2
     assert "rank correlation of 1.000" in found.sentences[0] and "is monotone" in found.sentences[1]
 
@@ -95,7 +95,7 @@ def test_estimates_that_rank_as_what_was_measured_are_believed() -> None:
 def test_estimates_that_rank_otherwise_and_a_front_that_is_not_monotone_are_said_so() -> None:
     """The choice diverges more than a smaller set; of uniform forms that is no fault of the front's."""
     bad = GOOD | {"chosen": point("chosen", 0.03, 0.6, 600), "int8": point("int8", 0.001, 0.4, 800)}
-    found = judged(points(bad))
+    found = judged(measured_points(bad))
     assert found.correlation is not None and found.correlation < 0.9
     text = " ".join(found.sentences)
     assert "under 0.9" in text
@@ -105,7 +105,7 @@ def test_estimates_that_rank_otherwise_and_a_front_that_is_not_monotone_are_said
 
 def test_points_that_are_one_count_once() -> None:
     twice = {"chosen": GOOD["chosen"], "front_1": GOOD["chosen"], "int8": GOOD["int8"]}
-    assert judged(points(twice)).correlation is None
+    assert judged(measured_points(twice)).correlation is None
 
 
 def test_the_page_shows_what_was_measured_beside_what_was_foreseen() -> None:

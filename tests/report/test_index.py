@@ -11,7 +11,7 @@ import pytest
 
 from shardmill.files import read_json, write_json
 from shardmill.report import index
-from shardmill.report.index import Row
+from shardmill.report.index import BuildRow
 
 PLAN: dict[str, Any] = {
     "kind": "decoder",
@@ -42,7 +42,7 @@ def build(tmp_path: Path) -> Path:
 
 
 def test_a_row_says_what_the_files_say(build: Path) -> None:
-    assert index.read_row(build, "") == Row(
+    assert index.read_row(build, "") == BuildRow(
         name="tiny",
         kind="decoder",
         passed=2,
@@ -70,9 +70,9 @@ def test_a_model_without_a_benchmark_is_finished(build: Path) -> None:
 
 def test_without_its_page_a_model_is_not_finished(build: Path) -> None:
     (build / "report.html").unlink()
-    assert index.read_row(build, "parity_head_0: psnr is 3") == Row("tiny", "parity_head_0: psnr is 3")
+    assert index.read_row(build, "parity_head_0: psnr is 3") == BuildRow("tiny", "parity_head_0: psnr is 3")
     shutil.rmtree(build)
-    assert index.read_row(build, "") == Row("tiny", "not finished")
+    assert index.read_row(build, "") == BuildRow("tiny", "not finished")
 
 
 @pytest.mark.parametrize("file", ["plan.json", "benchmark/speed.json", "parity/stack.json"])
@@ -84,11 +84,11 @@ def test_a_damaged_file_is_a_row_too(build: Path, file: str, content: str) -> No
 
 def test_a_failed_job_tells_more_than_the_file_that_is_gone(build: Path) -> None:
     (build / "benchmark/speed.json").unlink()  # Snakemake removes what a job is to make anew
-    assert index.read_row(build, "benchmark: no room") == Row("tiny", "benchmark: no room")
+    assert index.read_row(build, "benchmark: no room") == BuildRow("tiny", "benchmark: no room")
 
 
 def test_the_page_names_all(build: Path) -> None:
-    rows = [index.read_row(build, ""), Row("models/<b>.yaml", "no <such> thing")]
+    rows = [index.read_row(build, ""), BuildRow("models/<b>.yaml", "no <such> thing")]
     index.write_index(build.parent, rows)
     page = (build.parent / "index.html").read_text()
     assert '<a href="tiny/report.html">tiny</a>' in page

@@ -13,7 +13,7 @@ from evidence import results
 
 from report import sample
 from report.reading import elements, section, words
-from shardmill.report.gates import questions
+from shardmill.report.gates import gate_questions
 from shardmill.report.page import environment, render
 from shardmill.report.stages import STATES
 
@@ -147,7 +147,7 @@ def test_what_is_not_measured_on_a_mac_has_a_reason(
         for said in (sample.parity, sample.residency)
     )
     build = sample.build(plan=plan, parity=files, residency=placed)
-    (measure,) = (m for question in questions(build) for m in question.measures if m.name == name)
+    (measure,) = (m for question in gate_questions(build) for m in question.measures if m.name == name)
     assert measure.worst is None and measure.reason.startswith(reason)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from report import sample
-from shardmill.report.speed import by_position, drafters, groups
+from shardmill.report.speed import by_position, drafters, speed_groups
 
 ROWS = sample.speed()["tasks"]
 
 
 def test_rows_stand_under_what_they_are_of() -> None:
-    found = groups(ROWS)
+    found = speed_groups(ROWS)
     assert [(group.name, group.prompts, len(group.rows)) for group in found] == [
         ("code edit", 2, 2),
         ("free text", 2, 1),

@@ -29,7 +29,7 @@ def test_number(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(("text", "shown"), [("<= 0.0001", "≤\u00a01e-4"), (">= 30", "≥\u00a030"), ("odd", "odd")])
 def test_threshold(text: str, shown: str) -> None:
-    assert wording.threshold(text) == shown
+    assert wording.threshold_text(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_margin(value: float, threshold: str, text: str) -> None:
     ],
 )
 def test_size(count: int | None, text: str) -> None:
-    assert wording.size(count) == text
+    assert wording.file_size(count) == text
 
 
 def test_a_share_too_small_to_show_is_not_zero() -> None:

@@ -15,7 +15,7 @@ from shardmill.decode import DRAFTERS, Session, create_drafter
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
 from shardmill.gates.parity import relative_error
-from shardmill.gates.passes import at_lengths, cut
+from shardmill.gates.passes import at_lengths, in_passes
 from shardmill.gates.stack import feed
 from shardmill.machine import is_portable
 from shardmill.runtime.engine import Engine
@@ -174,7 +174,7 @@ def test_passes_of_the_gate_hold_for_every_kind_of_layer(ladder: Ladder) -> None
     """Also those that fill a context to its last slot first: rings go by positions, and slots lie elsewhere."""
     text = (ladder.prompts[0] * 3)[:48]
     for engine in ladder.engines.values():
-        plain = feed(engine, text, cut(len(text), [1]))
+        plain = feed(engine, text, in_passes(len(text), [1]))
         for name, passes in at_lengths(len(text), engine.widths, engine.verify, engine.lengths).items():
             some = text[: passes[-1].positions[-1] + 1]
             assert relative_error(feed(engine, some, passes), plain[: len(some)]) <= 1e-5, name

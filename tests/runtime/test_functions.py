@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from shardmill.errors import ShardmillError
-from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
-from shardmill.models.contract import Blueprint
-from shardmill.models.interface import FIXED, GRAPH, RANGE, Calls, calls
+from shardmill.models.architecture import SLIDING_MASK, Graph, LayerSpec
+from shardmill.models.contract import GraphSpec
+from shardmill.models.interface import FIXED, GRAPH, RANGE, EntryPoints, calls
 from shardmill.runtime.functions import Functions, of_blueprint, of_entry
 
 ENTRY = {
@@ -51,9 +51,9 @@ def test_a_pass_is_filled_up_with_its_last_token_which_is_written_nowhere(functi
 def test_the_contract_and_the_manifest_say_the_same() -> None:
     """Every write mask that a graph may have is known by its name's beginning."""
     graph = Graph(hidden=8, heads=1, kv_heads=1, head_dim=4, rope_dim=4, ffn=8, rms_norm_eps=1e-5, conv_taps=3)
-    kinds = (Kind(), Kind(mask=SLIDING_MASK), Kind(mixer="conv"))
-    blueprint = Blueprint("layers", graph, tuple(enumerate(kinds)), slots=64, window_slots=32)
-    found = of_blueprint(blueprint, Calls(FIXED, (1, 4)))
+    kinds = (LayerSpec(), LayerSpec(mask=SLIDING_MASK), LayerSpec(mixer="conv"))
+    blueprint = GraphSpec("layers", graph, tuple(enumerate(kinds)), slots=64, window_slots=32)
+    found = of_blueprint(blueprint, EntryPoints(FIXED, (1, 4)))
     assert found is not None and found.names == {1: "t1", 4: "t4"}
     assert found.axes["kv_write_mask_sliding"] == 3 and found.axes["conv_write_mask"] == 2
     ones = {name: np.ones([2 if i == axis else 1 for i in range(4)], np.float32) for name, axis in found.axes.items()}
@@ -63,5 +63,5 @@ def test_the_contract_and_the_manifest_say_the_same() -> None:
 
 def test_a_range_has_one_function_for_all() -> None:
     assert of_entry({"inputs": ENTRY["inputs"]}) is None
-    assert calls(RANGE, GRAPH, (1, 4)) == Calls()
-    assert of_blueprint(Blueprint("head", Graph(8, 1, 1, 4, 4, 8, 1e-5)), Calls()) is None
+    assert calls(RANGE, GRAPH, (1, 4)) == EntryPoints()
+    assert of_blueprint(GraphSpec("head", Graph(8, 1, 1, 4, 4, 8, 1e-5)), EntryPoints()) is None

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardmill.models.architecture import SLIDING_MASK, Graph, Kind
-from shardmill.models.contract import Blueprint, caches, inputs, new_rows, states
-from shardmill.runtime.functions import Held, held_by_blueprint, held_by_entry
+from shardmill.models.architecture import SLIDING_MASK, Graph, LayerSpec
+from shardmill.models.contract import GraphSpec, caches, inputs, new_rows, states
+from shardmill.runtime.functions import HostCaches, held_by_blueprint, held_by_entry
 from shardmill.runtime.program import Program
 
 SLOTS, WINDOW, RING = 64, 32, 32
 GRAPH = Graph(hidden=8, heads=2, kv_heads=2, head_dim=4, rope_dim=4, ffn=8, rms_norm_eps=1e-5, conv_taps=3)
-KINDS = (Kind(), Kind(mask=SLIDING_MASK), Kind(mixer="conv"))
-BLUEPRINT = Blueprint("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
+KINDS = (LayerSpec(), LayerSpec(mask=SLIDING_MASK), LayerSpec(mixer="conv"))
+BLUEPRINT = GraphSpec("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
 
 
 @pytest.fixture
-def held() -> Held:
+def held() -> HostCaches:
     found = held_by_blueprint(BLUEPRINT)
     assert found is not None
     return found
@@ -40,7 +40,7 @@ def outputs(tokens: int) -> dict[str, Any]:
     return {name: rng.random(shape, np.float32) + 1 for name, shape in shapes.items()}
 
 
-def test_each_cache_is_written_by_the_mask_of_its_layer(held: Held) -> None:
+def test_each_cache_is_written_by_the_mask_of_its_layer(held: HostCaches) -> None:
     """Slots in any order; rows beyond the masks' tokens, which a pass was filled up with, are left out."""
     slots, ring, taps = [40, 3], [8, 9], [30, 31]
     masks = {"kv_write_mask": one_hot(slots, SLOTS), "kv_write_mask_sliding": one_hot(ring, WINDOW)}
@@ -72,7 +72,7 @@ def test_what_was_read_of_a_cache_stays_as_it_was(monkeypatch: pytest.MonkeyPatc
     assert before.any() and np.array_equal(before, expected) and not np.array_equal(program.kept("k_0"), expected)
 
 
-def test_the_contract_has_inputs_in_the_place_of_states(held: Held) -> None:
+def test_the_contract_has_inputs_in_the_place_of_states(held: HostCaches) -> None:
     """The manifest says the same of them."""
     assert states(BLUEPRINT) == {} and list(caches(BLUEPRINT)) == ["k_0", "v_0", "k_1", "v_1", "c_2"]
     assert {name: inputs(BLUEPRINT)[name] for name in caches(BLUEPRINT)} == caches(BLUEPRINT)
@@ -80,10 +80,10 @@ def test_the_contract_has_inputs_in_the_place_of_states(held: Held) -> None:
     found = held_by_entry(entry)
     assert found is not None and found.shapes == held.shapes == caches(BLUEPRINT)
     assert held_by_entry({"inputs": entry["inputs"]}) is None
-    assert held_by_blueprint(Blueprint("head", GRAPH, rows=8, hosted=True)) is None
+    assert held_by_blueprint(GraphSpec("head", GRAPH, rows=8, hosted=True)) is None
 
 
-def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: Held) -> None:
+def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: HostCaches) -> None:
     """And nothing that was written before in a longer one."""
     masks = {"kv_write_mask": one_hot([3, 50], SLOTS), "kv_write_mask_sliding": one_hot([3, 18], WINDOW)}
     held.write(outputs(2), masks | {"conv_write_mask": one_hot([3, 18], RING, rows=True)})

@@ -104,7 +104,7 @@ def ours(found: Labelled) -> list[tuple[int, int, str, float]]:
 @in_fp32
 def test_spans_are_those_of_transformers_pipeline(built: Path) -> None:
     """On 200 texts: places in characters, types and scores."""
-    reader, judge, spans = reading.load(built, "fp32"), pipeline(built), 0
+    reader, judge, spans = reading.load_reader(built, "fp32"), pipeline(built), 0
     for text in table():
         found = reading.label(reader, text)
         assert found.exact and found.windows == bool(text), text
@@ -115,7 +115,7 @@ def test_spans_are_those_of_transformers_pipeline(built: Path) -> None:
 
 @in_fp32
 def test_texts_that_share_passes_are_labelled_as_if_each_had_its_own(built: Path) -> None:
-    reader, texts = reading.load(built, "fp32"), table()[:60]
+    reader, texts = reading.load_reader(built, "fp32"), table()[:60]
     passes: list[None] = []
     found = reading.label_all(replace(reader, before_pass=lambda: passes.append(None)), texts)
     for together, text in zip(found, texts, strict=True):
@@ -130,20 +130,20 @@ def test_windows_over_a_long_text_are_exact(banded: Path) -> None:
     """20,000 characters through windows of 64 tokens are what the whole text in one pass gives."""
     text = (" ".join(table())[:2000] + tiny.sample_text() * 3)[:LONG]
     assert len(text) == LONG
-    found = reading.label(reading.load(banded, "fp32"), text)
+    found = reading.label(reading.load_reader(banded, "fp32"), text)
     assert found.exact and found.windows > 50
     assert ours(found) == theirs(pipeline(banded, "sdpa")(text))  # eager attention would take gigabytes
 
 
 def test_windows_that_can_not_be_exact_say_so(built: Path) -> None:
-    found = reading.label(reading.load(built, "fp32"), " ".join(table())[:3000])
+    found = reading.label(reading.load_reader(built, "fp32"), " ".join(table())[:3000])
     assert not found.exact and found.windows > 5
     assert found.spans and list(found.spans) == sorted(found.spans, key=lambda span: span.start)
 
 
 def test_a_calibration_leads_spans_through_bioes(built: Path) -> None:
     """Every span begins and ends as the scheme asks, and a heavy bias for the background leaves none."""
-    reader, text = reading.load(built, "fp32"), "Write to Anna Kovalenko: anna.k@example.org!"
+    reader, text = reading.load_reader(built, "fp32"), "Write to Anna Kovalenko: anna.k@example.org!"
     biases = dict.fromkeys(["background_stay", "background_to_start", "end_to_background", "end_to_start"], 0.0)
     biases |= {"inside_to_continue": 0.0, "inside_to_end": 0.0}
     assert ours(reading.label(Reader(reader.encoder, reader.tokenizer, biases), text))
@@ -197,7 +197,7 @@ def test_the_command_says_what_whole_texts_are(classifier: Path, tmp_path: Path)
     (tmp_path / "texts").write_text("\n".join(texts))
     run, asked = CliRunner().invoke, ["label", str(classifier), "--file", str(tmp_path / "texts"), "--lines"]
     objects = [json.loads(line) for line in run(cli.app, [*asked, "--json"]).stdout.splitlines()]
-    expected = reading.classify(reading.load(classifier, "fp32"), texts)
+    expected = reading.classify(reading.load_reader(classifier, "fp32"), texts)
     assert objects == [{"labels": pytest.approx(one.labels, abs=1e-5), "engine": engine_name()} for one in expected]
     rows = [line.split("\t") for line in run(cli.app, asked).stdout.splitlines()]
     assert [(number, name) for number, _, name in rows] == [

@@ -20,7 +20,7 @@ from bench.folder import build_folder
 from shardmill.decode import Engine as Protocol
 from shardmill.errors import ShardmillError
 from shardmill.runtime import engine
-from shardmill.runtime.loading import told
+from shardmill.runtime.loading import on_program_load
 from shardmill.runtime.manifest import read_manifest
 from shardmill.runtime.process import EngineProcess
 
@@ -77,7 +77,7 @@ def test_an_error_of_the_model_comes_with_where_it_arose_and_the_next_call_works
 
 def test_each_program_is_told_of_when_its_load_begins(folder: Path) -> None:
     names: list[str] = []
-    with told(names.append):
+    with on_program_load(names.append):
         EngineProcess(folder, "fp32").close()
     assert names == [part["name"] for part in read_manifest(folder)["parts"]]
 

@@ -15,7 +15,7 @@ import torch
 from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates.routed import observed
-from shardmill.gates.stack import TurningDrafter, one_by_one
+from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.machine import is_portable
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
@@ -58,8 +58,8 @@ def test_the_tokens_are_those_of_dense_experts_and_of_transformers(both: Pair) -
     dense, apart = both
     prompt = apart.text[:PROMPT]
     made = load(apart)
-    truth = one_by_one(made, prompt, NEW)
-    assert truth == one_by_one(load(dense), prompt, NEW) == greedy(apart, prompt)
+    truth = decode_one_by_one(made, prompt, NEW)
+    assert truth == decode_one_by_one(load(dense), prompt, NEW) == greedy(apart, prompt)
     drafter = TurningDrafter(PROMPT, truth, made.vocab)
     made.reset()
     found = run(Session(made), prompt, max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())

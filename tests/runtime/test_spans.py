@@ -12,7 +12,7 @@ import pytest
 from transformers import TokenClassificationPipeline
 
 from shardmill.errors import ShardmillError
-from shardmill.runtime.spans import TRANSITIONS, Span, bioes_spans, grouped, likeliest, read_calibration
+from shardmill.runtime.spans import TRANSITIONS, Span, bioes_spans, grouped_spans, likeliest, read_calibration
 
 LABELS = ["O", *(f"{place}-{name}" for name in ("a", "b") for place in "BIES")]
 FOLLOWS = {"O": "OBS", "B": "IE", "I": "IE", "E": "OBS", "S": "OBS"}  # from the scheme's definition
@@ -39,7 +39,7 @@ def test_grouping_is_that_of_transformers(seed: int) -> None:
     ]
     theirs = [row for row in Judge().group_entities(entities) if row["entity_group"] != "O"]
     expected = [(row["start"], row["end"], row["entity_group"], pytest.approx(row["score"])) for row in theirs]
-    assert [(s.start, s.end, s.type, s.score) for s in grouped(tokens)] == expected
+    assert [(s.start, s.end, s.type, s.score) for s in grouped_spans(tokens)] == expected
 
 
 def allowed(path: tuple[str, ...]) -> bool:

@@ -14,7 +14,7 @@ from shardmill import machine
 from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.runtime import warm
-from shardmill.runtime.loading import begins, told
+from shardmill.runtime.loading import on_program_load, report_load
 
 NAMES = ("layers_00_02", "layers_02_04", "head_0")
 
@@ -74,7 +74,7 @@ def build(tmp_path: Path) -> Path:
 
 def warmed(build: Path) -> list[str]:
     """The names of programs that were loaded for the first time now; all others were loaded again."""
-    found = list(warm.warm(build, "fp32"))
+    found = list(warm.warm_programs(build, "fp32"))
     assert [program.name for program in found] == list(NAMES)
     return [program.name for program in found if program.first is None]
 
@@ -90,15 +90,15 @@ def test_a_later_load_is_made_and_stands_beside_the_first(
     """Whether the system has kept something shows in the time, and in nothing else."""
     clock = iter([0, 90, 100, 130, 200, 201, 300, 301, 400, 440, 500, 501])
     monkeypatch.setattr(warm.time, "perf_counter", lambda: next(clock))
-    assert [(p.seconds, p.first) for p in warm.warm(build, "fp32")] == [(90, None), (30, None), (1, None)]
-    assert [(p.seconds, p.first) for p in warm.warm(build, "fp32")] == [(1, 90), (40, 30), (1, 1)]
+    assert [(p.seconds, p.first) for p in warm.warm_programs(build, "fp32")] == [(90, None), (30, None), (1, None)]
+    assert [(p.seconds, p.first) for p in warm.warm_programs(build, "fp32")] == [(1, 90), (40, 30), (1, 1)]
     assert len(programs.ran) == 2 * 2 * len(NAMES)
 
 
 def test_the_first_time_is_the_first_of_all_runs(build: Path, programs: Programs) -> None:
-    first = [program.seconds for program in warm.warm(build, "fp32")]
-    list(warm.warm(build, "fp32"))
-    assert [program.first for program in warm.warm(build, "fp32")] == first
+    first = [program.seconds for program in warm.warm_programs(build, "fp32")]
+    list(warm.warm_programs(build, "fp32"))
+    assert [program.first for program in warm.warm_programs(build, "fp32")] == first
 
 
 def test_stopped_it_knows_what_it_has_loaded(build: Path, programs: Programs) -> None:
@@ -144,15 +144,15 @@ def test_the_rest_is_estimated_by_bytes(build: Path, programs: Programs, monkeyp
     (build / f"compiled/{NAMES[2]}.mlmodelc/w").write_bytes(b"w" * 4000)
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(warm.time, "perf_counter", lambda: next(clock))
-    assert [(p.seconds, p.left) for p in warm.warm(build, "fp32")] == [(10, 50.0), (10, 40.0), (10, 0.0)]
+    assert [(p.seconds, p.left) for p in warm.warm_programs(build, "fp32")] == [(10, 50.0), (10, 40.0), (10, 0.0)]
 
 
 def test_only_who_listens_is_told() -> None:
     heard: list[str] = []
-    begins("nobody")
-    with told(heard.append):
-        begins("a")
-    begins("b")
+    report_load("nobody")
+    with on_program_load(heard.append):
+        report_load("a")
+    report_load("b")
     assert heard == ["a"]
 
 
@@ -162,6 +162,6 @@ def test_every_length_of_a_context_is_run(programs: Programs, build: Path) -> No
     content["contexts"] = [8]
     content["parts"][0]["contexts"] = {"8": {"functions": {"1": "c8_t1"}, "inputs": {}, "states": {}}}
     (build / "model.json").write_text(json.dumps(content))
-    list(warm.warm(build, "fp16"))
+    list(warm.warm_programs(build, "fp16"))
     lengths = [name for name, _ in programs.ran if name.startswith(NAMES[0])]
     assert [*dict.fromkeys(lengths)] == [f"{NAMES[0]} 8", f"{NAMES[0]} {content['context']}"]

@@ -24,7 +24,7 @@ from models import tiny_encoders
 from shardmill.machine import is_portable
 from shardmill.runtime import label as reading
 from shardmill.runtime.label import Reader, as_object
-from shardmill.serve.encoder import Desk, create_encoder_app
+from shardmill.serve.encoder import EncoderWorker, create_encoder_app
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings
 from shardmill.serve.protocol import ApiError
@@ -39,7 +39,7 @@ TEXTS = ["Anna Kovalenko lives at 14 Harbour Street.", "🎉 Zoë", "x"]
 def running(reader: Reader) -> Iterator[Running]:
     """A server on a free port; it ends in order when the block does."""
     settings, metrics = Settings(port=0), Metrics()
-    desk = Desk(metrics, settings.limits.queue)
+    desk = EncoderWorker(metrics, settings.limits.queue)
     listener, up = bind(settings), threading.Event()
     app = create_encoder_app("tiny", reader, desk, metrics, settings)
     server = around(app, desk, settings, up.set)
@@ -61,13 +61,13 @@ def built(folder: Path, task: str) -> Path:
 
 @pytest.fixture(scope="module")
 def labeller(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    return reading.load(built(tmp_path_factory.mktemp("labels"), "token-classification"), "fp32")
+    return reading.load_reader(built(tmp_path_factory.mktemp("labels"), "token-classification"), "fp32")
 
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path]:
     folder = built(tmp_path_factory.mktemp("embeds"), "feature-extraction")
-    return reading.load(folder, "fp32"), folder
+    return reading.load_reader(folder, "fp32"), folder
 
 
 def test_spans_over_http_are_those_of_the_library(labeller: Reader) -> None:
@@ -133,7 +133,7 @@ def test_what_can_not_be_answered_is_refused_in_one_line(labeller: Reader, name:
 
 
 def test_a_text_without_spans_is_not_redacted(tmp_path: Path) -> None:
-    with running(reading.load(built(tmp_path, "text-classification"), "fp32")) as server:
+    with running(reading.load_reader(built(tmp_path, "text-classification"), "fp32")) as server:
         got, content = server.post({"model": "tiny", "input": "Anna", "redact": True}, "/v1/label")
         assert got == 400 and "leave out redact" in content["error"]["message"]
         assert server.post({"model": "tiny", "input": "Anna"}, "/v1/label")[0] == 200
@@ -190,7 +190,7 @@ def test_a_text_that_a_shutdown_ends_is_no_fault_of_the_client(
 
 
 def test_a_text_of_many_passes_ends_at_shutdown_after_the_pass_that_runs(labeller: Reader) -> None:
-    desk, passes = Desk(Metrics(), 1), 0
+    desk, passes = EncoderWorker(Metrics(), 1), 0
 
     def count() -> None:
         nonlocal passes

@@ -20,7 +20,7 @@ import pytest
 
 from shardmill.errors import ShardmillError
 from shardmill.runtime.label import Reader
-from shardmill.runtime.loading import begins
+from shardmill.runtime.loading import report_load
 from shardmill.serve.loading import FIRST_PASSES
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import serve, serve_encoder
@@ -41,7 +41,7 @@ class Slow:
     def __call__(self) -> Model:
         """The model, once every gate is open but the last, which the first passes wait at."""
         for name, gate in zip(PROGRAMS, self.gates, strict=False):
-            begins(name)
+            report_load(name)
             assert gate.wait(PATIENCE)
         if self.fails:
             raise ShardmillError("compiled/head_0.mlmodelc can't be loaded: no")
@@ -140,7 +140,7 @@ def test_an_encoder_too_is_served_as_soon_as_it_is_loaded(port: int) -> None:
     gate = threading.Event()
 
     def load() -> Any:
-        begins("encoder_64")
+        report_load("encoder_64")
         assert gate.wait(PATIENCE)
         encoder: Any = SimpleNamespace(manifest={"model": "tiny"}, threads=None)
         return Reader(encoder, byte_tokenizer(), None)

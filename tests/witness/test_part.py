@@ -29,7 +29,7 @@ def measured(build: tiny.Build, name: str, widest: int = 0) -> Rows:
     if widest:
         piece, plan = replace(piece, tokens=widest), plan | {"verify": widest}
     stored = PackageWeights(build.packages[name], piece)
-    found = part.measure(piece, build.packages[name], plan, known(build.source), build.source, stored)
+    found = part.witness_measurements(piece, build.packages[name], plan, known(build.source), build.source, stored)
     return compare(one for one in found if isinstance(one, Measurement))
 
 

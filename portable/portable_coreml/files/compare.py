@@ -70,7 +70,7 @@ def _compare_text(one: str, two: str) -> str:
 
 
 @dataclass(frozen=True)
-class Feature:
+class ShownFeature:
     """An input, output or state. `shape` reads [1, 96, 1..4, 1] for a range, [1, 2] | [1, 4] for listed shapes."""
 
     name: str
@@ -79,14 +79,14 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Function:
+class ShownFunction:
     """One function of a program; `operations` are (type, count), most frequent first, nested blocks included."""
 
     name: str
     opset: str
-    inputs: tuple[Feature, ...]
-    outputs: tuple[Feature, ...]
-    states: tuple[Feature, ...]
+    inputs: tuple[ShownFeature, ...]
+    outputs: tuple[ShownFeature, ...]
+    states: tuple[ShownFeature, ...]
     operations: tuple[tuple[str, int], ...]
 
 
@@ -107,11 +107,11 @@ class Contents:
     path: str
     specification: int
     bytes: int
-    functions: tuple[Function, ...]
+    functions: tuple[ShownFunction, ...]
     weights: tuple[Weights, ...]
 
 
-def read(path: Path) -> Contents:
+def read_contents(path: Path) -> Contents:
     """The contents of the .mlpackage or .mlmodel at `path`. Raises ProgramError if there is no ML Program."""
     if path.suffix == ".mlmodelc" or is_bundle(path):
         raise ProgramError(f"{path}: a compiled model; inspect the .mlpackage that it was compiled from")
@@ -132,10 +132,10 @@ def read(path: Path) -> Contents:
     )
 
 
-def _function(name: str, function: Any, description: Any) -> Function:
+def _function(name: str, function: Any, description: Any) -> ShownFunction:
     described = next((d for d in description.functions if d.name == name), description)
     counts = Counter(op.type for op in operations(_block(function)))
-    return Function(
+    return ShownFunction(
         name=name,
         opset=function.opset,
         inputs=features(described.input),
@@ -145,9 +145,9 @@ def _function(name: str, function: Any, description: Any) -> Function:
     )
 
 
-def features(described: Iterable[Any]) -> tuple[Feature, ...]:
+def features(described: Iterable[Any]) -> tuple[ShownFeature, ...]:
     """Features of a model description."""
-    return tuple(Feature(feature.name, *_type(feature.type)) for feature in described)
+    return tuple(ShownFeature(feature.name, *_type(feature.type)) for feature in described)
 
 
 def _type(kind: Any) -> tuple[str, str]:
@@ -202,7 +202,7 @@ def weights(ops: Iterable[Any]) -> tuple[Weights, ...]:
     for tensor in found.values():
         sizes.setdefault(_dtype(tensor), []).append(math.prod(d.constant.size for d in tensor.dimensions))
     rows = (
-        Weights(dtype, len(counts), sum(counts), sum((count * bits(dtype) + 7) // 8 for count in counts))
+        Weights(dtype, len(counts), sum(counts), sum((count * _word_bits(dtype) + 7) // 8 for count in counts))
         for dtype, counts in sizes.items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.dtype)))
@@ -219,7 +219,7 @@ def _dtype(tensor: Any) -> str:
     return str(MIL_pb2.DataType.Name(tensor.dataType)).lower()
 
 
-def bits(dtype: str) -> int:
+def _word_bits(dtype: str) -> int:
     """Bits of one element, as the type's name says; a boolean takes a byte."""
     digits = re.search(r"\d+", dtype)
     return int(digits.group()) if digits else 8

@@ -17,7 +17,7 @@ from portable_coreml.run.lowered import Arg, Const, Ref, last_mentions, used
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class CodeLine:
     """One statement: `targets = call(*args)`.
 
     With `state`, an access of that state: a write if there is an argument, through `call` if given. `post`: applied
@@ -65,7 +65,7 @@ class _Source:
             return self.bind(arg.value)
         return "[" + ", ".join(self.expression(item) for item in arg) + "]"
 
-    def add(self, line: Line) -> None:
+    def add(self, line: CodeLine) -> None:
         targets = [self.variable(name) for name in line.targets]
         if line.state is not None:
             self._state(line, targets)
@@ -82,7 +82,7 @@ class _Source:
             if fix is not None:
                 self.body.append(f"{target} = {self.bind(fix)}({target})")
 
-    def _state(self, line: Line, targets: list[str]) -> None:
+    def _state(self, line: CodeLine, targets: list[str]) -> None:
         key = self.bind(line.state)
         if line.args:
             source = self.expression(line.args[0])
@@ -91,7 +91,7 @@ class _Source:
 
 
 def compile_lines(
-    inputs: Sequence[str], lines: Sequence[Line], outputs: Sequence[Arg]
+    inputs: Sequence[str], lines: Sequence[CodeLine], outputs: Sequence[Arg]
 ) -> Callable[..., tuple[Tensor, ...]]:
     """A function `(states, *inputs) -> outputs` that runs the lines. Lines whose results nobody uses are left out."""
     source = _Source(inputs)
@@ -111,10 +111,10 @@ def compile_lines(
     return plan
 
 
-def _prune(lines: Sequence[Line], outputs: Sequence[Arg]) -> list[Line]:
+def _prune(lines: Sequence[CodeLine], outputs: Sequence[Arg]) -> list[CodeLine]:
     """The lines whose results are used, in order. Writes to states and control flow always stay."""
     wanted = used(outputs)
-    kept: list[Line] = []
+    kept: list[CodeLine] = []
     for line in reversed(lines):
         writes = line.state is not None and bool(line.args)
         if writes or line.needs_states or wanted & set(line.targets):

@@ -20,11 +20,22 @@ from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError, ProgramError
 from portable_coreml.program import Function, StateType, TensorType
 from portable_coreml.run import observe
-from portable_coreml.run.codegen import Line, compile_lines
+from portable_coreml.run.codegen import CodeLine, compile_lines
 from portable_coreml.run.find_experts import skip_unchosen
 from portable_coreml.run.fuse import MaskedWrite, find_masked_writes, masked_write_lines
 from portable_coreml.run.lower import Loader, Placer, lower_function, nowhere
-from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate, kernel_values, settle, used, value_of
+from portable_coreml.run.lowered import (
+    Arg,
+    Const,
+    Lowered,
+    LoweredStep,
+    Ref,
+    evaluate,
+    kernel_values,
+    settle,
+    used,
+    value_of,
+)
 from portable_coreml.run.specialise import specialise
 
 _MAX_PLANS = 64
@@ -112,7 +123,7 @@ def _run_block(
 
 
 def _run_step(
-    step: Step, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None = None
+    step: LoweredStep, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None = None
 ) -> tuple[Any, ...]:
     """Runs one step and returns its results in their declared types."""
     if step.kernel is not None:
@@ -127,7 +138,7 @@ def _run_step(
     return _settled(step, _run_while(step, env, states, half, observer), half)
 
 
-def _settled(step: Step, results: tuple[Tensor, ...], half: bool) -> tuple[Tensor, ...]:
+def _settled(step: LoweredStep, results: tuple[Tensor, ...], half: bool) -> tuple[Tensor, ...]:
     return tuple(settle(value, out, half) for value, out in zip(results, step.outputs, strict=True))
 
 
@@ -136,14 +147,14 @@ def _owned(value: Tensor) -> Tensor:
     return value.clone(memory_format=torch.contiguous_format)
 
 
-def _state_name(step: Step) -> str:
+def _state_name(step: LoweredStep) -> str:
     source = step.args[0]
     assert isinstance(source, Ref)
     return source.name
 
 
 def _run_cond(
-    step: Step, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
+    step: LoweredStep, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
     (head,) = step.args[0] if isinstance(step.args[0], tuple) else (step.args[0],)
     chosen = step.blocks[0] if bool(value_of(head, env)) else step.blocks[1]
@@ -151,7 +162,7 @@ def _run_cond(
 
 
 def _run_while(
-    step: Step, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
+    step: LoweredStep, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
     test, body = step.blocks
     values = tuple(value_of(step.args[0], env))
@@ -170,7 +181,7 @@ class _Tracer:
     def __init__(self, half: bool, states: _States) -> None:
         self.half = half
         self.states = states
-        self.lines: list[Line] = []
+        self.lines: list[CodeLine] = []
         self.outputs: tuple[Arg, ...] = ()
         self.inputs: tuple[Tensor, ...] = ()
         self.constants: set[int] = set()  # addresses of the memory of the program's constants
@@ -220,11 +231,11 @@ class _Tracer:
         copy = Ref(f"{COPY}{name}")
         while copy.name in env:  # one value may be several outputs
             copy = Ref(f"{COPY}{copy.name}")
-        self.lines.append(Line((copy.name,), _owned, (arg,)))
+        self.lines.append(CodeLine((copy.name,), _owned, (arg,)))
         env[copy.name] = _owned(value)
         return copy
 
-    def _record(self, step: Step, env: dict[str, Any], results: tuple[Any, ...]) -> None:
+    def _record(self, step: LoweredStep, env: dict[str, Any], results: tuple[Any, ...]) -> None:
         args = tuple(self._fold(arg) for arg in step.args)
         names = used(args)
         write = self.writes.get(id(step))
@@ -244,7 +255,7 @@ class _Tracer:
                 p.kind == "plain" and isinstance(a, Ref) for p, a in zip(step.kernel.params, args, strict=True)
             )
             unsettled = step.kernel.data_shape or dynamic or bool(self.unstable & names)
-            folded = Step(step.op, step.kernel, args, step.outputs)
+            folded = LoweredStep(step.op, step.kernel, args, step.outputs)
             self.lines.append(specialise(folded, env, results, stable=not unsettled, half=self.half))
         if unsettled:
             self.unstable.update(out.name for out in step.outputs)
@@ -254,18 +265,18 @@ class _Tracer:
             return self.known.get(arg.name, arg)
         return tuple(self._fold(item) for item in arg) if isinstance(arg, tuple) else arg
 
-    def _control_line(self, step: Step, args: tuple[Arg, ...], env: dict[str, Any]) -> Line:
+    def _control_line(self, step: LoweredStep, args: tuple[Arg, ...], env: dict[str, Any]) -> CodeLine:
         targets = tuple(out.name for out in step.outputs)
         if step.op.kind == "read_state":
-            return Line(targets, None, (), state=_state_name(step))
+            return CodeLine(targets, None, (), state=_state_name(step))
         if step.op.kind == "write_state":
             copy = None if self._is_fresh(value_of(step.args[1], env), step) else _owned
-            return Line(targets, copy, (args[1],), state=_state_name(step))
+            return CodeLine(targets, copy, (args[1],), state=_state_name(step))
         captured = tuple(arg.name for arg in step.args[1:] if isinstance(arg, Ref))
         known = {name: const.value for name, const in self.known.items()}
         half, inner = (
             self.half,
-            Step(step.op, None, (_placeholders(step.args[0]), *step.args[1:]), step.outputs, step.blocks),
+            LoweredStep(step.op, None, (_placeholders(step.args[0]), *step.args[1:]), step.outputs, step.blocks),
         )
 
         def run_control(states: _States, heads: list[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
@@ -273,9 +284,9 @@ class _Tracer:
             env.update({f"{HEAD}{i}": value for i, value in enumerate(heads)})
             return _run_step(inner, env, states, half)
 
-        return Line(targets, run_control, args, tupled=True, needs_states=True)
+        return CodeLine(targets, run_control, args, tupled=True, needs_states=True)
 
-    def _is_fresh(self, value: Tensor, step: Step) -> bool:
+    def _is_fresh(self, value: Tensor, step: LoweredStep) -> bool:
         """Whether a value to be stored owns its memory in every run: neither a constant, nor (a view of) an input or
         another value.
         """

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portable_coreml.run.lowered import Step, call_kernel, kernel_values
+from portable_coreml.run.lowered import LoweredStep, call_kernel, kernel_values
 from portable_coreml.run.products import BLOCK, DIGITS, product, takes_digits, to_digits
 from portable_coreml.run.stored import StoredMatrix
 
@@ -48,7 +48,7 @@ class Group:
     """
 
     first: tuple[First, ...]
-    chain: tuple[Step, ...]
+    chain: tuple[LoweredStep, ...]
     factor: Tensor | None
     down: tuple[Matrix, ...]
     bias: Tensor | None

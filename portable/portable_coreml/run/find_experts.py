@@ -18,7 +18,7 @@ from torch import Tensor
 
 from portable_coreml.program import TensorType
 from portable_coreml.run.experts import First, Group, Matrix, reach
-from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, mentions
+from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, mentions
 from portable_coreml.run.ops import Kernel, Param
 from portable_coreml.run.products import WEIGHTS
 from portable_coreml.run.stored import StoredMatrix
@@ -43,11 +43,11 @@ class _Walk:
         taken: the steps that were walked over.
     """
 
-    makers: Mapping[str, Step]
+    makers: Mapping[str, LoweredStep]
     uses: Mapping[str, int]
-    taken: list[Step] = field(default_factory=list)
+    taken: list[LoweredStep] = field(default_factory=list)
 
-    def sole(self, arg: Arg, kind: str) -> Step | None:
+    def sole(self, arg: Arg, kind: str) -> LoweredStep | None:
         """The step that makes a value which nothing else uses, if it is of that kind."""
         step = self.makers.get(arg.name) if isinstance(arg, Ref) and self.uses[arg.name] == 1 else None
         if step is None or step.op.kind != kind:
@@ -81,7 +81,7 @@ def skip_unchosen(block: Lowered) -> Lowered:
         return block
     makers = {out.name: step for step in block.steps for out in step.outputs}
     uses = Counter(mentions(block.outputs)) + Counter(n for step in block.steps for n in mentions(step.args))
-    instead: dict[int, Step | None] = {}
+    instead: dict[int, LoweredStep | None] = {}
     for step in block.steps:
         walk = _Walk(makers, uses)
         made = _together(step, walk) if _is_product(step) else None
@@ -91,7 +91,7 @@ def skip_unchosen(block: Lowered) -> Lowered:
     return replace(block, steps=tuple(step for step in steps if step is not None))
 
 
-def _together(down: Step, walk: _Walk) -> Step | None:
+def _together(down: LoweredStep, walk: _Walk) -> LoweredStep | None:
     """One step for the experts that end with a product; None where it ends none."""
     weighed = _alone(down, walk) or _grouped(down, walk)
     chain = None if weighed is None else _chain(weighed.hidden, walk)
@@ -105,10 +105,10 @@ def _together(down: Step, walk: _Walk) -> Step | None:
         return None
     walk.taken.extend(chain)
     group = _group(firsts, [step for step in chain if not _is_product(step)], weighed, down)
-    return Step(down.op, Kernel(KIND, group, _PARAMS), (x, weighed.weight), down.outputs)
+    return LoweredStep(down.op, Kernel(KIND, group, _PARAMS), (x, weighed.weight), down.outputs)
 
 
-def _alone(down: Step, walk: _Walk) -> _Weighed | None:
+def _alone(down: LoweredStep, walk: _Walk) -> _Weighed | None:
     """An expert with matrices of its own."""
     step = walk.makers.get(getattr(_argument(down, "x"), "name", ""))
     weight = step.args[1] if step is not None and step.op.kind == "mul" else None
@@ -117,7 +117,7 @@ def _alone(down: Step, walk: _Walk) -> _Weighed | None:
     return _Weighed(step.args[0], weight, 1) if walk.sole(_argument(down, "x"), "mul") else None
 
 
-def _grouped(down: Step, walk: _Walk) -> _Weighed | None:
+def _grouped(down: LoweredStep, walk: _Walk) -> _Weighed | None:
     """Experts that share their matrices."""
     scaled = walk.sole(_argument(down, "x"), "mul")
     factor = None if scaled is None else _column(scaled.args[1])
@@ -131,12 +131,12 @@ def _grouped(down: Step, walk: _Walk) -> _Weighed | None:
     return _Weighed(hidden, weight, count, factor)
 
 
-def _chain(hidden: Arg, walk: _Walk) -> list[Step] | None:
+def _chain(hidden: Arg, walk: _Walk) -> list[LoweredStep] | None:
     """The products and what is made of them number by number, up to `hidden`, in order; None for anything else.
 
     Nothing else may use what they make.
     """
-    found: dict[int, Step] = {}
+    found: dict[int, LoweredStep] = {}
     waiting = [hidden]
     while waiting:
         arg = waiting.pop()
@@ -154,13 +154,13 @@ def _chain(hidden: Arg, walk: _Walk) -> list[Step] | None:
     return sorted(found.values(), key=lambda step: order[id(step)])
 
 
-def _is_by_number(step: Step) -> bool:
+def _is_by_number(step: LoweredStep) -> bool:
     """Whether every number of a result is made of the numbers at its place, and of constants of one number."""
     constants = (arg.value for arg in step.args if isinstance(arg, Const))
     return step.op.kind in _BY_NUMBER and not any(isinstance(c, Tensor) and c.numel() > 1 for c in constants)
 
 
-def _group(firsts: Sequence[Step], chain: Sequence[Step], weighed: _Weighed, down: Step) -> Group:
+def _group(firsts: Sequence[LoweredStep], chain: Sequence[LoweredStep], weighed: _Weighed, down: LoweredStep) -> Group:
     """The experts, their matrices cut out of those that they share."""
     count = weighed.count
     first = tuple(First(step.outputs[0].name, _rows(step, count), _vector(step, count)) for step in firsts)
@@ -175,20 +175,20 @@ def _group(firsts: Sequence[Step], chain: Sequence[Step], weighed: _Weighed, dow
     )
 
 
-def _is_product(step: Step) -> bool:
+def _is_product(step: LoweredStep) -> bool:
     """Whether a step is the product of a matrix and one image [1, channels, T, 1]."""
     sizes = _sizes(step)
     known = step.kernel is not None and step.kernel.kind in _PRODUCTS
     return known and len(sizes) == _IMAGE and sizes[0] == sizes[3] == 1
 
 
-def _argument(step: Step, name: str) -> Any:
+def _argument(step: LoweredStep, name: str) -> Any:
     """An argument of a step's kernel."""
     assert step.kernel is not None
     return step.args[[param.name for param in step.kernel.params].index(name)]
 
 
-def _sizes(step: Step | None, of: Ref | None = None) -> tuple[int | None, ...]:
+def _sizes(step: LoweredStep | None, of: Ref | None = None) -> tuple[int | None, ...]:
     """The declared shape of a step's first result, or of the one of that name; () if it has none."""
     kinds = [out.type for out in step.outputs if of is None or out.name == of.name] if step is not None else []
     return kinds[0].shape if kinds and isinstance(kinds[0], TensorType) else ()
@@ -200,7 +200,7 @@ def _column(arg: Arg) -> Tensor | None:
     return value.reshape(-1, 1) if isinstance(value, Tensor) and value.numel() == max(value.shape) else None
 
 
-def _matrix(step: Step) -> Matrix:
+def _matrix(step: LoweredStep) -> Matrix:
     value: Matrix = _argument(step, WEIGHTS["conv"]).value
     return value.flatten(1) if isinstance(value, Tensor) else value
 
@@ -209,13 +209,13 @@ def _extents(matrix: Matrix) -> Sequence[int]:
     return matrix.shape if isinstance(matrix, Tensor) else matrix.values.shape
 
 
-def _vector(step: Step, count: int) -> Tensor | None:
+def _vector(step: LoweredStep, count: int) -> Tensor | None:
     """The bias of a product, a row for each of so many experts."""
     bias = _argument(step, "bias")
     return bias.value.view(count, -1) if isinstance(bias, Const) and isinstance(bias.value, Tensor) else None
 
 
-def _rows(step: Step, count: int) -> tuple[Matrix, ...]:
+def _rows(step: LoweredStep, count: int) -> tuple[Matrix, ...]:
     """The rows of a product's matrix for each of so many experts."""
     matrix = _matrix(step)
     if isinstance(matrix, Tensor):

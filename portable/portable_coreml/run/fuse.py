@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from portable_coreml.run.codegen import Line
-from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, mentions, round_half
+from portable_coreml.run.codegen import CodeLine
+from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, mentions, round_half
 from portable_coreml.run.wide import WIDE
 
 States = dict[str, Tensor]
@@ -55,13 +55,13 @@ def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
     return {} if any(step.blocks for step in block.steps) else found
 
 
-def _reads_before(write: Step, block: Lowered) -> int:
+def _reads_before(write: LoweredStep, block: Lowered) -> int:
     """How often the state of a write is read before it. A second reader must not see the state change in place."""
     before = block.steps[: block.steps.index(write)]
     return sum(step.op.kind == "read_state" and step.args[0] == write.args[0] for step in before)
 
 
-def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> MaskedWrite | None:
+def _match(write: LoweredStep, makers: Mapping[str, LoweredStep], uses: Mapping[str, int]) -> MaskedWrite | None:
     state, data = write.args
     assert isinstance(state, Ref)
     total = _maker(data, "add", makers, uses)
@@ -80,13 +80,13 @@ def _match(write: Step, makers: Mapping[str, Step], uses: Mapping[str, int]) -> 
     return None
 
 
-def _maker(arg: Arg, kind: str, makers: Mapping[str, Step], uses: Mapping[str, int]) -> Step | None:
+def _maker(arg: Arg, kind: str, makers: Mapping[str, LoweredStep], uses: Mapping[str, int]) -> LoweredStep | None:
     """The step that makes a value, if it is of that kind and nothing else uses the value."""
     step = makers.get(arg.name) if isinstance(arg, Ref) and uses[arg.name] == 1 else None
     return step if step is not None and step.op.kind == kind else None
 
 
-def _orders(step: Step | None) -> list[tuple[Arg, Arg]]:
+def _orders(step: LoweredStep | None) -> list[tuple[Arg, Arg]]:
     return [] if step is None else [(step.args[0], step.args[1]), (step.args[1], step.args[0])]
 
 
@@ -94,7 +94,7 @@ def _flag(arg: Arg) -> bool | None:
     return bool(arg.value) if isinstance(arg, Const) else None
 
 
-def _is_complement(keep: Ref, mask: Ref, makers: Mapping[str, Step]) -> bool:
+def _is_complement(keep: Ref, mask: Ref, makers: Mapping[str, LoweredStep]) -> bool:
     """Whether `keep` is 1 minus the sum of `mask` over its last axis."""
     sub = makers.get(keep.name)
     if sub is None or sub.op.kind != "sub" or not isinstance(sub.args[0], Const) or not isinstance(sub.args[1], Ref):
@@ -111,7 +111,7 @@ def _is_complement(keep: Ref, mask: Ref, makers: Mapping[str, Step]) -> bool:
 
 def masked_write_lines(
     write: MaskedWrite, env: Mapping[str, Any], state: Tensor, seen: set[str], half: bool
-) -> list[Line] | None:
+) -> list[CodeLine] | None:
     """The plan's lines for one write, given this run's values; None where shapes don't fit."""
     state_rows, mask = env[write.mask.name].shape[-2], env[write.mask.name]
     new = env[write.new.name] if isinstance(write.new, Ref) else None
@@ -121,8 +121,8 @@ def masked_write_lines(
     lines = []
     if rows.name not in seen:
         seen.add(rows.name)
-        lines.append(Line((rows.name,), _one_hot_rows, (write.mask,)))
-    lines.append(Line((), _writer(write, half), (rows, write.mask, write.new), tupled=True, needs_states=True))
+        lines.append(CodeLine((rows.name,), _one_hot_rows, (write.mask,)))
+    lines.append(CodeLine((), _writer(write, half), (rows, write.mask, write.new), tupled=True, needs_states=True))
     return lines
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ProgramError, UnsupportedOp
 from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
-from portable_coreml.run.lowered import Arg, Const, Lowered, Ref, Step, evaluate, mentions
+from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, evaluate, mentions
 from portable_coreml.run.ops import KERNELS, Kernel, Param
 from portable_coreml.run.products import WEIGHTS, by_columns, multiplies_in_fixed_point, output_axis, product_kernel
 from portable_coreml.run.stored import StoredMatrix, is_compressed, stored_matrix
@@ -76,7 +76,7 @@ class _Lowering:
         captured: dict[str, None] = {}
         own = {item.name for item in inputs}
         scope.update({item.name: Ref(item.name) for item in inputs})
-        steps: list[Step] = []
+        steps: list[LoweredStep] = []
         for op in block.ops:
             step = self._op(op, scope)
             if step is not None:
@@ -87,7 +87,7 @@ class _Lowering:
         captured.update(dict.fromkeys(n for n in mentions(results) if n not in own))
         return Lowered(tuple(item.name for item in inputs), tuple(steps), results, tuple(captured))
 
-    def _op(self, op: Op, scope: Scope) -> Step | None:
+    def _op(self, op: Op, scope: Scope) -> LoweredStep | None:
         for out in op.outputs:
             if out.name in scope:
                 raise ProgramError(f"the name '{out.name}' is defined twice")
@@ -103,7 +103,7 @@ class _Lowering:
             return None
         return self._kernel_step(op, scope) if op.kind not in _EXPANDING else self._expanded(op, scope)
 
-    def _expanded(self, op: Op, scope: Scope) -> Step | None:
+    def _expanded(self, op: Op, scope: Scope) -> LoweredStep | None:
         """Expand a compressed constant, or take what another function has expanded."""
         key, name = self._key(op, scope), op.outputs[0].name
         known = None if key is None else _SHARED.get(key)
@@ -133,14 +133,14 @@ class _Lowering:
             _SHARED[key] = found.value
             self.keys[name] = key
 
-    def _kernel_step(self, op: Op, scope: Scope) -> Step | None:
+    def _kernel_step(self, op: Op, scope: Scope) -> LoweredStep | None:
         """The step of a kernel, or None if its result is a constant, which `scope` then knows."""
         found = KERNELS.get(op.kind)
         if found is None:
             target = op.outputs[0].name if op.outputs else op.name
             raise UnsupportedOp(f"operation '{op.kind}' (output '{target}') is not supported by the portable engine")
         found = WIDE.get(op.kind, found) if self._is_rounded(op) else found
-        step = self._product(op, found, scope) or Step(op, found, self._args(op, found, scope), op.outputs)
+        step = self._product(op, found, scope) or LoweredStep(op, found, self._args(op, found, scope), op.outputs)
         if not any(mentions(step.args)) and not found.impure:
             for out, value in zip(
                 op.outputs, evaluate(step, [_constant(a) for a in step.args], self.half), strict=True
@@ -150,7 +150,7 @@ class _Lowering:
         scope.update({out.name: Ref(out.name) for out in op.outputs})
         return step
 
-    def _product(self, op: Op, found: Kernel, scope: Scope) -> Step | None:
+    def _product(self, op: Op, found: Kernel, scope: Scope) -> LoweredStep | None:
         """A product with a constant matrix, which stays as it is stored if it is large; None for anything else."""
         weight = op.inputs.get(WEIGHTS.get(op.kind, ""), ())
         name = weight[0] if len(weight) == 1 and isinstance(weight[0], str) else None
@@ -165,7 +165,7 @@ class _Lowering:
             return None
         args = tuple(Const(matrix) if arg is place else arg for arg in args)
         kernel = product_kernel(op.kind, isinstance(matrix, StoredMatrix), self._is_rounded(op))
-        return Step(op, kernel, args, op.outputs)
+        return LoweredStep(op, kernel, args, op.outputs)
 
     def _is_rounded(self, op: Op) -> bool:
         kind = op.outputs[0].type if op.outputs else None
@@ -267,7 +267,7 @@ class _Lowering:
             return [self._python(item, where) for item in value.data if isinstance(item, Value)]
         raise UnsupportedOp(f"{where}: only tensors and lists are supported")
 
-    def _state(self, op: Op, scope: Scope) -> Step:
+    def _state(self, op: Op, scope: Scope) -> LoweredStep:
         where = f"argument 'input' of {op.kind} '{op.name}'"
         source = self._lookup(_single(op, "input"), scope, where)
         if not isinstance(source, Ref):
@@ -276,9 +276,9 @@ class _Lowering:
         if op.kind == "write_state":
             args += (self._tensor(_single(op, "data"), scope, f"argument 'data' of {op.kind} '{op.name}'"),)
         scope.update({out.name: Ref(out.name) for out in op.outputs})
-        return Step(op, None, args, op.outputs)
+        return LoweredStep(op, None, args, op.outputs)
 
-    def _control(self, op: Op, scope: Scope) -> Step:
+    def _control(self, op: Op, scope: Scope) -> LoweredStep:
         if op.kind == "cond":
             heads: tuple[Arg, ...] = (self._tensor(_single(op, "pred"), scope, f"argument 'pred' of cond '{op.name}'"),)
         else:
@@ -289,7 +289,7 @@ class _Lowering:
             raise ProgramError(f"{op.kind} '{op.name}' has {len(blocks)} blocks, not 2")
         names = dict.fromkeys(name for block in blocks for name in block.captured)
         scope.update({out.name: Ref(out.name) for out in op.outputs})
-        return Step(op, None, (heads, *(Ref(name) for name in names)), op.outputs, blocks)
+        return LoweredStep(op, None, (heads, *(Ref(name) for name in names)), op.outputs, blocks)
 
 
 def _single(op: Op, name: str) -> Binding:

@@ -40,7 +40,7 @@ Arg = Ref | Const | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LoweredStep:
     """One operation ready to run. `blocks` holds the lowered blocks of control flow; `args` then are what they
     capture.
     """
@@ -57,7 +57,7 @@ class Lowered:
     """A block ready to run: parameters, steps, results, and the names it takes from the blocks around it."""
 
     inputs: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[LoweredStep, ...]
     outputs: tuple[Arg, ...]
     captured: tuple[str, ...] = ()
 
@@ -106,7 +106,7 @@ def value_of(arg: Arg, env: Mapping[str, Any]) -> Any:
     return [value_of(item, env) for item in arg]
 
 
-def kernel_values(step: Step, env: Mapping[str, Any]) -> list[Any]:
+def kernel_values(step: LoweredStep, env: Mapping[str, Any]) -> list[Any]:
     """A kernel's arguments; plain ones that the program computed become Python values."""
     assert step.kernel is not None
     values = []
@@ -116,7 +116,7 @@ def kernel_values(step: Step, env: Mapping[str, Any]) -> list[Any]:
     return values
 
 
-def evaluate(step: Step, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
+def evaluate(step: LoweredStep, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
     """Runs one kernel and brings its results to their declared types. Raises ExecutionError naming the operation."""
     assert step.kernel is not None
     try:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.program import TensorType
-from portable_coreml.run.codegen import Line
-from portable_coreml.run.lowered import Arg, Const, Ref, Step, call_kernel, kernel_values, round_half, value_of
+from portable_coreml.run.codegen import CodeLine
+from portable_coreml.run.lowered import Arg, Const, LoweredStep, Ref, call_kernel, kernel_values, round_half, value_of
 from portable_coreml.run.ops import Kernel
 from portable_coreml.run.products import by_fours
 
@@ -24,7 +24,9 @@ _Fast = tuple[Callable[..., Any], tuple[Arg, ...]]
 _Chooser = Callable[[dict[str, Any], dict[str, Arg], Sequence[Tensor]], _Fast | None]
 
 
-def specialise(step: Step, env: Mapping[str, Any], results: Sequence[Tensor], stable: bool, half: bool) -> Line:
+def specialise(
+    step: LoweredStep, env: Mapping[str, Any], results: Sequence[Tensor], stable: bool, half: bool
+) -> CodeLine:
     """The plan's line for a step that was just run in `env` and gave `results`.
 
     `stable`: shapes will be the same in every run of this plan, so they may be bound.
@@ -41,20 +43,20 @@ def specialise(step: Step, env: Mapping[str, Any], results: Sequence[Tensor], st
     if choice is not None:
         call, args = choice
         raw = call(*(value_of(arg, env) for arg in args))
-        return Line(targets, call, args, _posts(step, raw, half), isinstance(raw, (tuple, list)))
+        return CodeLine(targets, call, args, _posts(step, raw, half), isinstance(raw, (tuple, list)))
     raw = step.kernel.call(*values)
     pairs = enumerate(zip(step.kernel.params, step.args, strict=True))
     plain = frozenset(i for i, (param, arg) in pairs if param.kind == "plain" and isinstance(arg, Ref))
     grows = step.kernel.grows and not stable
     call = partial(_grown, step.kernel) if grows else step.kernel.call
-    return Line(targets, call, step.args, _posts(step, raw, half), isinstance(raw, (tuple, list)), plain)
+    return CodeLine(targets, call, step.args, _posts(step, raw, half), isinstance(raw, (tuple, list)), plain)
 
 
 def _grown(kernel: Kernel, *values: Any) -> Any:
     return call_kernel(kernel, values)
 
 
-def _posts(step: Step, raw: Any, half: bool) -> tuple[Callable[[Tensor], Tensor] | None, ...]:
+def _posts(step: LoweredStep, raw: Any, half: bool) -> tuple[Callable[[Tensor], Tensor] | None, ...]:
     assert step.kernel is not None
     posts: list[Callable[[Tensor], Tensor] | None] = []
     for value, out in zip(raw if isinstance(raw, (tuple, list)) else (raw,), step.outputs, strict=True):

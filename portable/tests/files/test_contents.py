@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from portable_coreml.errors import ProgramError
 from portable_coreml.files import compare
-from portable_coreml.files.compare import Feature, Weights
+from portable_coreml.files.compare import ShownFeature, Weights
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_reads_what_coremltools_saved(package: Path) -> None:
     """Inputs, outputs, states, operations and weights of a real package are those of the program."""
-    found = compare.read(package)
+    found = compare.read_contents(package)
     (function,) = found.functions
     assert (function.name, function.opset) == ("main", "CoreML8")
-    assert function.inputs == (Feature("x", "float16", "[1, 64]"),)
+    assert function.inputs == (ShownFeature("x", "float16", "[1, 64]"),)
     assert [feature.name for feature in function.outputs] == ["out"]
-    assert function.states == (Feature("memory", "float16", "[1, 32]"),)
+    assert function.states == (ShownFeature("memory", "float16", "[1, 32]"),)
     counts = dict(function.operations)
     assert (counts["matmul"], counts["add"], counts["relu"], counts["write_state"]) == (3, 3, 2, 1)
     # 64 x 32 int8 values; as many float16, once though used twice, and the 64 scales.
@@ -95,7 +95,7 @@ def test_weights_of_every_width(tmp_path: Path) -> None:
         add_operation(block, "const", "BOOL", (7,), 256)
         add_operation(block, "const", "BFLOAT16", (5,), 320)
 
-    rows = compare.read(write_model(tmp_path / "m.mlmodel", build)).weights
+    rows = compare.read_contents(write_model(tmp_path / "m.mlmodel", build)).weights
     assert rows == (
         Weights("bfloat16", 1, 5, 10),
         Weights("int4", 2, 18, 10),
@@ -113,7 +113,7 @@ def test_weights_that_are_arguments(tmp_path: Path) -> None:
         block.operations[0].inputs["weight"].arguments.add().value.CopyFrom(value)
         del block.operations[1]
 
-    found = compare.read(write_model(tmp_path / "m.mlmodel", build))
+    found = compare.read_contents(write_model(tmp_path / "m.mlmodel", build))
     assert found.weights == (Weights("float16", 1, 4, 8),)
     assert found.functions[0].operations == (("conv", 1),)
 
@@ -126,7 +126,7 @@ def test_operations_in_nested_blocks_count(tmp_path: Path) -> None:
         for _branch in range(2):
             add_operation(cond.blocks.add(), "relu")
 
-    (function,) = compare.read(write_model(tmp_path / "m.mlmodel", build)).functions
+    (function,) = compare.read_contents(write_model(tmp_path / "m.mlmodel", build)).functions
     assert function.operations == (("relu", 2), ("cond", 1))
 
 
@@ -145,7 +145,7 @@ def test_flexible_shapes(tmp_path: Path) -> None:
         for size in (1, 4):
             arrays["listed"].enumeratedShapes.shapes.add(shape=[1, size])
 
-    (function,) = compare.read(write_model(tmp_path / "m.mlmodel", build)).functions
+    (function,) = compare.read_contents(write_model(tmp_path / "m.mlmodel", build)).functions
     assert [feature.shape for feature in function.inputs] == ["[1, 1..4, 2..]", "[1, 1] | [1, 4]", "not declared"]
 
 
@@ -158,10 +158,10 @@ def test_several_functions(tmp_path: Path) -> None:
         for name in ("main", "other"):
             spec.description.functions.add(name=name).input.add(name=f"of_{name}").type.stringType.SetInParent()
 
-    found = compare.read(write_model(tmp_path / "m.mlmodel", build))
+    found = compare.read_contents(write_model(tmp_path / "m.mlmodel", build))
     assert [(f.name, f.inputs[0], len(f.operations)) for f in found.functions] == [
-        ("main", Feature("of_main", "string", ""), 0),
-        ("other", Feature("of_other", "string", ""), 1),
+        ("main", ShownFeature("of_main", "string", ""), 0),
+        ("other", ShownFeature("of_other", "string", ""), 1),
     ]
 
 
@@ -216,6 +216,6 @@ def test_what_is_no_program_is_one_line(tmp_path: Path, name: str, expected: str
     """Whatever else lies at the path is named in one line, without a traceback of protobuf or json."""
     path = damaged(tmp_path, name)
     with pytest.raises(ProgramError, match=expected) as caught:
-        compare.read(path)
+        compare.read_contents(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)

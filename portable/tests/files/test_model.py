@@ -20,7 +20,7 @@ from tests.conftest import step_inputs
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "load": load_model,
-    "inspect": compare.read,
+    "inspect": compare.read_contents,
     "lint": lint,
     "compile": lambda path: compile_model(path, path.with_suffix(".mlmodelc")),
 }

@@ -18,7 +18,7 @@ from portable_coreml.judge.lint import lint, read_report
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "load": load_model,
-    "inspect": compare.read,
+    "inspect": compare.read_contents,
     "lint": lint,
     "compile": lambda path: compile_model(path, path.with_suffix(".mlmodelc")),
     "diff-residency": lambda path: read_report(path, "predicted"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardmill.convert.normal import STATE, Normal, Shared, normal_form
+from shardmill.convert.normal import STATE, Normal, SharedConstants, normal_form
 from shardmill.convert.template.pattern import (
     REMEDY,
     Pattern,
@@ -25,7 +25,7 @@ from shardmill.convert.template.pattern import (
 
 
 @dataclass(frozen=True)
-class Feature:
+class KindFeature:
     """An input or a state as the model's description has it, and as its function has it."""
 
     described: Pattern
@@ -36,12 +36,12 @@ class Feature:
 class LayerTemplate:
     """What a layer of a kind brings into a program."""
 
-    shared: Mapping[str, Shared]
+    shared: Mapping[str, SharedConstants]
     weights: Mapping[str, Pattern]  # of no layer
     operations: tuple[Pattern, ...]
-    inputs: Mapping[str, Feature]
-    states: Mapping[str, Feature]
-    held: Mapping[str, Feature]  # inputs that take a state's place
+    inputs: Mapping[str, KindFeature]
+    states: Mapping[str, KindFeature]
+    held: Mapping[str, KindFeature]  # inputs that take a state's place
     rows: tuple[Pattern, ...]  # outputs with what is new to them
     rest: Pattern
 
@@ -56,10 +56,10 @@ def fit_layer(a: Sample, b: Sample) -> LayerTemplate:
     def seen(one: Any, other: Any) -> Pattern:
         return fit([(a.at(0), one), (b.at(0), other)])
 
-    def features(kind: str) -> dict[str, Feature]:
+    def features(kind: str) -> dict[str, KindFeature]:
         described = zip(*(getattr(sample.spec.description, kind) for sample in (a, b)), strict=True)
         taken = [{value.name: value for value in main_function(sample.spec).inputs} for sample in (a, b)]
-        return {x.name: Feature(seen(x, y), seen(taken[0][x.name], taken[1][y.name])) for x, y in described}
+        return {x.name: KindFeature(seen(x, y), seen(taken[0][x.name], taken[1][y.name])) for x, y in described}
 
     return LayerTemplate(
         x.shared,
@@ -85,7 +85,7 @@ def compose(templates: Sequence[LayerTemplate], start: int, inputs: Sequence[str
     places = [Place(0, 1, start + i, widths) for i in range(len(templates))]
     layers = list(zip(templates, places, strict=True))
     spec, block = _with_features(layers, inputs)
-    shared: dict[str, Shared] = {}
+    shared: dict[str, SharedConstants] = {}
     weights: dict[str, Any] = {}
     for template, place in layers:
         shared |= template.shared

@@ -95,7 +95,7 @@ class Pattern:
         message = type(self.base)()
         message.CopyFrom(self.base)
         for path, form in self.holes:
-            put(message, path, form.at(place))
+            _put_values(message, path, form.at(place))
         return message
 
 
@@ -185,7 +185,7 @@ def items(field: Any, value: Any) -> list[tuple[Path, Any]]:
     return [((), value)]
 
 
-def put(message: Any, path: Path, value: Any) -> None:
+def _put_values(message: Any, path: Path, value: Any) -> None:
     """Sets the value at a path that `leaves` gave."""
     *way, last = path
     for step in way:

@@ -21,9 +21,9 @@ from shardmill.convert.normal import has_normal_form
 from shardmill.convert.template.kinds import LayerTemplate, compose, fit_layer
 from shardmill.convert.template.pattern import FIRST, Sample, Template, fit_template
 from shardmill.files import digest, load_json, write_json
-from shardmill.models.architecture import Graph, Kind
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import constants, inputs
-from shardmill.models.interface import FIXED, Calls
+from shardmill.models.interface import FIXED, EntryPoints
 from shardmill.plan import Part
 
 
@@ -36,13 +36,13 @@ def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[byte
         make: makes them.
     """
     file = cache / f"{digest(kind)}.json"
-    specs = read(file)
+    specs = read_sample(file)
     if specs is None:
         with locked(file.with_suffix(".lock")):
-            specs = read(file)
+            specs = read_sample(file)
             if specs is None:
                 specs = make()
-                write(file, specs)
+                _write_sample(file, specs)
     return specs
 
 
@@ -55,13 +55,13 @@ def locked(file: Path) -> Iterator[None]:
         yield
 
 
-def write(file: Path, specs: list[bytes]) -> None:
+def _write_sample(file: Path, specs: list[bytes]) -> None:
     """Keeps samples, with the sha256 by which they are known to be whole."""
     content = {"sha256": _checksum(specs), "samples": [b64encode(spec).decode() for spec in specs]}
     write_json(file, content)
 
 
-def read(file: Path) -> list[bytes] | None:
+def read_sample(file: Path) -> list[bytes] | None:
     """Samples that were kept, None where there are none or they are damaged."""
     try:
         content = load_json(file)
@@ -96,9 +96,11 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
     """
     if not has_normal_form(part):
         start = part.start if part.kind in ("layers", "encoder") else 0
-        return template(part, quantization, cache).compose(start, stretches(part), widths(part))
+        return template(part, quantization, cache).compose(start, stretches(part), sample_widths(part))
     of_kind = {kind: layer_template(_bare(part, (kind,)), quantization, cache) for kind in set(part.kinds)}
-    return compose([of_kind[kind] for kind in part.kinds], part.start, list(inputs(part.blueprint)), widths(part))
+    return compose(
+        [of_kind[kind] for kind in part.kinds], part.start, list(inputs(part.blueprint)), sample_widths(part)
+    )
 
 
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
@@ -115,15 +117,15 @@ def stretches(part: Part) -> int:
     return len(part.kinds) if part.kind == "layers" else 1
 
 
-def _bare(part: Part, kinds: tuple[Kind, ...]) -> Part:
+def _bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
     """What a sample of layers of `kinds` depends on: the part without its place, widths and tensors."""
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
     count = part.end - part.start if part.kind == "experts" else 0  # which decides the graph
-    calls = part.calls if part.calls.shapes == FIXED else Calls(state=part.calls.state)
+    calls = part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state)
     return replace(part, name="sample", start=0, end=count, layer=0, graph=graph, kinds=kinds, tensors=(), calls=calls)
 
 
-def widths(part: Part) -> dict[str, int]:
+def sample_widths(part: Part) -> dict[str, int]:
     """The part's own widths."""
     g = part.graph
     found = {"hidden": g.hidden, "ffn": g.ffn, "expert": g.experts.ffn if g.experts else 0}
@@ -159,12 +161,12 @@ def _samples(bare: Part, counts: tuple[int, int], quantization: str, cache: Path
     """Two samples of so many layers and of different widths."""
 
     def make() -> list[bytes]:
-        return [convert(bare, n, small, quantization) for n, small in zip(counts, WIDTHS, strict=True)]
+        return [convert_sample(bare, n, small, quantization) for n, small in zip(counts, WIDTHS, strict=True)]
 
     wanted = asdict(bare) | {"counts": counts, "quantization": quantization}
     specs = shared(cache, wanted, make) if cache else make()
     a, b = (
-        Sample(parse(spec), n, {name: small[name] for name in widths(bare)}, _beside(bare.graph))
+        Sample(parse(spec), n, {name: small[name] for name in sample_widths(bare)}, _beside(bare.graph))
         for spec, n, small in zip(specs, counts, WIDTHS, strict=True)
     )
     return a, b
@@ -176,7 +178,7 @@ def _beside(graph: Graph) -> tuple[int, ...]:
     return graph.carry, routed, graph.carry + routed
 
 
-def convert(bare: Part, times: int, small: Mapping[str, int], quantization: str) -> bytes:
+def convert_sample(bare: Part, times: int, small: Mapping[str, int], quantization: str) -> bytes:
     """A sample's protobuf: coremltools converts the part's layers, repeated so many times in a row, or its head."""
     import torch
 

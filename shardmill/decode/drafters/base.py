@@ -47,10 +47,10 @@ def usable(draft: Draft, limit: int, vocab: int) -> Draft:
     sure = draft.confidence
     if sure and (len(sure) != len(draft.tokens) or not all(0 <= c <= 1 for c in sure)):
         draft = replace(draft, confidence=())
-    return cut(draft, length)
+    return shorten(draft, length)
 
 
-def cut(draft: Draft, length: int) -> Draft:
+def shorten(draft: Draft, length: int) -> Draft:
     """Return the first `length` tokens of `draft`, with their confidences and distributions."""
     if length >= len(draft.tokens):
         return draft

@@ -99,7 +99,7 @@ class FollowTable:
         self.kinds: tuple[dict[int, int | Followers], ...] = tuple({} for _ in range(KINDS))
         self._kept = [(kind, self.kinds[kind]) for kind, w in enumerate(weights) if w]
         self._age = [0.0] * KINDS  # how many times forgetting has gone through the contexts of each kind
-        self._weights = [(w[0], counted(w), w[0] * ONCE + counted(w)[1]) for w in weights if w]
+        self._weights = [(w[0], _count_followers(w), w[0] * ONCE + _count_followers(w)[1]) for w in weights if w]
 
     def __len__(self) -> int:
         return sum(1 for _ in self.rows())
@@ -181,7 +181,7 @@ class FollowTable:
                     yield kind, key, token, count
 
 
-def counted(weights: Weights) -> tuple[float, ...]:
+def _count_followers(weights: Weights) -> tuple[float, ...]:
     """Return the part of a follower's score that does not depend on its share, by the follower's count."""
     _, present, per_log = weights
     return tuple(present + per_log * log1p(count) for count in range(_COUNTS + 1))

@@ -39,7 +39,7 @@ OFTEN = 5  # occurrences in the text beyond which the bonus no longer grows
 
 
 @dataclass(frozen=True)
-class Evidence:
+class FollowerCounts:
     """Fitted weights.
 
     Attributes:
@@ -60,15 +60,15 @@ class Evidence:
 
 
 @cache
-def fitted() -> Evidence:
+def fitted() -> FollowerCounts:
     """Read the fitted weights."""
     return parse(json.loads(FILE.read_text(encoding="utf-8")))
 
 
-def parse(content: Mapping[str, Any]) -> Evidence:
+def parse(content: Mapping[str, Any]) -> FollowerCounts:
     """Build the weights from the content of their file."""
     by_count, present = content["held"]
-    return Evidence(
+    return FollowerCounts(
         own=tuple(_weights(row) for row in content["own"]),
         table=tuple(_weights(row) for row in content["table"]),
         own_trust=tuple(tuple(row) for row in content["own_trust"]),
@@ -116,7 +116,7 @@ class LearnedDrafter:
     _bonus: dict[int, float]  # token -> bonus for its occurrences
     _tail: tuple[int, ...]
 
-    def __init__(self, *, size: int = 2_000_000, evidence: Evidence | None = None) -> None:
+    def __init__(self, *, size: int = 2_000_000, evidence: FollowerCounts | None = None) -> None:
         self._size = size
         self._evidence = evidence or fitted()
         self._table = FollowTable(self._evidence.table)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import CLASSIFY, EMBED, Ends, Graph, Kind, Model
-from shardmill.models.encoder import Names, activation, encoder, task_of
+from shardmill.models.architecture import CLASSIFY, EMBED, EncoderIO, Graph, LayerSpec, ModelDescription
+from shardmill.models.encoder import Names, encoder, encoder_activation, task_of
 
 HONOURED = (
     "attention_probs_dropout_prob",
@@ -38,7 +38,7 @@ ROLES = {
 }
 
 
-def describe(config: Any, length: int) -> Model:
+def describe(config: Any, length: int) -> ModelDescription:
     """The description of a transformers BertConfig for passes of at most `length` tokens."""
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         raise CheckpointError(f"position_embedding_type {config.position_embedding_type!r}: only 'absolute' is built")
@@ -60,10 +60,10 @@ def describe(config: Any, length: int) -> Model:
         norm_bias=True,
         gated=False,
         outer_norms=True,
-        activation=activation(config, "hidden_act"),
+        activation=encoder_activation(config, "hidden_act"),
     )
     pooled = task == CLASSIFY  # the pooler reads the first token, so whoever reads its row has what it gives
-    ends = Ends(embed_norm=True, dense="tanh" if pooled else "", dense_bias=True)
+    ends = EncoderIO(embed_norm=True, dense="tanh" if pooled else "", dense_bias=True)
     return encoder(
         config,
         length,
@@ -71,7 +71,7 @@ def describe(config: Any, length: int) -> Model:
         Names(f"{prefix}encoder.layer.{{i}}.", ROLES, _around(prefix), _ignored(prefix, pooled)),
         graph,
         ends,
-        kinds=(Kind(rope=None),) * config.num_hidden_layers,
+        kinds=(LayerSpec(rope=None),) * config.num_hidden_layers,
         ropes={},
         positions=config.max_position_embeddings,
         types=config.type_vocab_size,

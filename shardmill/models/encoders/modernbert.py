@@ -8,8 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import CLASSIFY, EMBED, LOCAL_ROPE, ROPE, SLIDING_MASK, Ends, Graph, Kind, Model
-from shardmill.models.encoder import Names, activation, encoder, task_of
+from shardmill.models.architecture import (
+    CLASSIFY,
+    EMBED,
+    LOCAL_ROPE,
+    ROPE,
+    SLIDING_MASK,
+    EncoderIO,
+    Graph,
+    LayerSpec,
+    ModelDescription,
+)
+from shardmill.models.encoder import Names, encoder, encoder_activation, task_of
 from shardmill.models.rope import rope
 
 HONOURED = (
@@ -50,7 +60,7 @@ ROLES = {
 TABLES = {"full_attention": ROPE, "sliding_attention": LOCAL_ROPE}
 
 
-def describe(config: Any, length: int) -> Model:
+def describe(config: Any, length: int) -> ModelDescription:
     """The description of a transformers ModernBertConfig for passes of at most `length` tokens."""
     task = task_of(config)
     if task == CLASSIFY and config.classifier_pooling != "cls":
@@ -74,12 +84,12 @@ def describe(config: Any, length: int) -> Model:
         mlp_bias=bool(config.mlp_bias),
         norm="layer",
         norm_bias=bool(config.norm_bias),
-        activation=activation(config, "hidden_activation"),
+        activation=encoder_activation(config, "hidden_activation"),
     )
-    ends = Ends(embed_norm=True, final_norm=True)
+    ends = EncoderIO(embed_norm=True, final_norm=True)
     if task != EMBED:
-        dense = activation(config, "classifier_activation")
-        ends = Ends(True, True, dense=dense, dense_bias=bool(config.classifier_bias), dense_norm=True)
+        dense = encoder_activation(config, "classifier_activation")
+        ends = EncoderIO(True, True, dense=dense, dense_bias=bool(config.classifier_bias), dense_norm=True)
     around = {
         "embedding": f"{prefix}embeddings.tok_embeddings.weight",
         "embed_norm": f"{prefix}embeddings.norm",
@@ -101,8 +111,8 @@ def describe(config: Any, length: int) -> Model:
     )
 
 
-def _kind(index: int, layer_type: str) -> Kind:
+def _kind(index: int, layer_type: str) -> LayerSpec:
     """A layer; what the first one reads is normed already."""
     if layer_type == "full_attention":
-        return Kind(normed=index > 0)
-    return Kind(rope=LOCAL_ROPE, mask=SLIDING_MASK, normed=index > 0)
+        return LayerSpec(normed=index > 0)
+    return LayerSpec(rope=LOCAL_ROPE, mask=SLIDING_MASK, normed=index > 0)

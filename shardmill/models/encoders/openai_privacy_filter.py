@@ -9,7 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import LABEL, ROPE, SLIDING_MASK, Ends, Graph, Kind, Model, Source, Sources
+from shardmill.models.architecture import (
+    LABEL,
+    ROPE,
+    SLIDING_MASK,
+    EncoderIO,
+    Graph,
+    LayerSpec,
+    ModelDescription,
+    Sources,
+    TensorSource,
+)
 from shardmill.models.encoder import Names, encoder, task_of
 from shardmill.models.experts import transposed
 from shardmill.models.families.gpt_oss import experts_of
@@ -29,7 +39,7 @@ HONOURED = (
 AROUND = {"embedding": "model.embed_tokens.weight", "norm": "model.norm", "classifier": "score"}
 
 
-def describe(config: Any, length: int) -> Model:
+def describe(config: Any, length: int) -> ModelDescription:
     """The description of a transformers OpenAIPrivacyFilterConfig for passes of at most `length` tokens."""
     if task_of(config) != LABEL:
         raise CheckpointError(f"architectures: {config.architectures[0]!r}: this family only labels tokens")
@@ -49,7 +59,7 @@ def describe(config: Any, length: int) -> Model:
         experts=experts,
     )
     tensors: dict[str, Sources] = {
-        "mlp.router.weight": Source("mlp.router.weight", shape=(experts.count, config.hidden_size)),
+        "mlp.router.weight": TensorSource("mlp.router.weight", shape=(experts.count, config.hidden_size)),
         **transposed(experts, config.hidden_size, "mlp.experts.", interleaved=False),
     }
     for role, heads in (("q_proj", graph.heads), ("k_proj", graph.kv_heads)):
@@ -61,19 +71,21 @@ def describe(config: Any, length: int) -> Model:
         HONOURED,
         Names("model.layers.{i}.", {}, AROUND),
         graph,
-        Ends(final_norm=True),
-        kinds=(Kind(mask=SLIDING_MASK, ffn="experts"),) * config.num_hidden_layers,
+        EncoderIO(final_norm=True),
+        kinds=(LayerSpec(mask=SLIDING_MASK, ffn="experts"),) * config.num_hidden_layers,
         ropes={ROPE: rope(config, length)},
         band=config.sliding_window,
         tensors=tensors,
     )
 
 
-def halved(tensor: str, heads: int, width: int) -> tuple[Source, ...]:
+def halved(tensor: str, heads: int, width: int) -> tuple[TensorSource, ...]:
     """Each head's rows with the even ones first: the rotation then turns halves, where the model turns neighbours.
 
     Scores are sums over a head's rows, so the order changes nothing else.
     """
     return tuple(
-        Source(tensor, rows=(head * width + odd, (head + 1) * width, 2)) for head in range(heads) for odd in (0, 1)
+        TensorSource(tensor, rows=(head * width + odd, (head + 1) * width, 2))
+        for head in range(heads)
+        for odd in (0, 1)
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
-from shardmill.models.architecture import Model, Source
+from shardmill.models.architecture import ModelDescription, TensorSource
 from shardmill.models.decoder import activation, decoder, kinds_by_type
 
 # Gemma's residual stream goes far beyond fp16's largest number: peaks of 61,040 to 292,969 were reported for Gemma 3
@@ -27,7 +27,7 @@ HONOURED = (
 )
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Gemma2Config for programs of `context` slots."""
     window = config.sliding_window
     return decoder(
@@ -57,7 +57,7 @@ def options(config: Any) -> dict[str, Any]:
     }
 
 
-def gains() -> Mapping[str, Source]:
+def gains() -> Mapping[str, TensorSource]:
     """Norms whose gain is 1 + weight; those that write to the residual stream bring its scale."""
     found = {}
     for name, times in (
@@ -69,5 +69,5 @@ def gains() -> Mapping[str, Source]:
         ("self_attn.q_norm", 1.0),
         ("self_attn.k_norm", 1.0),
     ):
-        found[f"{name}.weight"] = Source(f"{name}.weight", add=1.0, times=times)
+        found[f"{name}.weight"] = TensorSource(f"{name}.weight", add=1.0, times=times)
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import LOCAL_ROPE, ROPE, Model
+from shardmill.models.architecture import LOCAL_ROPE, ROPE, ModelDescription
 from shardmill.models.decoder import decoder, kinds_by_type
 from shardmill.models.families.gemma2 import HONOURED, gains, options
 from shardmill.models.rope import rope
@@ -17,7 +17,7 @@ UNREAD = "attn_logit_softcapping"
 READ = (*(name for name in HONOURED if name != UNREAD), "rope_local_base_freq", "sliding_window_pattern")
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Gemma3TextConfig for programs of `context` slots."""
     window, types = config.sliding_window, {ROPE: "full_attention", LOCAL_ROPE: "sliding_attention"}
     tables = {name: rope(config, context, kind) for name, kind in types.items() if kind in config.layer_types}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Experts, Model, Source, Sources
+from shardmill.models.architecture import Experts, ModelDescription, Sources, TensorSource
 from shardmill.models.decoder import decoder, kinds_by_type
-from shardmill.models.experts import checked, transposed
+from shardmill.models.experts import checked_experts, transposed
 
 HONOURED = (
     "attention_bias",
@@ -24,12 +24,12 @@ HONOURED = (
 )
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers GptOssConfig for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
     experts = experts_of(config)
     tensors: dict[str, Sources] = {
-        "mlp.router.weight": Source("mlp.router.weight", shape=(experts.count, config.hidden_size)),
+        "mlp.router.weight": TensorSource("mlp.router.weight", shape=(experts.count, config.hidden_size)),
         **transposed(experts, config.hidden_size, "mlp.experts.", interleaved=True),
     }
     return decoder(
@@ -48,7 +48,7 @@ def describe(config: Any, context: int) -> Model:
 
 def experts_of(config: Any) -> Experts:
     """The experts of a config that names them as gpt_oss does."""
-    return checked(
+    return checked_experts(
         Experts(
             config.num_local_experts,
             config.num_experts_per_tok,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import ModelDescription
 from shardmill.models.decoder import decoder
 
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers GraniteConfig for programs of `context` slots."""
     honours = ("attention_bias", "mlp_bias", *MULTIPLIERS)
     return decoder(config, context, honours=honours, mlp_bias=bool(config.mlp_bias), **options(config))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Experts, Kind, Model, Source
+from shardmill.models.architecture import Experts, LayerSpec, ModelDescription, TensorSource
 from shardmill.models.decoder import decoder
-from shardmill.models.experts import checked, stacked
+from shardmill.models.experts import checked_experts, stacked
 from shardmill.models.families.granite import MULTIPLIERS, options
 
 HONOURED = (
@@ -21,18 +21,18 @@ HONOURED = (
 )
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers GraniteMoeConfig for programs of `context` slots."""
     hidden = config.hidden_size
-    experts = checked(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
+    experts = checked_experts(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
     path = "block_sparse_moe."
-    router = Source(f"{path}router.layer.weight", shape=(experts.count, hidden))
+    router = TensorSource(f"{path}router.layer.weight", shape=(experts.count, hidden))
     matrices = stacked(experts, hidden, f"{path}input_linear.weight", f"{path}output_linear.weight")
     return decoder(
         config,
         context,
         honours=(*HONOURED, *MULTIPLIERS),
-        kinds=(Kind(ffn="experts"),) * config.num_hidden_layers,
+        kinds=(LayerSpec(ffn="experts"),) * config.num_hidden_layers,
         tensors={"mlp.router.weight": router} | matrices,
         experts=experts,
         **options(config),

@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import ROPE, Model, Source
+from shardmill.models.architecture import ROPE, ModelDescription, TensorSource
 from shardmill.models.decoder import decoder
 from shardmill.models.rope import FIXED, rope
 
 TENSORS = {
-    "self_attn.q_norm.weight": Source("self_attn.query_layernorm.weight"),
-    "self_attn.k_norm.weight": Source("self_attn.key_layernorm.weight"),
+    "self_attn.q_norm.weight": TensorSource("self_attn.query_layernorm.weight"),
+    "self_attn.k_norm.weight": TensorSource("self_attn.key_layernorm.weight"),
 }
 
 # What configs on the hub hold besides and transformers does not read: its models have the norms, and share no cache.
 UNREAD = ("attention_head_dim", "cla_share_factor", "use_qk_norm")
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers HunYuanDenseV1Config for programs of `context` slots."""
     bias, parameters = bool(config.attention_bias), config.rope_parameters
     if parameters["rope_type"] == "dynamic" and not parameters.get("alpha"):

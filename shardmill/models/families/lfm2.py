@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import Kind, Model, Source
+from shardmill.models.architecture import LayerSpec, ModelDescription, TensorSource
 from shardmill.models.decoder import decoder
 
 HONOURED = (
@@ -51,7 +51,7 @@ RENAMED = {
 }
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Lfm2Config for programs of `context` slots."""
     taps = convolution_taps(config)
     return decoder(
@@ -59,7 +59,7 @@ def describe(config: Any, context: int) -> Model:
         context,
         honours=(*HONOURED, *UNREAD),
         kinds=layer_kinds(config.layer_types, dense=config.num_hidden_layers),
-        tensors={role: Source(name) for role, name in RENAMED.items()} | taps,
+        tensors={role: TensorSource(name) for role, name in RENAMED.items()} | taps,
         final_norm="embedding_norm.weight",
         ffn=_feed_forward_width(config),
         rms_norm_eps=config.norm_eps,
@@ -69,7 +69,7 @@ def describe(config: Any, context: int) -> Model:
     )
 
 
-def layer_kinds(types: Sequence[str] | None, dense: int) -> tuple[Kind, ...]:
+def layer_kinds(types: Sequence[str] | None, dense: int) -> tuple[LayerSpec, ...]:
     """Convolutions and attention after the config's `layer_types`, of which the first `dense` have no experts.
 
     Raises:
@@ -77,16 +77,18 @@ def layer_kinds(types: Sequence[str] | None, dense: int) -> tuple[Kind, ...]:
     """
     if types is None:
         raise CheckpointError("layer_types: missing in config.json, which must name each layer's kind")
-    mixers = (Kind(mixer="conv", rope=None, mask="") if name == "conv" else Kind() for name in types)
+    mixers = (LayerSpec(mixer="conv", rope=None, mask="") if name == "conv" else LayerSpec() for name in types)
     return tuple(replace(kind, ffn="mlp" if i < dense else "experts") for i, kind in enumerate(mixers))
 
 
-def convolution_taps(config: Any) -> dict[str, Source]:
+def convolution_taps(config: Any) -> dict[str, TensorSource]:
     """Where the taps of the short convolutions lie. Raises CheckpointError for biases."""
     if config.conv_bias:
         raise CheckpointError("conv_bias is true: programs have short convolutions without biases only")
     shape = (config.hidden_size, 1, config.conv_L_cache)
-    return {f"conv.tap_{j}": Source("conv.conv.weight", column=j, shape=shape) for j in range(config.conv_L_cache)}
+    return {
+        f"conv.tap_{j}": TensorSource("conv.conv.weight", column=j, shape=shape) for j in range(config.conv_L_cache)
+    }
 
 
 def _feed_forward_width(config: Any) -> int:

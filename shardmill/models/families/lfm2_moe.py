@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Experts, Model, Source, Sources
+from shardmill.models.architecture import Experts, ModelDescription, Sources, TensorSource
 from shardmill.models.decoder import decoder
-from shardmill.models.experts import checked, separate
+from shardmill.models.experts import checked_experts, separate
 from shardmill.models.families.lfm2 import RENAMED, convolution_taps, layer_kinds
 
 HONOURED = (
@@ -32,10 +32,10 @@ NAMES = {
 }
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Lfm2MoeConfig for programs of `context` slots."""
     taps, hidden = convolution_taps(config), config.hidden_size
-    experts = checked(
+    experts = checked_experts(
         Experts(
             config.num_experts,
             config.num_experts_per_tok,
@@ -48,15 +48,15 @@ def describe(config: Any, context: int) -> Model:
         )
     )
     routers: dict[str, Sources] = {
-        "mlp.router.weight": Source("feed_forward.gate.weight", shape=(experts.count, hidden)),
-        "mlp.choice_bias": Source("feed_forward.expert_bias"),
+        "mlp.router.weight": TensorSource("feed_forward.gate.weight", shape=(experts.count, hidden)),
+        "mlp.choice_bias": TensorSource("feed_forward.expert_bias"),
     }
     return decoder(
         config,
         context,
         honours=HONOURED,
         kinds=layer_kinds(config.layer_types, dense=config.num_dense_layers),
-        tensors={role: Source(name) for role, name in RENAMED.items()}
+        tensors={role: TensorSource(name) for role, name in RENAMED.items()}
         | taps
         | routers
         | separate(experts, hidden, NAMES),

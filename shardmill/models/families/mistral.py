@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import ModelDescription
 from shardmill.models.decoder import decoder, sliding_kind
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers MistralConfig for programs of `context` slots."""
     window = config.sliding_window
     kinds = (sliding_kind(context, window),) * config.num_hidden_layers

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Experts, Model, Source
+from shardmill.models.architecture import Experts, ModelDescription, TensorSource
 from shardmill.models.decoder import decoder, sliding_kind
-from shardmill.models.experts import checked, separate
+from shardmill.models.experts import checked_experts, separate
 
 HONOURED = ("num_experts_per_tok", "num_local_experts", "output_router_logits", "router_aux_loss_coef")
 UNREAD = ("router_jitter_noise",)  # noise of training
@@ -20,9 +20,9 @@ NAMES = {
 }
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers MixtralConfig for programs of `context` slots."""
-    experts = checked(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
+    experts = checked_experts(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
     kind = sliding_kind(context, config.sliding_window, ffn="experts")
     return decoder(
         config,
@@ -37,5 +37,5 @@ def describe(config: Any, context: int) -> Model:
 
 def expert_tensors(experts: Experts, hidden: int) -> dict[str, Any]:
     """Where the router and the experts lie."""
-    router = Source("block_sparse_moe.gate.weight", shape=(experts.count, hidden))
+    router = TensorSource("block_sparse_moe.gate.weight", shape=(experts.count, hidden))
     return {"mlp.router.weight": router} | separate(experts, hidden, NAMES)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import ModelDescription
 from shardmill.models.decoder import decoder
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Olmo2Config for programs of `context` slots."""
     bias = bool(config.attention_bias)
     return decoder(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Kind, Model
+from shardmill.models.architecture import LayerSpec, ModelDescription
 from shardmill.models.decoder import decoder
 from shardmill.models.families.qwen3_moe import expert_tensors, experts_of
 
@@ -21,7 +21,7 @@ HONOURED = (
 )
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers OlmoeConfig for programs of `context` slots."""
     bias = bool(config.attention_bias)
     experts = experts_of(config, config.intermediate_size)
@@ -29,7 +29,7 @@ def describe(config: Any, context: int) -> Model:
         config,
         context,
         honours=HONOURED,
-        kinds=(Kind(ffn="experts"),) * config.num_hidden_layers,
+        kinds=(LayerSpec(ffn="experts"),) * config.num_hidden_layers,
         tensors=expert_tensors(experts, config.hidden_size),
         qkv_bias=bias,
         o_bias=bias,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import ROPE, Experts, Model, Rope
+from shardmill.models.architecture import ROPE, Experts, ModelDescription, Rope
 from shardmill.models.decoder import decoder, sliding_kind
-from shardmill.models.experts import checked
+from shardmill.models.experts import checked_experts
 from shardmill.models.families.mixtral import expert_tensors
 from shardmill.models.rope import rope
 
@@ -29,11 +29,11 @@ HONOURED = (
 CHOSEN = 2  # SparseMixer chooses no other number
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers PhimoeConfig for programs of `context` slots."""
     if config.num_experts_per_tok != CHOSEN:
         raise CheckpointError(f"num_experts_per_tok is {config.num_experts_per_tok}: SparseMixer chooses {CHOSEN}")
-    experts = checked(
+    experts = checked_experts(
         Experts(
             config.num_local_experts,
             CHOSEN,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import ModelDescription
 from shardmill.models.decoder import decoder, kinds_by_type
 
 WINDOWS = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Qwen2Config for programs of `context` slots."""
     window = config.sliding_window
     kinds = kinds_by_type(config.layer_types, context, window)

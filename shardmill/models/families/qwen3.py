@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import Model
+from shardmill.models.architecture import ModelDescription
 from shardmill.models.decoder import decoder, kinds_by_type
 from shardmill.models.families.qwen2 import WINDOWS
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Qwen3Config for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
     return decoder(

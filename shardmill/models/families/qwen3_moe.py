@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import Experts, Model, Source, Sources
+from shardmill.models.architecture import Experts, ModelDescription, Sources, TensorSource
 from shardmill.models.decoder import decoder, sliding_kind
-from shardmill.models.experts import checked, separate
+from shardmill.models.experts import checked_experts, separate
 from shardmill.models.families.qwen2 import WINDOWS
 
 HONOURED = (
@@ -28,7 +28,7 @@ HONOURED = (
 NAMES = {role: f"mlp.experts.{{}}.{role}.weight" for role in ("gate_proj", "up_proj", "down_proj")}
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers Qwen3MoeConfig for programs of `context` slots."""
     if config.mlp_only_layers or config.decoder_sparse_step != 1:
         field = "mlp_only_layers" if config.mlp_only_layers else "decoder_sparse_step"
@@ -57,10 +57,10 @@ def experts_of(config: Any, ffn: int) -> Experts:
         ffn: the width of one expert.
     """
     normalised = bool(config.norm_topk_prob)
-    return checked(Experts(config.num_experts, config.num_experts_per_tok, ffn, normalised=normalised))
+    return checked_experts(Experts(config.num_experts, config.num_experts_per_tok, ffn, normalised=normalised))
 
 
 def expert_tensors(experts: Experts, hidden: int) -> dict[str, Sources]:
     """Where the router and the experts lie."""
-    router = Source("mlp.gate.weight", shape=(experts.count, hidden))
+    router = TensorSource("mlp.gate.weight", shape=(experts.count, hidden))
     return {"mlp.router.weight": router} | separate(experts, hidden, NAMES)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import ROPE, Model
+from shardmill.models.architecture import ROPE, ModelDescription
 from shardmill.models.decoder import decoder, sliding_kind
 from shardmill.models.families.qwen2 import WINDOWS
 
 HONOURED = (*WINDOWS, "attention_bias", "mlp_bias", "no_rope_layer_interval", "no_rope_layers")
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers SmolLM3Config for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
     kinds = tuple(

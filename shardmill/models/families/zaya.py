@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import MASK, ROPE, Experts, Kind, Model, Source, Sources
+from shardmill.models.architecture import MASK, ROPE, Experts, LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.decoder import decoder
-from shardmill.models.experts import checked, stacked
+from shardmill.models.experts import checked_experts, stacked
 from shardmill.models.rope import rope
 
 HONOURED = (
@@ -30,11 +30,11 @@ LEGACY = {
 TAPS = 3  # two convolutions of two taps each see this token and the two before it
 
 
-def describe(config: Any, context: int) -> Model:
+def describe(config: Any, context: int) -> ModelDescription:
     """The description of a transformers ZayaConfig for programs of `context` slots."""
     _check(config)
     hidden, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
-    experts = checked(
+    experts = checked_experts(
         Experts(
             config.num_experts,
             config.num_experts_per_tok,
@@ -46,7 +46,7 @@ def describe(config: Any, context: int) -> Model:
             router_width=config.router_hidden_size,
         )
     )
-    first, other = (Kind(mixer="cca", ffn="experts", mask=MASK, carries=carries) for carries in (False, True))
+    first, other = (LayerSpec(mixer="cca", ffn="experts", mask=MASK, carries=carries) for carries in (False, True))
     found = decoder(
         config,
         context,
@@ -54,7 +54,7 @@ def describe(config: Any, context: int) -> Model:
         kinds=(first, *(other,) * (config.num_hidden_layers - 1)),
         ropes={ROPE: rope(config, context, HYBRID)},
         tensors=_attention(config, heads) | _router(experts, hidden) | _matrices(experts, hidden),
-        table=Source("embed_tokens.weight", plus="input_hidden_states_bias", by="input_hidden_states_scale"),
+        table=TensorSource("embed_tokens.weight", plus="input_hidden_states_bias", by="input_hidden_states_scale"),
         ffn=experts.ffn,
         conv_taps=TAPS,
         residual_scales=True,
@@ -75,16 +75,16 @@ def _attention(config: Any, heads: int) -> dict[str, Sources]:
     """Where the constants of the convolutional attention lie."""
     path, width = "self_attn.qkv_proj.", heads * config.head_dim
     found: dict[str, Sources] = {
-        f"self_attn.{name}.weight": Source(f"{path}{name}.weight")
+        f"self_attn.{name}.weight": TensorSource(f"{path}{name}.weight")
         for name in ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed")
     }
     for name, middle in (("depthwise", 1), ("grouped", config.head_dim)):
         tensor = f"{path}conv_qk_{name}"
         for tap in range(2):
-            source = Source(f"{tensor}.weight", column=tap, shape=(width, middle, 2))
+            source = TensorSource(f"{tensor}.weight", column=tap, shape=(width, middle, 2))
             found[f"self_attn.{name}.tap_{tap}"] = source
-        found[f"self_attn.{name}.bias"] = Source(f"{tensor}.bias")
-    gain = Source("self_attn.qk_norm.temp", repeat=config.head_dim, shape=(config.num_key_value_heads,))
+        found[f"self_attn.{name}.bias"] = TensorSource(f"{tensor}.bias")
+    gain = TensorSource("self_attn.qk_norm.temp", repeat=config.head_dim, shape=(config.num_key_value_heads,))
     return found | {"self_attn.k_gain": gain}
 
 
@@ -98,7 +98,7 @@ def _router(experts: Experts, hidden: int) -> dict[str, Sources]:
         "out_proj": ("router_mlp.out_proj.weight", (experts.classes, width)),
     }
     found: dict[str, Sources] = {
-        f"mlp.router.{role}.weight": Source(path + name, shape=shape) for role, (name, shape) in matrices.items()
+        f"mlp.router.{role}.weight": TensorSource(path + name, shape=shape) for role, (name, shape) in matrices.items()
     }
     vectors = {
         "down_proj.bias": "down_proj.bias",
@@ -107,8 +107,8 @@ def _router(experts: Experts, hidden: int) -> dict[str, Sources]:
         "fc1.bias": "router_mlp.fc1.bias",
         "fc2.bias": "router_mlp.fc2.bias",
     }
-    found |= {f"mlp.router.{role}": Source(path + name) for role, name in vectors.items()}
-    return found | {"mlp.choice_bias": Source(f"{path}balancing_biases")}
+    found |= {f"mlp.router.{role}": TensorSource(path + name) for role, name in vectors.items()}
+    return found | {"mlp.choice_bias": TensorSource(f"{path}balancing_biases")}
 
 
 def _matrices(experts: Experts, hidden: int) -> dict[str, Sources]:

@@ -130,7 +130,7 @@ def intact(entry: Path) -> bool:
         recorded = read_entry(entry)
         if stamps(entry) == read_json(entry / STAMPS):
             return True
-        same = [described(entry / made["file"]) == made for made in recorded.values()]
+        same = [entry_description(entry / made["file"]) == made for made in recorded.values()]
         whole = bool(same) and all(same)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ShardmillError):
         whole = False
@@ -150,7 +150,7 @@ def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
     try:
         recorded = read_entry(entry)
         for name, path in outputs.items():
-            place(entry / recorded[name]["file"], path, recorded[name])
+            _place_entry(entry / recorded[name]["file"], path, recorded[name])
     except (FileNotFoundError, ShardmillError, KeyError, TypeError, AttributeError) as error:
         log.warning("damaged entry %s: %s", entry.name[:12], error)
         try:
@@ -163,7 +163,7 @@ def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
     return True
 
 
-def described(path: Path) -> dict[str, Any]:
+def entry_description(path: Path) -> dict[str, Any]:
     """What is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
     sha, files = tree_hashes(path)
     return {"sha256": sha, "file": path.name, "files": files}
@@ -203,7 +203,7 @@ def stored(name: str, path: Path) -> str:
     return name + path.suffix
 
 
-def place(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
+def _place_entry(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
     """Puts a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
 
     A file is copied. Snakemake sets the time of every file that is an output, which through a link would make other
@@ -212,7 +212,7 @@ def place(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
     """
     with replacing(target) as temporary:
         if source.is_dir():
-            shutil.copytree(source, temporary, copy_function=link, symlinks=True)
+            shutil.copytree(source, temporary, copy_function=_link_file, symlinks=True)
             for folder, _, _ in os.walk(temporary):
                 os.chmod(folder, 0o777 & os.stat(folder).st_mode | 0o700)  # the store's may be read-only
         else:
@@ -221,7 +221,7 @@ def place(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
             raise ShardmillError(f"{source.name} is not what was recorded")
 
 
-def link(source: str, target: str) -> None:
+def _link_file(source: str, target: str) -> None:
     """A hard link, else a copy."""
     try:
         os.link(source, target)

@@ -13,13 +13,13 @@ from shardmill.files import read_json, sealed, write_json
 from shardmill.pipeline.task import Action, paths_from
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+def key_differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Dotted names of the leaves in which two actions differ."""
     found = []
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, f"{prefix}{name}.")
+            found += key_differences(old, new, f"{prefix}{name}.")
         elif old != new:
             found.append(f"{prefix}{name}")
     return found

@@ -49,7 +49,7 @@ PATIENCE: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class Refused(ShardmillError):
+class RemoteRefusal(ShardmillError):
     """An entry that is not what it should be."""
 
 
@@ -86,7 +86,7 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ShardmillError(f"{URL}: {why(error)}") from error
+        raise ShardmillError(f"{URL}: {refusal_reason(error)}") from error
     user, at, _ = parts.netloc.rpartition("@")
     more = "://" in url and (parts.query or parts.fragment)  # in a path these are characters like others
     if more or "::" in url or (at and (":" in user or parts.scheme not in WITH_USERS)):
@@ -102,10 +102,10 @@ def check_configured() -> None:
     """Raises ShardmillError where the environment names a store that can't be one here."""
     remote = configured()
     if remote:
-        check(remote)
+        check_address(remote)
 
 
-def check(remote: Remote) -> None:
+def check_address(remote: Remote) -> None:
     """Raises ShardmillError where this installation has no file system for the URL."""
     try:
         _opened(remote)
@@ -113,7 +113,7 @@ def check(remote: Remote) -> None:
         extra = "pip install -e '.[s3]' in a clone" if remote.protocol == "s3" else str(error)
         raise ShardmillError(f"{URL}: {remote.protocol} needs a package that is not installed: {extra}") from error
     except Exception as error:  # whatever a file system makes of its settings
-        raise ShardmillError(f"{URL}: {why(error)}") from error
+        raise ShardmillError(f"{URL}: {refusal_reason(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Listed:
     size: int | None
 
 
-def find(remote: Remote, key: str) -> dict[str, Listed] | None:
+def find_entry(remote: Remote, key: str) -> dict[str, Listed] | None:
     """Return an entry's files by their paths in it; None if there is no such entry.
 
     Raises:
@@ -137,7 +137,7 @@ def find(remote: Remote, key: str) -> dict[str, Listed] | None:
     except FileNotFoundError:
         return None
     if len(content) == ENTRY_BYTES:
-        raise Refused(f"{name} is longer than any list of files")
+        raise RemoteRefusal(f"{name} is longer than any list of files")
     return _listed(name, key, content)
 
 
@@ -167,14 +167,14 @@ def bring(remote: Remote, files: Mapping[str, Listed], made: Mapping[str, Path],
                 bound.set_size(fs.size(f"{root}/files/{sha256}"))
             fs.get_file(f"{root}/files/{sha256}", str(target), callback=bound)
         except FileNotFoundError as error:
-            raise Refused(f"{target.name} is gone from it") from error
+            raise RemoteRefusal(f"{target.name} is gone from it") from error
         if hash_file(target) != sha256:
-            raise Refused(f"{target.name} is damaged there")
+            raise RemoteRefusal(f"{target.name} is damaged there")
 
     _each(get, targets)
 
 
-def keep(remote: Remote, key: str, entry: Path, files: Mapping[str, str], anew: bool = False) -> None:
+def _keep_shared(remote: Remote, key: str, entry: Path, files: Mapping[str, str], anew: bool = False) -> None:
     """Sends an entry.
 
     Args:
@@ -197,7 +197,7 @@ def keep(remote: Remote, key: str, entry: Path, files: Mapping[str, str], anew: 
     _write(fs, f"{root}/entries/{key}.json", text)
 
 
-def why(error: BaseException) -> str:
+def refusal_reason(error: BaseException) -> str:
     """What went wrong, in a few words."""
     return one_line(str(error).strip() or type(error).__name__)
 
@@ -228,7 +228,7 @@ def _bound(name: str, size: int | None) -> Callback:
 
         def _check(self, held: int) -> None:
             if size is not None and held > size:
-                raise Refused(f"{name} has more than the {size} bytes that are listed")
+                raise RemoteRefusal(f"{name} has more than the {size} bytes that are listed")
 
     return Bound()
 
@@ -246,11 +246,11 @@ def _listed(name: str, key: str, text: bytes) -> dict[str, Listed]:
             file.size is None or (type(file.size) is int and file.size >= 0) for file in files.values()
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Refused(f"{name} is damaged") from error
+        raise RemoteRefusal(f"{name} is damaged") from error
     if not whole:
-        raise Refused(f"{name} is damaged")
+        raise RemoteRefusal(f"{name} is damaged")
     if content["key"] != key:
-        raise Refused(f"{name} is of another entry")
+        raise RemoteRefusal(f"{name} is of another entry")
     return files
 
 
@@ -261,14 +261,14 @@ def _targets(files: Mapping[str, Listed], made: Mapping[str, Path]) -> dict[Path
     for file, listed in files.items():
         first, *inner = PurePosixPath(file).parts or ("",)
         if first not in known or ".." in inner or not _can_be(file):
-            raise Refused(f"{printable(file)} is no output of this step")
+            raise RemoteRefusal(f"{printable(file)} is no output of this step")
         found[known[first].joinpath(*inner)] = listed
     both = next((path.name for path in found if not found.keys().isdisjoint(path.parents)), None)
     if both is not None:
-        raise Refused(f"{printable(both)} is in a folder that is a file, too")
+        raise RemoteRefusal(f"{printable(both)} is in a folder that is a file, too")
     lacking = set(known) - {PurePosixPath(file).parts[0] for file in files}
     if lacking:
-        raise Refused(f"{min(lacking)} is not in it")
+        raise RemoteRefusal(f"{min(lacking)} is not in it")
     return found
 
 
@@ -326,7 +326,7 @@ LONG = 5.0  # seconds without an answer
 PAUSE = 300.0  # seconds in which nobody asks again: a build may have a thousand jobs
 
 
-class Answer(Enum):
+class PullResult(Enum):
     """What became of a question for an entry."""
 
     UNASKED = "there is no such store, or the entry was here"
@@ -336,7 +336,7 @@ class Answer(Enum):
     SILENT = "it could not be asked"
 
 
-def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Answer:
+def pull(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> PullResult:
     """Looks for an entry and takes it.
 
     Args:
@@ -345,28 +345,28 @@ def ask(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Ans
         fill: keeps as the entry what a work makes.
     """
     if shared is None:
-        return Answer.UNASKED
+        return PullResult.UNASKED
     key, pool, mark = entry.name, entry.parent / cache_entry.FOLDER, entry.parent / MARK
     if 0 <= (ago := time.time() - _written(mark)) < PAUSE:
         log.info("remote store: not asked, as it was silent %.0f s ago", ago)
-        return Answer.SILENT
+        return PullResult.SILENT
     began = time.monotonic()
     try:
-        files = find(shared, key)
+        files = find_entry(shared, key)
         if files is None:
-            return Answer.NONE
+            return PullResult.NONE
         fill(lambda made: bring(shared, files, made, pool))
-    except Refused as error:
+    except RemoteRefusal as error:
         log.warning("remote store: entry %s refused: %s; made here instead", key[:12], error)
-        return Answer.REFUSED
+        return PullResult.REFUSED
     except Exception as error:  # whatever a file system raises: the work can be done here
-        log.warning("remote store: entry %s can't be had: %s; made here instead", key[:12], why(error))
+        log.warning("remote store: entry %s can't be had: %s; made here instead", key[:12], refusal_reason(error))
         if time.monotonic() - began > LONG and _is_timeout(error):
             with contextlib.suppress(OSError):  # another user's store
                 mark.touch()
-        return Answer.SILENT
+        return PullResult.SILENT
     log.info("taken from the remote store")
-    return Answer.TAKEN
+    return PullResult.TAKEN
 
 
 def _is_timeout(error: BaseException | None) -> bool:
@@ -386,7 +386,7 @@ def _written(file: Path) -> float:
         return 0.0
 
 
-def offer(shared: Remote | None, entry: Path, files: Mapping[str, str], answer: Answer) -> None:
+def push(shared: Remote | None, entry: Path, files: Mapping[str, str], answer: PullResult) -> None:
     """Sends an entry that was made here.
 
     Args:
@@ -395,9 +395,9 @@ def offer(shared: Remote | None, entry: Path, files: Mapping[str, str], answer: 
         files: path in it -> sha256.
         answer: what became of the question for it; who could not be asked is not told.
     """
-    if shared is None or not shared.writable or answer is Answer.SILENT:
+    if shared is None or not shared.writable or answer is PullResult.SILENT:
         return
     try:
-        keep(shared, entry.name, entry, files, anew=answer is Answer.REFUSED)
+        _keep_shared(shared, entry.name, entry, files, anew=answer is PullResult.REFUSED)
     except Exception as error:  # the build has what it needs
-        log.warning("remote store: entry %s was not sent: %s", entry.name[:12], why(error))
+        log.warning("remote store: entry %s was not sent: %s", entry.name[:12], refusal_reason(error))

@@ -26,7 +26,7 @@ from shardmill.pipeline.cache.entry import (
     ENTRY,
     STAMPS,
     adopt,
-    described,
+    entry_description,
     files_of,
     hashes_of,
     intact,
@@ -38,7 +38,7 @@ from shardmill.pipeline.cache.entry import (
     stored,
 )
 from shardmill.pipeline.cache.lock import register, using_store
-from shardmill.pipeline.cache.receipts import check_artifacts, differences, write_receipt
+from shardmill.pipeline.cache.receipts import check_artifacts, key_differences, write_receipt
 from shardmill.pipeline.cache.remote import Remote
 from shardmill.pipeline.task import Action, Work
 
@@ -99,7 +99,7 @@ class Store:
             with contextlib.suppress(OSError):  # a store that may only be read: its owner's gc does not know of us
                 register(self.root)
             entry = self.root / action.key
-            answer = remote.ask(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
+            answer = remote.pull(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
             if not intact(entry) or self.changes(action, receipt) != []:
                 self.before_change()
             worked = not (intact(entry) and restored(entry, outputs))
@@ -109,7 +109,7 @@ class Store:
                 self.make(entry, outputs, work)
                 if not restored(entry, outputs):
                     raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
-                remote.offer(self.shared, entry, output_files(entry), answer)
+                remote.push(self.shared, entry, output_files(entry), answer)
             else:
                 log.info("unchanged")
             write_receipt(receipt, action, read_entry(entry), outputs, notes)
@@ -132,7 +132,7 @@ class Store:
             work(made)
             for file in files_of(scratch):
                 file.chmod(0o444)  # builds share these bytes: nobody may edit them in place
-            records = {name: described(path) for name, path in made.items()}
+            records = {name: entry_description(path) for name, path in made.items()}
             cache_entry.share(
                 self.root, {f: sha for name, path in made.items() for f, sha in hashes_of(path, records[name])}
             )
@@ -153,7 +153,7 @@ class Store:
             before = read_json(self.last(receipt))
         except UnreadableError:
             return None
-        return differences(before, parse_json(dumps(asdict(action))))
+        return key_differences(before, parse_json(dumps(asdict(action))))
 
     def reason(self, action: Action, receipt: Path) -> str:
         """Why there is work: the ingredients of the key that differ from the last time."""

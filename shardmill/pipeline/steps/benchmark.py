@@ -47,7 +47,7 @@ def task(
         for name in machine.THREAD_VARIABLES:
             os.environ.pop(name, None)  # the job's, for sums alike everywhere; the server takes what is quickest
         asked, build = Benchmark(**settings), manifest.parent
-        speed = sentences.benchmark(build, asked, PRECISION, log.info) if encodes else benchmark(build, asked)
+        speed = sentences.benchmark_encoder(build, asked, PRECISION, log.info) if encodes else benchmark(build, asked)
         write_json(made["speed"], speed)
 
     model = {key: value for key, value in read_json(manifest).items() if key not in NOT_MEASURED}

@@ -35,7 +35,7 @@ def task(
         threads: how many encode weights.
     """
     piece, source = plan.load_part(part), source_folder(record)
-    forms = piece.forms(recipes.read(read_json(recipe.path), recipe.path.name))
+    forms = piece.forms(recipes.read_recipe(read_json(recipe.path), recipe.path.name))
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
 
     def work(made: Mapping[str, Path]) -> None:

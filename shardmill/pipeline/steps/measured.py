@@ -40,7 +40,7 @@ def task(
     pieces = [plans.load_part(part) for part in parts]
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.precision.measured import measured
+        from shardmill.precision.measured import measured_forms
         from shardmill.precision.original import original
         from shardmill.precision.part_codes import FormWeights
 
@@ -49,7 +49,7 @@ def task(
             FormWeights(piece, source, one.path, known["forms"], prefix)
             for piece, one in zip(pieces, codes, strict=True)
         ]
-        found = measured(original(source, content), states.path, held)
+        found = measured_forms(original(source, content), states.path, held)
         write_json(made["figures"], {"foreseen": known["estimate"], "measured": found})
 
     inputs = {

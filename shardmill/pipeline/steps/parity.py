@@ -56,7 +56,7 @@ def task(
         tools: what decides the result besides.
     """
     piece, plan = plans.load_part(part), read_json(summary)
-    followed = recipes.read(read_json(recipe.path), recipe.path.name)
+    followed = recipes.read_recipe(read_json(recipe.path), recipe.path.name)
     forms = piece.forms(followed)
     key, shares = thresholds.bits(followed.numbers(piece.named_shapes)), thresholds.shares(forms)
     judged = ({"limits": key} if key else {}) | ({"shares": shares} if key and shares != {key: 1.0} else {})
@@ -74,7 +74,7 @@ def task(
         source = source_folder(record)
         with reshaping(told.get("reshape_frequency", "")):
             found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored, forms)
-            content = verdict(piece.name, engine, found, judged, partial(furthest, [stored], source)) | told
+            content = parity_verdict(piece.name, engine, found, judged, partial(furthest, [stored], source)) | told
         write_verdict(f"parity {piece.name}", content, made["verdict"])
 
     inputs = {
@@ -119,12 +119,12 @@ def measurements(
     if piece.kind == ENCODER:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
         tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
-        runner = encoder.Runner(bundle, piece, plan)
+        runner = encoder.EncoderRunner(bundle, piece, plan)
         yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
         return
     reference, verify = Reference(source, plan["context"], carried_channels(plan)), plan["verify"]
     if piece.kind == "layers":
-        yield from parity.layers_parity(parity.Runner(bundle, piece, plan), reference, known, source, stored)
+        yield from parity.layers_parity(parity.LayersRunner(bundle, piece, plan), reference, known, source, stored)
     elif piece.kind == "experts":
         yield from stateless.group_parity(bundle, piece, reference, known, source, stored, verify)
     else:
@@ -145,7 +145,7 @@ def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
     return {} if fixed else {"reshape_frequency": reshape}
 
 
-def verdict(
+def parity_verdict(
     name: str,
     engine: Mapping[str, str],
     found: Iterable[Measurement | NotRun | Margin],
@@ -165,7 +165,7 @@ def verdict(
 
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
-    gate = rounding.named(measurement.compare(numbers, thresholds.of(judged)), worst)
+    gate = rounding.named(measurement.compare(numbers, thresholds.thresholds_of(judged)), worst)
     margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
     about = {"part": name, "engine": engine, **judged, **dict(margin)}

@@ -15,7 +15,7 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.recipe import costliest
 from shardmill.gates import thresholds
-from shardmill.pipeline.steps.parity import hint, host_side, verdict
+from shardmill.pipeline.steps.parity import hint, host_side, parity_verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
 
@@ -57,7 +57,7 @@ def task(
     search = read_json(chosen[0].path) if chosen else None
     *pieces, embedding = [plans.load_part(part) for part in parts]
     told = hint(pieces, reshape)
-    judged = _judged(pieces, recipes.read(read_json(recipe.path), recipe.path.name), search)
+    judged = _judged(pieces, recipes.read_recipe(read_json(recipe.path), recipe.path.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates.rounding import table_parity
@@ -70,7 +70,7 @@ def task(
         found = _measured(manifest, pieces, paths, embedding, plan, source, states.path)
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        content = verdict("stack", engine, chain(whole, found), judged, worst) | told
+        content = parity_verdict("stack", engine, chain(whole, found), judged, worst) | told
         write_verdict("parity stack", content, made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
@@ -133,7 +133,7 @@ def _encoder(
 
     held = PackageWeights(package, part, plan["prefix"])
     classes = EncoderReference(source, plan["task"])
-    return encoder.stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, load_file(states))
+    return encoder.encoder_stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, load_file(states))
 
 
 def _decoder(

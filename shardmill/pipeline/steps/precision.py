@@ -9,7 +9,7 @@ from pathlib import Path
 from shardmill import plan
 from shardmill.errors import ConfigError
 from shardmill.files import digest, read_json, write_json
-from shardmill.forms.recipe import misfits, recipe
+from shardmill.forms.recipe import recipe, recipe_misfits
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
 
@@ -30,7 +30,7 @@ def task(parts: list[Path], source: list[Path], chosen: list[Artifact], precisio
     content = wanted.within(constants)
 
     def work(made: Mapping[str, Path]) -> None:
-        for problem in misfits(wanted, constants):
+        for problem in recipe_misfits(wanted, constants):
             raise ConfigError(problem)
         write_json(made["recipe"], content)
 

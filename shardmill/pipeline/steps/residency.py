@@ -29,8 +29,8 @@ def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, s
         from shardmill.gates import measurement, residency
 
         named, encodes = piece.calls.by_name, piece.kind == ENCODER
-        rows, findings = residency.inspect(package.path, bundle.path, piece.tokens, encodes, named)
-        gate = measurement.compare(residency.measurements(rows, findings))
+        rows, findings = residency.inspect_placement(package.path, bundle.path, piece.tokens, encodes, named)
+        gate = measurement.compare(residency.placement_measurements(rows, findings))
         content = {
             "part": piece.name,
             "engine": engine,

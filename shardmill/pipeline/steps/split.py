@@ -13,7 +13,7 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
-from shardmill.models.architecture import PREFIX, Model
+from shardmill.models.architecture import PREFIX, ModelDescription
 from shardmill.models.interface import GRAPH, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
@@ -78,10 +78,12 @@ def split(
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
-    from shardmill.models.hf_config import described, load_hf_config
+    from shardmill.models.hf_config import load_hf_config, model_description
 
     hf = load_hf_config(source)
-    model = topology.as_configured(settings, described(family(hf.model_type, settings.kind), hf, settings.length))
+    model = topology.as_configured(
+        settings, model_description(family(hf.model_type, settings.kind), hf, settings.length)
+    )
     architecture = model.architecture
     try:
         settings = topology.settled(settings, architecture)
@@ -104,8 +106,8 @@ def split(
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
         "weights": asdict(topology.stored_weights(parts, settings.convert.recipe)),
-        "passes": [asdict(one) for one in topology.passes(settings, architecture)],
-        "lengths": [asdict(one) for one in topology.lengths(settings, architecture)],
+        "passes": [asdict(one) for one in topology.pass_traffic(settings, architecture)],
+        "lengths": [asdict(one) for one in topology.traffic_lengths(settings, architecture)],
     }
     return parts, plan.plan_json(settings, model, parts) | host | derived
 
@@ -116,13 +118,13 @@ def prefix_of(tensors: Iterable[str], usual: str) -> str:
     return found[0] if len(found) == 1 else usual
 
 
-def ignored(model: Model, tensors: Iterable[str]) -> list[str]:
+def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
     """Names of the tensors that no program needs: those that the model names, and those of other towers."""
     inside = model.prefix != PREFIX
     return [name for name in tensors if name in model.ignored or (inside and not name.startswith(model.prefix))]
 
 
-def _refuse_foreign(model: Model, tensors: Iterable[str]) -> None:
+def _refuse_foreign(model: ModelDescription, tensors: Iterable[str]) -> None:
     """Raises CheckpointError for a layout of the family that transformers does not read."""
     for name in tensors:
         for part, why in model.foreign.items():

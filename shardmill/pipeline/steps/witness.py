@@ -43,11 +43,11 @@ def task(
         from safetensors.torch import load_file
 
         from shardmill.gates.weights import PackageWeights
-        from shardmill.witness.part import measure, verdict
+        from shardmill.witness.part import witness_measurements, witness_verdict
 
         stored = PackageWeights(package.path, piece, plan["prefix"])
-        found = measure(piece, bundle.path, plan, load_file(states.path), source_folder(record), stored)
-        content = verdict(piece.name, engine, runtime, found)
+        found = witness_measurements(piece, bundle.path, plan, load_file(states.path), source_folder(record), stored)
+        content = witness_verdict(piece.name, engine, runtime, found)
         write_verdict(f"witness {piece.name}", content, made["verdict"])
 
     inputs = {

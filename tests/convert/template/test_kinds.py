@@ -127,13 +127,13 @@ def test_vectors_too_short_for_the_weight_file_are_plain_coremltools_byte_for_by
 def test_the_template_of_a_kind_serves_every_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer is converted for each kind and width, however long the part is and wherever in the model it starts."""
     made: list[tuple[object, int]] = []
-    original = sample.convert
+    original = sample.convert_sample
 
     def counted(bare: Part, times: int, *rest: Any) -> bytes:
         made.append((bare.kinds, times))
         return original(bare, times, *rest)
 
-    monkeypatch.setattr(sample, "convert", counted)
+    monkeypatch.setattr(sample, "convert_sample", counted)
     every, cache = whole(folder, "lfm2"), folder / "counted"
     sample.layer_template.cache_clear()
     for order, start in (([1, 2, 3], 0), ([2, 0, 1, 3], 41), ([2, 3], 7)):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from shardmill.decode.policies import Calibration
+from shardmill.decode.policies import WidthCalibration
 
 
 def test_it_starts_as_stated_and_ends_as_observed() -> None:
-    calibration = Calibration()
+    calibration = WidthCalibration()
     assert [calibration.rate(c) for c in (0.0, 0.3, 0.8, 1.0)] == pytest.approx([0, 0.3, 0.8, 1], abs=1 / 12)
     assert calibration.expected([1.0, 1.0]) == [1, 2]
     half = calibration.rate(0.5)
@@ -20,7 +20,7 @@ def test_it_starts_as_stated_and_ends_as_observed() -> None:
 
 
 def test_tokens_behind_a_wrong_one_prove_nothing() -> None:
-    calibration = Calibration()
+    calibration = WidthCalibration()
     before = calibration.rate(0.2)
     calibration.observe([0.8, 0.2], 0)
     calibration.start()
@@ -32,7 +32,7 @@ def test_tokens_behind_a_wrong_one_prove_nothing() -> None:
 
 def test_a_hard_request_lowers_all_rates_until_the_next_one() -> None:
     """What was seen at one confidence tells of the others too, within a request."""
-    calibration = Calibration()
+    calibration = WidthCalibration()
     for _ in range(400):
         calibration.observe([0.3], 0)
         calibration.observe([0.8], 1)
@@ -46,7 +46,7 @@ def test_a_hard_request_lowers_all_rates_until_the_next_one() -> None:
 
 
 def test_an_easy_request_is_believed_within_bounds() -> None:
-    calibration = Calibration()
+    calibration = WidthCalibration()
     for _ in range(400):
         calibration.observe([0.3], 0)
         calibration.observe([0.8], 0)

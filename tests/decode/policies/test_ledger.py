@@ -2,11 +2,11 @@
 
 import pytest
 
-from shardmill.decode.policies import Ledger
+from shardmill.decode.policies import DraftBudget
 
 
 def test_a_request_begins_in_proportion_to_its_length() -> None:
-    short, long, endless = Ledger(), Ledger(), Ledger()
+    short, long, endless = DraftBudget(), DraftBudget(), DraftBudget()
     short.begin(40)
     long.begin(200)
     endless.begin(100_000)
@@ -16,7 +16,7 @@ def test_a_request_begins_in_proportion_to_its_length() -> None:
 
 
 def test_losses_close_it_and_passes_open_it_again() -> None:
-    ledger = Ledger()
+    ledger = DraftBudget()
     ledger.begin(200)
     losses = 0
     while ledger.covers(0.4):
@@ -31,7 +31,7 @@ def test_losses_close_it_and_passes_open_it_again() -> None:
 
 
 def test_gains_are_kept_up_to_a_bound_and_hardly_beyond_a_request() -> None:
-    ledger = Ledger()
+    ledger = DraftBudget()
     ledger.begin(200)
     for _ in range(100):
         ledger.book(3.0)
@@ -46,7 +46,7 @@ def test_gains_are_kept_up_to_a_bound_and_hardly_beyond_a_request() -> None:
 def test_no_request_loses_three_per_cent_by_drafts_that_all_fail(tokens: int) -> None:
     """Whatever was won before it, and whatever a failure costs: what a task may lose against plain decoding is 3 %."""
     for price in (0.05, 0.26, 1.0):
-        ledger, lost = Ledger(), 0.0
+        ledger, lost = DraftBudget(), 0.0
         ledger.begin(200)
         ledger.book(100.0)
         ledger.begin(tokens)

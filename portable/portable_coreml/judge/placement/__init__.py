@@ -3,7 +3,7 @@ device.
 """
 
 from portable_coreml.judge.placement.judge import OpVerdict, Verdicts, judge_model, judge_package
-from portable_coreml.judge.placement.rule import Finding, Rule, Scope, Source
+from portable_coreml.judge.placement.rule import Citation, Finding, Rule, Scope
 from portable_coreml.judge.placement.rules import BY_ID, RULES
 from portable_coreml.judge.placement.subject import Target
 
@@ -14,7 +14,7 @@ __all__ = [
     "OpVerdict",
     "Rule",
     "Scope",
-    "Source",
+    "Citation",
     "Target",
     "Verdicts",
     "judge_model",

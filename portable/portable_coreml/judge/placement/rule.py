@@ -16,7 +16,7 @@ SEVERITIES = ("error", "warn", "info")
 
 
 @dataclass(frozen=True)
-class Source:
+class Citation:
     """Where a statement is made: a repository or document, and the place in it."""
 
     origin: str
@@ -65,7 +65,7 @@ class Rule:
     remedy: str
     check: Check
     confidence: str
-    sources: tuple[Source, ...]
+    sources: tuple[Citation, ...]
     scope: Scope = Scope()
     contested: str = ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
+from portable_coreml.judge.placement.rule import Breach, Citation, Rule, Scope
 from portable_coreml.judge.placement.rules.shapes import APPLE_RULES, DISPATCH
 from portable_coreml.judge.placement.subject import Subject, label
 
@@ -68,8 +68,8 @@ RULES = (
         "A",
         (
             APPLE_RULES,
-            Source("pytorch/executorch", "docs/source/backends/coreml/coreml-partitioner.md"),
-            Source("hollance/neural-engine", "docs/16-bit.md"),
+            Citation("pytorch/executorch", "docs/source/backends/coreml/coreml-partitioner.md"),
+            Citation("hollance/neural-engine", "docs/16-bit.md"),
         ),
         contested="fp32 values inside a program, reached through casts, are reported to compile (ANEForge, 751K): "
         "a warning there",
@@ -81,7 +81,7 @@ RULES = (
         "compute it on the host and pass the result as fp16",
         _integer_tensors,
         "B",
-        (DISPATCH, Source("anemll-profile", "README"), Source("john-rocky/CoreML-LLM", "docs/ARCHITECTURE.md")),
+        (DISPATCH, Citation("anemll-profile", "README"), Citation("john-rocky/CoreML-LLM", "docs/ARCHITECTURE.md")),
         Scope("macOS 15 to 27", "M-series"),
     ),
     Rule(
@@ -93,8 +93,8 @@ RULES = (
         "A",
         (
             APPLE_RULES,
-            Source("videlalvaro/ane-book", "book/ch04"),
-            Source("john-rocky/CoreML-LLM", "docs/ARCHITECTURE.md"),
+            Citation("videlalvaro/ane-book", "book/ch04"),
+            Citation("john-rocky/CoreML-LLM", "docs/ARCHITECTURE.md"),
         ),
     ),
     Rule(
@@ -104,7 +104,7 @@ RULES = (
         "if a gather must stay, give it uint16 indices",
         _gather_index_type,
         "C",
-        (Source("ANE compiler", 'message "Unsupported gather index type"'),),
+        (Citation("ANE compiler", 'message "Unsupported gather index type"'),),
         Scope("iOS 18 and newer, coremltools 8.2 and newer"),
     ),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
+from portable_coreml.judge.placement.rule import Breach, Citation, Rule, Scope
 from portable_coreml.judge.placement.subject import Subject, label
 
-_FLEXIBLE_DOC = Source("apple/coremltools", "docs-guides/source/flexible-inputs.md")
+_FLEXIBLE_DOC = Citation("apple/coremltools", "docs-guides/source/flexible-inputs.md")
 _MAX_CHOICES = 128
 _FIRST_MANY_ENUMERATED_SPEC = 9
 
@@ -91,7 +91,7 @@ RULES = (
         "prove residency on a Mac for every width in use, or emit one fixed-shape program per width",
         _any_range,
         "D",
-        (_FLEXIBLE_DOC, Source("pytorch/executorch", "docs/source/backends/coreml/coreml-partitioner.md")),
+        (_FLEXIBLE_DOC, Citation("pytorch/executorch", "docs/source/backends/coreml/coreml-partitioner.md")),
         contested="Apple's guidance and coremltools issue 2370 say that ranges leave the engine at "
         "other shapes than the default; "
         "videlalvaro/ane-book (experiments 26, 28, 34) measured RangeDim(1..4) fully resident",
@@ -103,7 +103,7 @@ RULES = (
         "let every input carry the same RangeDim",
         _mixed_inputs,
         "B",
-        (Source("apple/coremltools", "issue 2548"),),
+        (Citation("apple/coremltools", "issue 2548"),),
         Scope("macOS 15 to 26"),
     ),
     Rule(
@@ -113,7 +113,7 @@ RULES = (
         "pass it as fp16",
         _integer_range,
         "C",
-        (Source("apple/coremltools", "issue 2500"),),
+        (Citation("apple/coremltools", "issue 2500"),),
         Scope("macOS 15"),
     ),
     Rule(
@@ -123,7 +123,7 @@ RULES = (
         "use RangeDim, or one fixed-shape program per width",
         _enumerated_with_states,
         "C",
-        (Source("videlalvaro/ane-book", "experiment 26"),),
+        (Citation("videlalvaro/ane-book", "experiment 26"),),
         Scope("macOS 26", "M4 Max"),
     ),
     Rule(
@@ -133,7 +133,7 @@ RULES = (
         "use RangeDim or a fixed shape",
         _enumerated_layer_norm,
         "C",
-        (Source("apple/coremltools", "issue 1909"),),
+        (Citation("apple/coremltools", "issue 1909"),),
         Scope("macOS 13 and 14"),
     ),
     Rule(
@@ -153,8 +153,8 @@ RULES = (
         _multifunction_range,
         "C",
         (
-            Source("kasper0406/gemma-coreml-chat", "benchmarks/multifunction_rangedim_bug.py"),
-            Source("ANE compiler", 'message "ANEC doesn\'t support MIL program with RangeDims and multi-functions"'),
+            Citation("kasper0406/gemma-coreml-chat", "benchmarks/multifunction_rangedim_bug.py"),
+            Citation("ANE compiler", 'message "ANEC doesn\'t support MIL program with RangeDims and multi-functions"'),
         ),
         Scope("macOS 15 and 26"),
         contested="without the engine such a model loads and predicts "
@@ -167,6 +167,6 @@ RULES = (
         "reshape with one -1 and constants instead of computed shapes",
         _dynamic_reshape,
         "A",
-        (Source("apple/coremltools", "docs-guides/source/faqs.md"),),
+        (Citation("apple/coremltools", "docs-guides/source/faqs.md"),),
     ),
 )

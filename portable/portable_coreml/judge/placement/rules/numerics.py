@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from portable_coreml.judge.placement.rule import Breach, Rule, Source
+from portable_coreml.judge.placement.rule import Breach, Citation, Rule
 from portable_coreml.judge.placement.rules.shapes import APPLE_RULES
 from portable_coreml.judge.placement.subject import Subject, label
 
@@ -28,6 +28,6 @@ RULES = (
         "mask with -1e4 (or -4e4): the engine's softmax does not handle infinities",
         _infinite_mask,
         "A",
-        (APPLE_RULES, Source("apple/ml-ane-transformers", "transformer.py")),
+        (APPLE_RULES, Citation("apple/ml-ane-transformers", "transformer.py")),
     ),
 )

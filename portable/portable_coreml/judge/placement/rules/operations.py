@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.rule import Breach, Check, Rule, Scope, Source
+from portable_coreml.judge.placement.rule import Breach, Check, Citation, Rule, Scope
 from portable_coreml.judge.placement.rules.shapes import ANEFORGE_QUIRKS, APPLE_RULES, DISPATCH
 from portable_coreml.judge.placement.subject import Subject, label
 from portable_coreml.program import Op
 
-_ANEFORGE_OPS = Source("ANEForge", "docs/op-catalog.md")
+_ANEFORGE_OPS = Citation("ANEForge", "docs/op-catalog.md")
 _UNSUPPORTED = frozenset(
     [
         "lstm",
@@ -133,7 +133,7 @@ RULES = (
         (
             DISPATCH,
             _ANEFORGE_OPS,
-            Source("apple/coremltools", "converters/mil/frontend/torch/ops.py, issues 337 and 1780"),
+            Citation("apple/coremltools", "converters/mil/frontend/torch/ops.py, issues 337 and 1780"),
         ),
     ),
     Rule(
@@ -153,9 +153,9 @@ RULES = (
         _ordering,
         "B",
         (
-            Source("videlalvaro/ane-book", "book/journal/048 and 079"),
-            Source("john-rocky/CoreML-LLM", "docs/EXPERIMENTS.md"),
-            Source("roboflow/rf-detr", "pull request 1495"),
+            Citation("videlalvaro/ane-book", "book/journal/048 and 079"),
+            Citation("john-rocky/CoreML-LLM", "docs/EXPERIMENTS.md"),
+            Citation("roboflow/rf-detr", "pull request 1495"),
         ),
         contested="751K lists topk (k = 40, 32000 wide) as supported on M4 with macOS 27; ANEForge from A14, "
         "with k other than 3 and 4",
@@ -167,7 +167,7 @@ RULES = (
         "multiply by a constant lower-triangular matrix",
         _kinds("cumsum", why="runs on the CPU through Core ML"),
         "B",
-        (DISPATCH, Source("john-rocky/CoreML-LLM", "docs/QWEN35_ROADMAP.md")),
+        (DISPATCH, Citation("john-rocky/CoreML-LLM", "docs/QWEN35_ROADMAP.md")),
     ),
     Rule(
         "O5",
@@ -178,8 +178,8 @@ RULES = (
         "B",
         (
             DISPATCH,
-            Source("apple/coremltools", "issue 1103"),
-            Source("hollance/neural-engine", "docs/unsupported-layers.md"),
+            Citation("apple/coremltools", "issue 1103"),
+            Citation("hollance/neural-engine", "docs/unsupported-layers.md"),
         ),
     ),
     Rule(
@@ -189,7 +189,7 @@ RULES = (
         "write projections as nn.Conv2d with kernel 1",
         _linear,
         "A",
-        (APPLE_RULES, Source("apple/ml-ane-transformers"), DISPATCH),
+        (APPLE_RULES, Citation("apple/ml-ane-transformers"), DISPATCH),
         contested="linear and matmul are eligible on M4 (751K): a preference, not a limit",
     ),
     Rule(
@@ -199,7 +199,7 @@ RULES = (
         "make the weights constants, or write a matmul",
         _computed_weight,
         "C",
-        (Source("skyfallsin/apple-neural-engine-field-guide"), ANEFORGE_QUIRKS),
+        (Citation("skyfallsin/apple-neural-engine-field-guide"), ANEFORGE_QUIRKS),
         Scope(chips="M3 Max, private interface"),
     ),
     Rule(
@@ -209,7 +209,7 @@ RULES = (
         "write attention as matmul, softmax, matmul",
         _kinds("scaled_dot_product_attention", why="overflows in fp16 on iOS 26 and is eligible at some sizes only"),
         "B",
-        (Source("pytorch/executorch", "issue 15833"), APPLE_RULES, Source("vx-lang/Vx", "issue 437")),
+        (Citation("pytorch/executorch", "issue 15833"), APPLE_RULES, Citation("vx-lang/Vx", "issue 437")),
         Scope("macOS 26 and newer"),
         contested="751K lists it as eligible at 1x8x128x64",
     ),
@@ -220,7 +220,7 @@ RULES = (
         "slice another axis, or require M4",
         _last_axis_slice,
         "C",
-        (_ANEFORGE_OPS, Source("ANEForge", "numeric-cliffs.md")),
+        (_ANEFORGE_OPS, Citation("ANEForge", "numeric-cliffs.md")),
         Scope(chips="M1 to M3"),
     ),
     Rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from portable_coreml.dtypes import BY_NAME
-from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
+from portable_coreml.judge.placement.rule import Breach, Citation, Rule, Scope
 from portable_coreml.judge.placement.subject import Subject, label
 
 MAX_EXTENT = 65536
@@ -15,10 +15,10 @@ MAX_WEIGHT_BYTES = 1 << 31  # of one weight file
 MIN_WEIGHT_BYTES = 14_000_000  # with fewer, a program does not earn its dispatch
 
 
-APPLE_RULES = Source("apple/coreai-models", "skills/skills/model-authoring/references/neural_engine_rules.md")
-ANEFORGE_QUIRKS = Source("ANEForge", "docs/developer/op-quirks.md")
-_ANEFORGE_CAPS = Source("ANEForge", "docs/capabilities.md")
-DISPATCH = Source("751K", "notes/coreml_dispatch.md")
+APPLE_RULES = Citation("apple/coreai-models", "skills/skills/model-authoring/references/neural_engine_rules.md")
+ANEFORGE_QUIRKS = Citation("ANEForge", "docs/developer/op-quirks.md")
+_ANEFORGE_CAPS = Citation("ANEForge", "docs/capabilities.md")
+DISPATCH = Citation("751K", "notes/coreml_dispatch.md")
 
 _MAX_RANK = 5
 _MAX_SPATIAL_BEFORE_M4 = 16384
@@ -114,9 +114,9 @@ RULES = (
         _rank_five_compute,
         "B",
         (
-            Source("Anemll", "agent.md"),
-            Source("john-rocky/CoreML-LLM", "docs/QWEN35_NEXT_SESSION.md"),
-            Source("pytorch/executorch", "examples/apple/coreml/llama/readme.md"),
+            Citation("Anemll", "agent.md"),
+            Citation("john-rocky/CoreML-LLM", "docs/QWEN35_NEXT_SESSION.md"),
+            Citation("pytorch/executorch", "examples/apple/coreml/llama/readme.md"),
         ),
         Scope("iOS 18 to 26", "M-series"),
     ),
@@ -127,7 +127,7 @@ RULES = (
         "split the axis; a vocabulary is split into parts of at most 65536",
         _extent_over_limit,
         "B",
-        (DISPATCH, _ANEFORGE_CAPS, Source("maderix/ANE", "pull request 26")),
+        (DISPATCH, _ANEFORGE_CAPS, Citation("maderix/ANE", "pull request 26")),
         contested="output channels of a 1x1 convolution over 65536 are reported resident (videlalvaro/ane-book, "
         "journal 048; "
         "john-rocky/CoreML-LLM, LMSPLIT_FINALISE), so there it is a warning",
@@ -139,7 +139,7 @@ RULES = (
         "before M4 the limit is 16384: split the axis, or require M4",
         _spatial_over_limit,
         "B",
-        (_ANEFORGE_CAPS, Source("751K", "notes/hal_analysis.md"), Source("microsoft/onnxruntime", "issue 19543")),
+        (_ANEFORGE_CAPS, Citation("751K", "notes/hal_analysis.md"), Citation("microsoft/onnxruntime", "issue 19543")),
         Scope(chips="M1 to M3: 16384; M4 and newer: 65536"),
     ),
     Rule(
@@ -159,7 +159,7 @@ RULES = (
         "put an axis of at least 32 fp16 values last, or accept the padding",
         _unaligned_io,
         "A",
-        (APPLE_RULES, Source("Apple", "machinelearning.apple.com/research/neural-engine-transformers")),
+        (APPLE_RULES, Citation("Apple", "machinelearning.apple.com/research/neural-engine-transformers")),
     ),
     Rule(
         "S8",
@@ -168,7 +168,7 @@ RULES = (
         "pad the state's last axis to a multiple of 32",
         _unaligned_state,
         "B",
-        (Source("apple/coremltools", "issue 2631"),),
+        (Citation("apple/coremltools", "issue 2631"),),
         Scope("macOS 15 and newer", "M4"),
     ),
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
+from portable_coreml.judge.placement.rule import Breach, Citation, Rule, Scope
 from portable_coreml.judge.placement.subject import Subject, label
 
 _FIRST_STATEFUL_SPEC = 9  # iOS 18, macOS 15
 _MANY_STATES = 2
 _LONG_CACHE = 2048
-_STATE_PATTERN = Source("john-rocky/CoreML-LLM", "docs/MLSTATE_PATTERN.md")
+_STATE_PATTERN = Citation("john-rocky/CoreML-LLM", "docs/MLSTATE_PATTERN.md")
 
 
 def _too_old(subject: Subject) -> Iterator[Breach]:
@@ -59,7 +59,7 @@ RULES = (
         "convert with minimum_deployment_target=ct.target.iOS18 or newer",
         _too_old,
         "A",
-        (Source("apple/coremltools", "docs-guides/source/stateful-models.md"),),
+        (Citation("apple/coremltools", "docs-guides/source/stateful-models.md"),),
     ),
     Rule(
         "ST2",
@@ -68,7 +68,7 @@ RULES = (
         "give the state a fixed shape; hide unused slots with a mask",
         _symbolic_state,
         "A",
-        (Source("apple/coremltools", "issue 2537"),),
+        (Citation("apple/coremltools", "issue 2537"),),
         Scope("iOS 18 to 26"),
     ),
     Rule(
@@ -79,8 +79,8 @@ RULES = (
         _standalone_update,
         "C",
         (
-            Source("ANE compiler", 'message "Cannot support standalone slice_update"'),
-            Source("anemll-profile", "README"),
+            Citation("ANE compiler", 'message "Cannot support standalone slice_update"'),
+            Citation("anemll-profile", "README"),
         ),
         Scope("iOS 18, coremltools 8.2 and newer"),
     ),
@@ -91,7 +91,7 @@ RULES = (
         "write by mask: cache * (1 - mask) + mask @ new",
         _computed_update,
         "C",
-        (Source("apple/coreai-torch", "issue 6"),),
+        (Citation("apple/coreai-torch", "issue 6"),),
         contested="works in Core ML on an iPhone 17 Pro (john-rocky/CoreML-LLM, docs/MLSTATE_PATTERN.md)",
     ),
     Rule(
@@ -112,7 +112,7 @@ RULES = (
         "keep the cache short: decode cost grows with its length, whatever is in it",
         _long_cache,
         "C",
-        (Source("john-rocky/CoreML-LLM", "docs/DECODE_STATE_LAYOUTS.md"),),
+        (Citation("john-rocky/CoreML-LLM", "docs/DECODE_STATE_LAYOUTS.md"),),
         Scope(chips="M-series"),
     ),
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.placement.rule import Breach, Rule, Scope, Source
+from portable_coreml.judge.placement.rule import Breach, Citation, Rule, Scope
 from portable_coreml.judge.placement.rules.shapes import MAX_OUTPUT_CHANNELS, MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES
 from portable_coreml.judge.placement.subject import Subject, label
 
 _MAX_IOS_WEIGHT_BYTES = 1 << 30
 _LARGE_WEIGHT_BYTES = 1_400_000_000
-_QUANTIZATION_DOC = Source("apple/coremltools", "docs-guides/source/opt-quantization-perf.md")
+_QUANTIZATION_DOC = Citation("apple/coremltools", "docs-guides/source/opt-quantization-perf.md")
 
 
 def _size(count: int) -> str:
@@ -87,8 +87,8 @@ RULES = (
         _file_too_large,
         "A",
         (
-            Source("apple/coremltools", "pull request 2593, issue 1807"),
-            Source("smpanaro/coreml-llm-cli", "chunk_model.py"),
+            Citation("apple/coremltools", "pull request 2593, issue 1807"),
+            Citation("smpanaro/coreml-llm-cli", "chunk_model.py"),
         ),
         Scope("macOS"),
     ),
@@ -100,8 +100,8 @@ RULES = (
         _file_too_large_for_ios,
         "A",
         (
-            Source("apple/coremltools", "docs-guides/source/mlmodel-utilities.md"),
-            Source("apple/ml-stable-diffusion", "README"),
+            Citation("apple/coremltools", "docs-guides/source/mlmodel-utilities.md"),
+            Citation("apple/ml-stable-diffusion", "README"),
         ),
         Scope("iOS 18 and older"),
         contested="coremltools pull request 2593 says 2 GB now",
@@ -113,7 +113,7 @@ RULES = (
         "if the program falls off the engine, split it",
         _large_file,
         "D",
-        (Source("john-rocky/CoreML-LLM", "docs/DECODE_STATE_LAYOUTS.md"),),
+        (Citation("john-rocky/CoreML-LLM", "docs/DECODE_STATE_LAYOUTS.md"),),
         contested="a 2.0 GB program is reported resident (videlalvaro/ane-book, experiment 26)",
     ),
     Rule(
@@ -124,9 +124,9 @@ RULES = (
         _small_file,
         "B",
         (
-            Source("videlalvaro/ane-book", "experiment 27"),
-            Source("751K", "notes/coreml_dispatch.md"),
-            Source("vx-lang/Vx", "issue 436"),
+            Citation("videlalvaro/ane-book", "experiment 27"),
+            Citation("751K", "notes/coreml_dispatch.md"),
+            Citation("vx-lang/Vx", "issue 436"),
         ),
         Scope("macOS 26 and 27", "M4"),
     ),
@@ -138,9 +138,9 @@ RULES = (
         _blockwise_scales,
         "A",
         (
-            Source("ANE compiler", 'message "ANE only support per-cout/per-tensor quantization"'),
-            Source("cadamcat/llms-on-apple-neural-engine", "findings/coreml-grouped-scale-cpu"),
-            Source("apple/coreai-models", "issue 279"),
+            Citation("ANE compiler", 'message "ANE only support per-cout/per-tensor quantization"'),
+            Citation("cadamcat/llms-on-apple-neural-engine", "findings/coreml-grouped-scale-cpu"),
+            Citation("apple/coreai-models", "issue 279"),
             _QUANTIZATION_DOC,
         ),
         Scope("iOS 18 and newer"),
@@ -152,7 +152,7 @@ RULES = (
         "verify the numbers on the device, or convert for iOS 18",
         _signed_affine,
         "D",
-        (Source("apple/coremltools", "pull request 2675, not merged"),),
+        (Citation("apple/coremltools", "pull request 2675, not merged"),),
         Scope("iOS 16 and 17"),
         contested="one unmerged pull request says GPU and engine mishandle it",
     ),
@@ -163,7 +163,7 @@ RULES = (
         "prefer int8 per output channel until this works on the device in question",
         _palettized,
         "C",
-        (Source("apple/coremltools", "issue 2716"), Source("videlalvaro/ane-book", "experiment 35")),
+        (Citation("apple/coremltools", "issue 2716"), Citation("videlalvaro/ane-book", "experiment 35")),
     ),
     Rule(
         "W10",
@@ -172,7 +172,7 @@ RULES = (
         "keep the lookup table in fp16 (no joint compression)",
         _integer_lut,
         "C",
-        (Source("john-rocky/CoreML-LLM", "ROUND8 probe"),),
+        (Citation("john-rocky/CoreML-LLM", "ROUND8 probe"),),
     ),
     Rule(
         "L1",
@@ -182,9 +182,9 @@ RULES = (
         _wide_head,
         "B",
         (
-            Source("0seba", "chunked_lm_head.py"),
-            Source("Anemll", "llama_model.py"),
-            Source("videlalvaro/ane-book", "journals 020, 021, 048"),
+            Citation("0seba", "chunked_lm_head.py"),
+            Citation("Anemll", "llama_model.py"),
+            Citation("videlalvaro/ane-book", "journals 020, 021, 048"),
         ),
         contested="that splitting works is agreed, that it is needed is not: 262144 channels ran in one convolution "
         "(john-rocky)",
