@@ -2,8 +2,8 @@
 
 A family (families/*.py for decoders, encoders/*.py) writes such a description from a Hugging Face config; everything
 else reads it and knows no family. `Graph`, `LayerSpec` and `EncoderIO` decide a program's graph, so together with the
-weights they decide its bytes. Decoders and encoders have their layers in common: an encoder's layers see the tokens of a pass
-where a decoder's see a cache, and it has `EncoderIO` where a decoder has an LM head.
+weights they decide its bytes. Decoders and encoders have their layers in common: an encoder's layers see the tokens of
+a pass where a decoder's see a cache, and it has `EncoderIO` where a decoder has an LM head.
 """
 
 from __future__ import annotations

@@ -158,11 +158,11 @@ import time
 from shardmill import cli
 from shardmill.commands import serve
 from shardmill.runtime.label import Reader
-from shardmill.runtime.program import begins
+from shardmill.runtime.loading import report_load
 from shardmill.serve import loading
 
 def stuck(*_):
-    begins("layers_00_02")
+    report_load("layers_00_02")
     print("loading", flush=True)
     time.sleep(3600)
 
